@@ -1,2 +1,13 @@
-"Speculative decoding: every way derived, run, and checked against its law"
+"Speculative decoding: every way derived, run, and checked against the law it promises"
+from importlib import import_module
+
 __version__ = "0.1.0"
+_CHAPTERS = "law chance tree target loop reject siblings lookup systems".split()  # those that need numpy alone
+
+
+def __getattr__(name):
+    "`specref.generate` and every other public name of the numpy chapters, found when first asked for"
+    if name.startswith("_"): raise AttributeError(name)
+    for chapter in _CHAPTERS:
+        if name in (module := import_module(f"specref.{chapter}")).__all__: return getattr(module, name)
+    raise AttributeError(f"module 'specref' has no attribute {name!r}")

@@ -26,6 +26,7 @@ def as_law(p, name="p", size=None):  # (V,) -> (V,)
     if wrong: raise ValueError(f"{name}: {wrong}")
     return a
 
+# %% ../nbs/00_law.ipynb #cc93d880
 def flaw(a, size=None, slack=1e-6):  # (V,) -> str
     "What keeps the array `a` from being a law on `size` tokens, in words; empty when nothing does"
     if a.ndim != 1 or not len(a): return f"got shape {a.shape}, wanted one axis of at least one token"
@@ -59,6 +60,7 @@ def overlap(p, q):  # (V,), (V,) -> scalar in [0, 1]
     paired(p, q)
     return np.minimum(p, q).sum()
 
+# %% ../nbs/00_law.ipynb #a8fbb3ea
 def d_lk(p, q):  # (V,), (V,) -> scalar in [0, 1]
     "The divergence of Leviathan et al., Definition 3.2"
     paired(p, q)
@@ -93,6 +95,7 @@ def warp(logits, temperature=1., top_k=None, top_p=None):  # (V,) -> (V,)
     w = w / w.sum()
     return w if top_p is None else nucleus(w, top_p)
 
+# %% ../nbs/00_law.ipynb #2efdff81
 def nucleus(p, top_p):  # (V,) -> (V,)
     "`p` cut down to its fewest, heaviest tokens that hold `top_p` of the mass"
     order = np.argsort(-p, kind="stable")

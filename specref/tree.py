@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INK', 'WORD', 'SHAPE', 'iid', 'without_replacement', 'points', 'in_turn', 'Tree', 'edge_laws', 'ancestor_mask',
            'positions', 'to_links', 'from_links', 'to_choices', 'from_choices', 'fates', 'draw_edge', 'draw_node',
-           'heights', 'Picture', 'picture']
+           'heights', 'Picture', 'picture', 'svg']
 
 # %% ../nbs/02_tree.ipynb #2e91da9a
 from html import escape
@@ -29,6 +29,7 @@ def without_replacement(q):
         return norm(np.array(untried, dtype=q.dtype) * (exact(1)[0] if q.dtype == object else 1.)) if any(untried) else None
     return draw
 
+# %% ../nbs/02_tree.ipynb #1d18edda
 def points(tokens, V, exact=False):
     "The given `tokens` in order, none of them random (retrieval, top-k, argmax)"
     def draw(earlier):
@@ -107,6 +108,7 @@ def to_links(parent):  # -> first_child, next_sibling
         last[u] = i
     return child, sibling
 
+# %% ../nbs/02_tree.ipynb #64d98b07
 def from_links(child, sibling):  # -> parent list
     "The parent list of first-child and next-sibling links"
     parent, todo = [-1] * len(child), [(0, child[0])]
@@ -118,6 +120,7 @@ def from_links(child, sibling):  # -> parent list
         todo += [(u, sibling[c]), (c, child[c])]
     return parent
 
+# %% ../nbs/02_tree.ipynb #dd8a7052
 def to_choices(parent):  # -> list of tuples
     "Medusa's list: for every node but the root, the ranks that lead to it"
     path, born = {0: ()}, {}
@@ -151,10 +154,11 @@ INK = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "C": "#33
 WORD = {"A": "accepted", "R": "rejected", "-": "not looked at"}
 SHAPE = {"A": '<circle r="13" fill="#d7f0de" stroke="{c}" stroke-width="2"/>',
          "R": '<rect x="-12" y="-12" width="24" height="24" fill="#fbe3e3" stroke="{c}" stroke-width="2"/><path d="M-12-12 12 12M-12 12 12-12" stroke="{c}" opacity=".35"/>',
-         "-": '<circle r="13" fill="none" stroke="{c}" stroke-dasharray="3 3"/>',
+         "-": '<circle r="13" fill="#fff" stroke="{c}" stroke-dasharray="3 3"/>',
          "Y": '<path d="M0-16 16 0 0 16-16 0Z" fill="#dfe6fa" stroke="{c}" stroke-width="2"/>',
          "C": '<rect x="-16" y="-12" width="32" height="24" rx="6" fill="#eee" stroke="{c}"/>'}
 
+# %% ../nbs/02_tree.ipynb #0bd35eae
 def draw_edge(a, b, fate):  # -> svg
     dashed = ' stroke-dasharray="4 3"' if fate in "-R" else ""
     return f'<path d="M{a[0]:g} {a[1]:g} {b[0]:g} {b[1]:g}" stroke="{INK[fate]}" fill="none"{dashed}/>'
@@ -176,21 +180,26 @@ def heights(tree):  # -> {node: row}
     place(0, 0)
     return row
 
+# %% ../nbs/02_tree.ipynb #b4492c1c
 class Picture(str):
     "An SVG drawing that Jupyter shows"
     def _repr_svg_(self): return str(self)
 
 def picture(tree, verdict=None, show=str):  # -> Picture
     "An SVG of `tree`, and of what `verdict` made of it; `show` turns a token id into text"
-    fate, row = ["C", *fates(tree, verdict and verdict.node)[1:]], heights(tree)
-    at = {i: (30 + 96*tree.depth[i], 30 + 46*row[i]) for i in row}
-    body = [draw_edge(at[tree.parent[i]], at[i], fate[i]) for i in range(1, len(tree))]
-    body += [draw_node(at[i], fate[i], show(tree.token[i]) if i else "ctx") for i in at]
+    row, names = heights(tree), ["ctx", *map(show, tree.token[1:])]
+    fate, at = ["C", *fates(tree, verdict and verdict.node)[1:]], {i: (30 + 96*tree.depth[i], 30 + 46*y) for i, y in row.items()}
+    body = [draw_edge(at[tree.parent[i]], at[i], fate[i]) for i in range(1, len(tree))] + [draw_node(at[i], fate[i], names[i]) for i in at]
+    told = "; ".join(f"{names[i]} {WORD[fate[i]]}" for i in range(1, len(tree)))
     if verdict:
-        to = at[verdict.node][0] + 96, at[verdict.node][1] + (40 + 46*(max(row.values()) - row[verdict.node]))*bool(tree.children(verdict.node))
-        body += [draw_edge(at[verdict.node], to, "Y"), draw_node(to, "Y", show(verdict.token))]
-    told = "; ".join(f"{show(tree.token[i])} {WORD[fate[i]]}" for i in range(1, len(tree))) + (f"; then {show(verdict.token)}" if verdict else "")
-    told = escape(f"Draft tree of {len(tree) - 1} nodes: {told}")
-    wide, high = 96*(max(tree.depth) + 2), 46*max(row.values()) + 100
+        x, y = at[verdict.node]
+        end = x + 96, 70 + 46*max(row.values()) if tree.children(verdict.node) else y
+        body, told = [draw_edge((x, y), end, "Y"), *body, draw_node(end, "Y", show(verdict.token))], f"{told}; then {show(verdict.token)}"
+    return svg(96*(max(tree.depth) + 2), 46*max(row.values()) + 100, f"Draft tree of {len(tree) - 1} nodes: {told}", body)
+
+# %% ../nbs/02_tree.ipynb #5370330d
+def svg(wide, high, told, body):  # -> Picture
+    "A drawing with its text alternative"
+    told = escape(told)
     return Picture(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high:g}" width="{wide}" height="{high:g}" role="img" '
                    f'aria-label="{told}" font-family="sans-serif" font-size="12"><title>{told}</title>{"".join(body)}</svg>')

@@ -1,8 +1,157 @@
 "What the tests share: the theorem marker, strategies for laws and models, statistics with stated error rates"
+from dataclasses import dataclass
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import chi2, ncx2
+
+from specref.chance import Uniforms
+from specref.law import exact, greedy, point, warp
+from specref.target import TableModel, random_table
 
 
 def proves(*anchors):
     "Marks a test as the evidence for the theorems with these anchors"
     return pytest.mark.proves(*anchors)
+
+
+def refuses(name, f, *args, **kw):
+    "Assert that `f` answers bad input with a `ValueError` whose message starts with the argument's name"
+    with pytest.raises(ValueError, match=rf"^{name}\b"): f(*args, **kw)
+
+
+# Laws: small whole numbers as fractions, with zeros, ties and point masses
+
+def laws(V, top=6): return st.lists(st.integers(0, top), min_size=V, max_size=V).filter(any).map(lambda w: exact(*w))
+
+sizes = st.integers(2, 5)
+
+
+def split(p, q):
+    "Two laws with disjoint supports: one keeps the even tokens, the other the odd ones"
+    even = np.arange(len(p)) % 2 == 0
+    return exact(*np.where(even, p + exact(1)[0], 0 * p)), exact(*np.where(even, 0 * q, q + exact(1)[0]))
+
+
+KINDS = {
+    "independent": lambda p, q: (p, q),
+    "equal": lambda p, q: (p, p),
+    "near": lambda p, q: (p, (10**9 * p + q) / Fraction(10**9 + 1)),
+    "disjoint": split,
+    "subset": lambda p, q: ((p + q) / Fraction(2), q),
+    "superset": lambda p, q: (p, (p + q) / Fraction(2)),
+    "reversed": lambda p, q: (p, p[::-1]),
+    "one-hot p": lambda p, q: (greedy(p), q),
+    "one-hot q": lambda p, q: (p, greedy(q)),
+}
+kinds = st.sampled_from(sorted(KINDS))
+
+
+@st.composite
+def pairs(draw, sizes=sizes):
+    "Two laws on one vocabulary, related in one of the ways of `KINDS`"
+    V = draw(sizes)
+    return KINDS[draw(kinds)](draw(laws(V)), draw(laws(V)))
+
+
+# Models: every law depends on the whole text
+
+seeds = st.integers(0, 10**6)
+
+
+def twins(kind, V, seed, zeros=True):
+    "A target and a draft whose laws after every text are related in the way `kind`"
+    a, b = random_table(V, 2*seed, zeros), random_table(V, 2*seed + 1, zeros)
+    both = lambda k: TableModel(V, lambda text: KINDS[kind](a.law(text), b.law(text))[k])
+    return both(0), both(1)
+
+
+def models(V=3):
+    "Pairs of a target and a draft on `V` tokens, the tables with and without zeros"
+    return st.builds(twins, kinds, st.just(V) if isinstance(V, int) else V, seeds, st.booleans())
+
+
+def constant(*weights): return TableModel(len(weights), lambda text: exact(*weights))
+
+
+def cold(model):
+    "The model at temperature 0"
+    return TableModel(model.V, lambda text: greedy(model.law(text)))
+
+
+def tempered(model, temperature):
+    "The model in float64, at a temperature"
+    def f(text):
+        with np.errstate(divide="ignore"): z = np.log(model.law(text).astype(float))
+        return warp(z, temperature)
+    return TableModel(model.V, f)
+
+
+CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # verification.md §17: the four-token pair of the book
+
+
+def killer():
+    "A target and a draft on three tokens that depend on the last one: the pair that kills every mutant tried"
+    def first_order(root, after):
+        law, turn = exact(*after), lambda k: np.roll(exact(*after), -k)
+        return TableModel(3, lambda text: exact(*root) if len(text) == 1 else turn(text[-1]))
+    return first_order((1, 1, 2), (3, 2, 1)), first_order((2, 1, 1), (6, 1, 23))
+
+
+# Randomness: written down, and taken away
+
+class Recorder(Uniforms):
+    "An rng that passes on the numbers of `rng` and notes them in `table` at a tape's addresses"
+    def __init__(self, rng, table, address=()): self.rng, self.table, self.address = rng, table, address
+    def at(self, i): return type(self.rng.at(i))(*(Recorder(r, self.table, (*self.address, i, name)) for r, name in zip(self.rng.at(i), ("draft", "judge"))))
+    def uniform(self, kind, at, key):
+        where = (*self.address, kind, at) if key is None else ("key", key)
+        assert key is not None or where not in self.table, f"asked twice at {where}"
+        return self.table.setdefault(where, self.rng.uniform(kind, at, key))
+
+
+# Statistics: every assertion says how often it is wrong, and what it cannot see
+
+ALPHA, MISS = 1e-9, 1e-3   # false alarm and miss, each assertion
+
+
+@dataclass(frozen=True)
+class GTest:
+    "`n` counts against a law: the statistic, its p-value, and the total variation that is missed once in 1/MISS"
+    n: int
+    cells: int
+    G: float
+    p_value: float
+    tv: float
+    @property
+    def fits(self): return self.p_value > ALPHA
+    def __str__(self): return f"n = {self.n:,}, {self.cells} cells, G = {self.G:.1f}, p-value {self.p_value:.2g}; sees a distance of {self.tv:.3f}"
+
+
+def pooled(want, n, least=50):
+    "Groups of outcomes with expected counts of at least `least` each: the small ones together"
+    big, small = [[k] for k, w in want.items() if n*w >= least], [k for k, w in want.items() if n*w < least]
+    while small and big and n*sum(want[k] for k in small) < least: small += big.pop(np.argmin([want[k[0]] for k in big]))
+    return big + [small] * bool(small)
+
+
+def detectable(n, df):
+    "The total variation that a G-test of `n` counts sees with power 1 - MISS: 2nKL >= 4n TV² is the noncentrality (Pinsker)"
+    limit = chi2.isf(ALPHA / 10, df)
+    return np.sqrt(brentq(lambda x: ncx2.cdf(limit, df, x) - MISS, 1e-3, 1e5) / (4*n))
+
+
+def g_test(counts, want):
+    "G-test of `counts` against the law `want`; ALPHA is tested at a tenth, since cells of 50 are not quite normal in the tail"
+    want = {k: float(w) for k, w in want.items() if w > 0}
+    n, impossible = sum(counts.values()), [k for k in counts if k not in want]
+    if impossible: return GTest(n, len(want), np.inf, 0., 0.)
+    groups = pooled(want, n)
+    seen, due = (np.array([sum(c.get(k, 0) for k in g) for g in groups]) for c in (counts, {k: n*w for k, w in want.items()}))
+    if len(groups) == 1: return GTest(n, 1, 0., 1., 0. if len(want) == 1 else 1.)
+    G = 2*sum(k*np.log(k/e) for k, e in zip(seen, due) if k)
+    hidden = sum(want[k] for g in groups if len(g) > 1 for k in g)   # a distance inside a pooled cell cannot be seen
+    return GTest(n, len(groups), G, min(1., 10*chi2.sf(G, len(groups) - 1)), detectable(n, len(groups) - 1) + hidden)

@@ -1,0 +1,63 @@
+# `make tour` and `make test` do all their own set-up: Python >= 3.11 and make are all they ask for
+PYTHON ?= python3
+WORKERS ?= 2
+NB ?= $(wildcard nbs/*.ipynb)
+OMP_NUM_THREADS ?= 2
+export OMP_NUM_THREADS
+PY := .venv/bin/python
+READY := .venv/.ready
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 10
+
+tour: $(READY)  ## decode real text with every system: certificate, acceptance, speed
+	$(PY) -m specref tour
+
+test: $(READY)  ## every test, the notebooks included
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
+
+lab: .venv/.lab  ## open the notebooks
+	$(PY) -m jupyterlab nbs
+
+train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
+	$(PY) -m specref train
+
+bench: $(READY)  ## measure this machine
+	$(PY) -m specref bench
+
+export: $(READY)  ## write specref/ from nbs/
+	.venv/bin/nbdev-export
+
+nbs: export  ## run the notebooks (or NB=nbs/05_reject.ipynb) and store their outputs in place
+	$(PY) tests/house.py run $(NB)
+
+compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the same sources
+	.venv-compat/bin/python tests/house.py compat
+
+clean:  ## remove what builds and tests leave; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
+	find specref tests -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help tour test lab train bench export nbs compat clean
+
+define venv
+@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
+@echo "setting up $(@D) ..."
+@$(PYTHON) -m venv $(@D)
+endef
+
+# torch first and by itself, at its pin: a range, or a resolver left to choose, may bring gigabytes of CUDA packages
+$(READY): pyproject.toml constraints.txt
+	$(venv)
+	$(PY) -m pip install -q -c constraints.txt setuptools torch
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[models,dev]'
+	@touch $@
+
+.venv/.lab: $(READY)
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[lab]'
+	@touch $@
+
+.venv-compat/.ready: Makefile
+	$(venv)
+	.venv-compat/bin/python -m pip install -q nbdev==2.4.14 'execnb<0.2' 'fastcore<2'
+	@touch $@

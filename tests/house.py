@@ -1,0 +1,321 @@
+"The house: notebooks read, run, exported and compared, and the rules they keep. `run` and `compat` are its two commands."
+import ast, configparser, difflib, json, math, os, re, shutil, subprocess, sys, tempfile, time, tomllib
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, CHAPTER, GPU_CHAPTER = 15, 120, 250  # lines of code: a function or exported cell; what a notebook exports
+BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # _modidx is nbdev's own index, written by every export and tracked by none
+PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'), language_info=dict(name='python'))
+LONG = re.compile(r'#\s*long:\s*\S')
+MACHINE = re.compile(r'(?<![\w.~])/(?:home|root|work|Users|opt|tmp|private)/\w|\w:\\Users|site[-]packages'
+                     r'|pypi[.](?:org|io)|[p]ythonhosted|download[.]pytorch|registry[.]npm|deb[.]debian')
+
+# -- Reading ---------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Notebook:
+    "A chapter as it is stored"
+    path: Path
+
+    @cached_property
+    def raw(self): return json.loads(self.path.read_text(encoding='utf-8'))
+    @cached_property
+    def cells(self): return [c | dict(source=''.join(c['source'])) for c in self.raw['cells']]
+    @property
+    def code(self): return [c for c in self.cells if c['cell_type'] == 'code']
+    @property
+    def exported(self): return [c for c in self.code if re.search(r'^#\|\s*export', c['source'], re.M)]
+    @property
+    def header(self): return next((c for c in self.code if '#|' in c['source'] and 'default_exp' in c['source']), None)
+    @property
+    def module(self): return self.header and re.search(r'default_exp:?\s*([\w.]+)', self.header['source'])[1]
+    @property
+    def order(self): return order(self.path.stem)
+
+def order(stem):
+    "A chapter's place, (number, letters): 21 < 21a < 21b < a chapter without a number"
+    m = re.match(r'(\d+)([a-z]*)_', stem)
+    return (int(m[1]), m[2]) if m else (math.inf, '')
+
+def notebooks(root=ROOT): return sorted(map(Notebook, (root/'nbs').glob('*.ipynb')), key=lambda nb: (nb.order, nb.path.stem))
+
+def modules(root=ROOT): return sorted(f for f in (root/'specref').rglob('*.py') if f.name not in BY_HAND)
+
+def parse(source):
+    "The syntax tree of a cell, magics and shell lines left out"
+    return ast.parse(re.sub(r'^(\s*)[%!].*', r'\1pass', source, flags=re.M))
+
+def text(x): return ''.join(x) if isinstance(x, list) else x
+
+def said(cell):
+    "What a cell puts out that must repeat: standard output, text of every kind, and that a picture is there"
+    for o in cell['outputs']:
+        if o['output_type'] == 'stream' and o['name'] == 'stdout': yield text(o['text'])
+        for kind, x in sorted(o.get('data', {}).items()): yield text(x) if kind.startswith('text/') else f'<{kind}>'
+
+# -- Running ---------------------------------------------------------------------------------------------------------------
+
+def run(path):
+    "The notebook run from top to bottom in a fresh kernel, always on one thread, and made plain"
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+    nbs, nb = Path(path).resolve().parent, nbformat.read(path, 4)
+    with tempfile.TemporaryDirectory() as home:
+        env = os.environ | dict(IPYTHONDIR=home, OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=str(nbs.parent),
+                                MPLBACKEND='module://matplotlib_inline.backend_inline')
+        sockets = Config(ConnectionFileMixin=dict(transport='ipc', ip=f'{home}/kernel'))  # files: two workers never race for a port
+        NotebookClient(nb, config=sockets, kernel_name='python3', timeout=120, record_timing=False, coalesce_streams=True,
+                       resources=dict(metadata=dict(path=str(nbs)))).execute(env=env)
+    return plain(nb)
+
+def plain(nb):
+    "The notebook without what differs from run to run: counts, times, standard error, the kernel's version"
+    nb.metadata = PLAIN
+    for c in nb.cells:
+        c.metadata = {k: v for k, v in c.metadata.items() if k == 'tags'}
+        if c.cell_type != 'code': continue
+        c.execution_count, c.outputs = None, [o for o in c.outputs if o.get('name') != 'stderr']
+        for o in c.outputs:
+            if 'execution_count' in o: o.execution_count = None
+    return nb
+
+def measured(cell): return 'measured' in cell['metadata'].get('tags', [])
+
+def store(path):
+    "Run a notebook and keep its outputs in place; a `measured` cell keeps the ones it has"
+    import nbformat
+    old = {c.id: c for c in nbformat.read(path, 4).cells}
+    nb = run(path)
+    for c in nb.cells:
+        if measured(c) and old[c.id].outputs: c.outputs = old[c.id].outputs
+    nbformat.write(nb, path)
+
+def changes(path):
+    "How a fresh run differs from the stored outputs, as a diff per cell"
+    for old, new in zip(Notebook(Path(path)).cells, run(path).cells, strict=True):
+        if new.cell_type == 'code' and not measured(new):
+            yield from diff(f'stored {new.id}', f'run {new.id}', ''.join(said(old)), ''.join(said(new)))
+
+# -- Exporting -------------------------------------------------------------------------------------------------------------
+
+def export(nbs, config, into, command):
+    "Export a copy of the notebooks, with that configuration alone beside it, by an `nbdev` command of this Python"
+    shutil.copytree(nbs, into/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
+    shutil.copy(config, into)
+    tool = Path(sys.executable).with_name(command)
+    env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}  # nbdev exports nothing where it stands
+    r = subprocess.run([tool], cwd=into, env=env, capture_output=True, text=True)
+    if r.returncode: raise RuntimeError(f'{command} failed:\n{r.stderr}')
+    return into/'specref'
+
+def sources(lib): return {f.relative_to(lib).as_posix(): f.read_bytes().decode() for f in modules(lib.parent)}
+
+def diff(a, b, old, new):
+    "The unified diff of two texts, without context"
+    return difflib.unified_diff(old.splitlines(), new.splitlines(), a, b, n=0, lineterm='')
+
+def disagreements(here, there, keep=lambda text: text):
+    "How the modules in one package differ from those in another"
+    a, b = sources(here), sources(there)
+    for f in sorted(a.keys() | b.keys()):
+        if f not in b: yield f'{f} comes from no notebook'
+        elif f not in a: yield f'{f} was never exported'
+        elif keep(a[f]) != keep(b[f]):
+            yield f'{f} is not what its notebook exports'
+            yield from diff(f'specref/{f}', f'notebook of {f}', keep(a[f]), keep(b[f]))
+
+def unmarked(text): return '\n'.join(l for l in text.splitlines() if not l.startswith('# %%'))
+
+def compat(root=ROOT):
+    "Whether this Python's nbdev 2, told `settings.ini` alone, exports the sources in the package"
+    with tempfile.TemporaryDirectory() as d:
+        lib = export(root/'nbs', root/'settings.ini', Path(d), 'nbdev_export')
+        exact, rest = list(disagreements(root/'specref', lib)), list(disagreements(root/'specref', lib, unmarked))
+        n = len(sources(lib))
+    print(*rest, sep='\n', end='\n'*bool(rest))
+    less = ', cell markers (`# %%` lines) left out' if exact and not rest else ''
+    print(f'nbdev 2 from settings.ini alone: {n} modules, {"different" if rest else "the same" + less}; {", ".join(sorted(BY_HAND))} not compared')
+    return bool(rest) or not n
+
+# -- Rules: each yields its complaints -------------------------------------------------------------------------------------
+
+def mirror(root=ROOT):
+    "`settings.ini`, `CITATION.cff` and `CHANGELOG.md` say what `pyproject.toml` and `__version__` say"
+    toml = tomllib.loads((root/'pyproject.toml').read_text())
+    proj, nbdev = toml['project'], toml['tool']['nbdev']
+    version = re.search(r'__version__ = "(.+)"', (root/nbdev['lib_path']/'__init__.py').read_text())[1]
+    want = dict(repo=proj['name'], lib_name=proj['name'], version=version, min_python=proj['requires-python'].lstrip('>='),
+        license={'Apache-2.0': 'apache2'}[proj['license']], description=proj['description'], keywords=' '.join(proj['keywords']),
+        author=proj['authors'][0]['name'], requirements=' '.join(proj['dependencies']),
+        **{k: nbdev[k] for k in ('lib_path', 'nbs_path', 'doc_path')}, update_pyproject=str(nbdev['update_pyproject']))
+    ini = configparser.ConfigParser(); ini.read(root/'settings.ini')
+    for k, v in want.items():
+        if ini['DEFAULT'].get(k) != v: yield f'settings.ini: {k} = {ini["DEFAULT"].get(k)}, pyproject.toml: {v}'
+    if f'\nversion: {version}\n' not in (root/'CITATION.cff').read_text(): yield f'CITATION.cff: version is not {version}'
+    if f'## {version}' not in (root/'CHANGELOG.md').read_text(): yield f'CHANGELOG.md: nothing about {version}'
+
+def imported(nodes, package='specref'):
+    "Every dotted name that these syntax nodes import, relative ones resolved in `package`"
+    for n in nodes:
+        if isinstance(n, ast.Import): yield from (a.name for a in n.names)
+        if isinstance(n, ast.ImportFrom):
+            parts = package.split('.')[:len(package.split('.')) - n.level + 1] if n.level else []
+            base = '.'.join(parts + [n.module]*bool(n.module))
+            yield base
+            yield from (f'{base}.{a.name}' for a in n.names)
+
+def package(file, root=ROOT): return '.'.join(file.relative_to(root).parent.parts)
+
+def upward(root=ROOT):
+    "Imports that do not run strictly downward in chapter number, in modules and in notebook cells"
+    nbs = notebooks(root)
+    at = {f'specref.{nb.module}': nb for nb in nbs if nb.module}
+    def trees(nb):
+        file = root/'specref'/f'{(nb.module or "").replace(".", "/")}.py'
+        if file.is_file(): yield ast.parse(file.read_text(encoding='utf-8')), package(file, root)
+        yield from ((parse(c['source']), 'specref') for c in nb.code)
+    for nb in nbs:
+        names = {name for tree, pkg in trees(nb) for name in imported(ast.walk(tree), pkg)}
+        for name in sorted(names & at.keys()):
+            if at[name].order >= nb.order: yield f'{nb.path.stem} imports {name}, which is {at[name].path.stem}'
+
+def eager(tree):
+    "The nodes that run when a module is imported: all but the insides of functions"
+    for n in ast.iter_child_nodes(tree):
+        yield n
+        if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
+
+def light(root=ROOT):
+    "The modules that need numpy alone to be imported"
+    needs = {'.'.join(f.relative_to(root).with_suffix('').parts): set(imported(eager(ast.parse(f.read_text(encoding='utf-8'))), package(f, root)))
+             for f in modules(root)}
+    ours = sys.stdlib_module_names | {'numpy', 'specref'}
+    heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
+    while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
+    return sorted(needs.keys() - heavy)
+
+def heavy(root=ROOT):
+    "Chapters a newcomer meets before any framework (00 to 06, the verifiers 10 to 19) that need more than numpy"
+    for nb in notebooks(root):
+        if nb.module and (nb.order[0] < 7 or 10 <= nb.order[0] < 20) and f'specref.{nb.module}' not in light(root):
+            yield f'{nb.path.stem} needs more than numpy'
+
+def counted(source):
+    "The numbers of the lines that count as code: neither blank nor directive, decorator or docstring"
+    tree, drop = parse(source), set()
+    for n in ast.walk(tree):
+        if ast.get_docstring(n) if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Module)) else None:
+            doc = n.body[0]
+            drop |= set(range(max(doc.lineno, getattr(n, 'lineno', 0) + 1), doc.end_lineno + 1))
+        for d in getattr(n, 'decorator_list', []): drop |= set(range(d.lineno, d.end_lineno + 1))
+    return {i for i, l in enumerate(source.splitlines(), 1) if l.strip() and not l.lstrip().startswith('#|')} - drop
+
+def functions(source):
+    "Each function with its lines of code and its text"
+    lines, code = source.splitlines(), counted(source)
+    for n in ast.walk(parse(source)):
+        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield n.name, len(code & set(range(n.lineno, n.end_lineno + 1))), '\n'.join(lines[n.lineno-1:n.end_lineno])
+
+def overlong(root=ROOT):
+    "Functions, exported cells and chapters that outgrow their page without a stated reason (`# long: why`)"
+    for f in (root/'specref').rglob('*.py'):
+        for name, n, body in functions(f.read_text(encoding='utf-8')):
+            if n > PAGE and not LONG.search(body): yield f'{f.relative_to(root)}: {name} has {n} lines of {PAGE}'
+    for nb in notebooks(root):
+        sizes = [len(counted(c['source'])) for c in nb.exported]
+        for c, n in zip(nb.exported, sizes):
+            whole = any(isinstance(s, ast.ClassDef) for s in parse(c['source']).body)
+            if n > PAGE and not whole and not LONG.search(c['source']): yield f'{nb.path.name}: cell {c.get("id")} exports {n} lines of {PAGE}'
+        most = GPU_CHAPTER if (nb.module or '').startswith('gpu.') else CHAPTER
+        if sum(sizes) > most and not LONG.search(nb.header['source']):
+            yield f'{nb.path.name} exports {sum(sizes)} lines of {most}; a reason stands as `# long: why` below `#| default_exp`'
+
+def shows(cell):
+    "Whether a cell must have put something out: it prints, or ends on a value that no call made"
+    body = parse(cell['source']).body
+    calls = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+    if any(getattr(c.func, 'id', '') in ('print', 'display') and 'file' not in [k.arg for k in c.keywords] for c in calls): return True
+    return bool(body) and isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, (ast.Call, ast.Constant)) \
+        and not cell['source'].rstrip().endswith(';')
+
+def untidy(root=ROOT):
+    "Notebooks that are not plain: no outputs, errors, machine paths, addresses, timings, other kernels, a name that is not their module's"
+    for nb in notebooks(root):
+        def bad(what, c=None): return f'{nb.path.name}{c and " cell " + str(c.get("id")) or ""}: {what}'
+        if len({c['id'] for c in nb.cells}) < len(nb.cells): yield bad('two cells share an id')
+        if nb.raw['metadata'] != PLAIN: yield bad('metadata is not that of a plain python3 notebook')
+        if nb.module and nb.path.stem.split('_', 1)[1] != nb.module.split('.')[-1]: yield bad(f'exports to {nb.module}')
+        if nb.code and not any(c['outputs'] for c in nb.code): yield bad('no output is stored')
+        for c in nb.cells:
+            if not set(c['metadata']) <= {'tags'}: yield bad(f'metadata {sorted(c["metadata"])}', c)
+            if c['cell_type'] == 'code': yield from (bad(what, c) for what in untidy_outputs(c))
+            if m := MACHINE.search(c['source']): yield bad(f'names a machine path or host: {m[0]}', c)
+
+def untidy_outputs(c):
+    "What is wrong with the stored outputs of one code cell"
+    out = ''.join(said(c))
+    if any(o['output_type'] == 'error' for o in c['outputs']): yield 'a stored error'
+    if any(o.get('name') == 'stderr' for o in c['outputs']): yield 'standard error is stored'
+    if shows(c) and not c['outputs']: yield 'shows something, and no output is stored'
+    if any(o.get('execution_count') for o in (c, *c['outputs'])): yield 'an execution count is stored'
+    if m := MACHINE.search(out) or re.search(r' at 0x[0-9a-f]{6,}', out): yield f'the output names this machine: {m[0]}'
+
+def tracked(root=ROOT):
+    "Files that git tracks or would"
+    r = subprocess.run(['git', 'ls-files', '-coz', '--exclude-standard'], cwd=root, capture_output=True, text=True, check=True)
+    return [root/f for f in r.stdout.split('\0') if f and (root/f).is_file()]
+
+def machine_words(root=ROOT):
+    "Machine paths and registry hosts in the text files of the repository; notebooks are read by `untidy`, `specref/data` is quoted text"
+    for f in tracked(root):
+        if f.suffix == '.ipynb' or root/'specref'/'data' in f.parents: continue
+        try: lines = f.read_text(encoding='utf-8').splitlines()
+        except UnicodeDecodeError: continue
+        for i, l in enumerate(lines, 1):
+            if m := MACHINE.search(l): yield f'{f.relative_to(root)}:{i}: {m[0]}'
+
+# -- Theorems and their tests ----------------------------------------------------------------------------------------------
+
+def anchors(root=ROOT):
+    "Each anchor of a statement in the notebooks, with its chapter"
+    found = [(a, nb.path.stem) for nb in notebooks(root) for c in nb.cells if c['cell_type'] == 'markdown'
+             for a in re.findall(r'<a id="((?:thm|lem|cor|prop|def)-[\w-]+)"', c['source'])]
+    return found
+
+def proofs(root=ROOT):
+    "Each anchor named by `@proves`, with the tests that carry it"
+    found = defaultdict(list)
+    for f in sorted((root/'tests').glob('test_*.py')):
+        for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
+            for d in getattr(n, 'decorator_list', []):
+                if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == 'proves':
+                    for a in d.args: found[ast.literal_eval(a)].append(f'tests/{f.name}::{n.name}')
+    return dict(found)
+
+def unproved(root=ROOT):
+    "Theorems, lemmas and corollaries that no test names; names of no theorem; anchors given twice; proofs that pytest would not collect"
+    stated, named = anchors(root), proofs(root)
+    names = [a for a, _ in stated]
+    for a, where in stated:
+        if names.count(a) > 1: yield f'{where}: the anchor {a} stands more than once'
+        if not a.startswith('def-') and a not in named: yield f'{where}: no test proves {a}'
+    for a, tests in named.items():
+        if a not in names: yield f'{tests[0]} proves {a}, which no notebook states'
+        yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
+
+# -- Commands --------------------------------------------------------------------------------------------------------------
+
+def main(command, *paths):
+    "`run NOTEBOOKS` stores outputs in place; `compat` exports with nbdev 2"
+    if command == 'compat': sys.exit(compat())
+    for p in sorted(map(Path, paths), key=lambda p: (order(p.stem), p.stem)):
+        start = time.perf_counter()
+        store(p)
+        print(f'{p}  {time.perf_counter() - start:.1f} s', flush=True)
+
+if __name__ == '__main__': main(*sys.argv[1:])
