@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['continuation', 'PromptLookup']
 
-# %% ../nbs/21_lookup.ipynb #89ac4872
+# %% ../nbs/21_lookup.ipynb #c2d84d12
 from dataclasses import dataclass
+from .law import at_least
 from .tree import Tree, points
 
 # %% ../nbs/21_lookup.ipynb #fff18e84
@@ -26,9 +27,7 @@ class PromptLookup:
     max_matching_ngram_size: int = 3
     num_draft_tokens: int = 10
     exact: bool = False
-    def __post_init__(self):
-        for name in ("max_matching_ngram_size", "num_draft_tokens"):
-            if getattr(self, name) < 1: raise ValueError(f"{name}: got {getattr(self, name)}, wanted a whole number >= 1")
+    def __post_init__(self): at_least(1, V=self.V, max_matching_ngram_size=self.max_matching_ngram_size, num_draft_tokens=self.num_draft_tokens)
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for i, x in enumerate(continuation(ctx, self.max_matching_ngram_size, self.num_draft_tokens)):

@@ -6,12 +6,13 @@
 __all__ = ['plain', 'Verdict', 'Round', 'Laps', 'rounds', 'learn', 'match', 'Text', 'generate', 'Step', 'clip', 'spoken',
            'check_call', 'Bar', 'Ledger', 'System', 'nothing', 'trace', 'loop_law']
 
-# %% ../nbs/04_loop.ipynb #ce5dba7e
+# %% ../nbs/04_loop.ipynb #f761bf99
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 import numpy as np
+from .law import at_least
 from .chance import Seeded, law_of, merged_law
 from .tree import Tree, fates, picture
 
@@ -113,7 +114,7 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
     if not ctx: raise ValueError("ctx: got an empty context, wanted at least one token")
     alien = [x for x in ctx if not 0 <= x < target.V]
     if alien: raise ValueError(f"ctx: got token {alien[0]}, wanted 0 <= token < {target.V}")
-    if not isinstance(n, (int, np.integer)) or n < 0: raise ValueError(f"n: got {n!r}, wanted a whole number >= 0")
+    at_least(0, n=n)
     for m in getattr(drafter, "models", ()):
         if m.V != target.V: raise ValueError(f"drafter: got a vocabulary of {m.V} tokens, wanted the target's {target.V}")
     return ctx

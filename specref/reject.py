@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['reject', 'Chain', 'accepted_at_least', 'capped_geometric', 'one_try']
 
-# %% ../nbs/05_reject.ipynb #7ab6276a
+# %% ../nbs/05_reject.ipynb #4bb050fe
 from dataclasses import dataclass
 from fractions import Fraction
 import numpy as np
-from .law import exact, overlap, residual, point
+from .law import at_least, exact, overlap, point, residual
 from .chance import law_of
 from .tree import Tree, iid
 from .target import Rows, target_law
@@ -31,8 +31,7 @@ class Chain:
     "A run of `gamma` tokens sampled from `model` (Leviathan et al., Algorithm 1); raises `ValueError` unless gamma >= 1"
     model: object
     gamma: int
-    def __post_init__(self):
-        if not isinstance(self.gamma, (int, np.integer)) or self.gamma < 1: raise ValueError(f"gamma: got {self.gamma!r}, wanted a whole number >= 1")
+    def __post_init__(self): at_least(1, gamma=self.gamma)
     @property
     def models(self): return (self.model,)
     def __call__(self, ctx, rng):

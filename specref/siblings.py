@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Branching']
 
-# %% ../nbs/11_siblings.ipynb #deee0344
+# %% ../nbs/11_siblings.ipynb #63f91d3d
 from dataclasses import dataclass
+from .law import at_least
 from .tree import Tree, without_replacement
 
 # %% ../nbs/11_siblings.ipynb #eb2c32c0
@@ -17,7 +18,8 @@ class Branching:
     shape: tuple
     draw: object = without_replacement
     def __post_init__(self):
-        if not self.shape or min(self.shape) < 1: raise ValueError(f"shape: got {self.shape}, wanted one or more whole numbers >= 1")
+        if not isinstance(self.shape, tuple) or not self.shape: raise ValueError(f"shape: got {self.shape!r}, wanted a tuple of whole numbers >= 1")
+        for k in self.shape: at_least(1, shape=k)
     @property
     def models(self): return (self.model,)
     def __call__(self, ctx, rng):

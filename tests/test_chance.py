@@ -71,9 +71,18 @@ def test_an_endless_enumeration_is_refused_with_the_count(walk):
     assert walk(toss, limit=3) == walk(toss)
     with pytest.raises(ValueError, match="^limit: walked 2 paths, 66.7% of the mass"): walk(toss, limit=2)
     def for_ever(rng):
-        while not rng.coin(1, of=2): pass
+        while rng.coin(1, of=2): pass
         return 1
     with pytest.raises(ValueError, match="^limit: walked 50 paths"): walk(for_ever, limit=50)
+
+
+@pytest.mark.xfail(strict=True, reason="the limit counts finished roads: a road without end is walked for ever (exercise 1 of chapter 01 hangs)")
+def test_a_road_without_end_is_refused():
+    def until_heads(rng):
+        for _ in range(2000):
+            if rng.coin(1, of=3): return 1
+        raise RuntimeError("walked 2,000 steps along one road")
+    with pytest.raises(ValueError, match="^limit"): law_of(until_heads, limit=100)
 
 
 def test_an_endless_loop_is_refused():

@@ -1,0 +1,70 @@
+"What every drafter, target and verifier must keep, as functions: a system that is listed inherits them"
+from collections import Counter
+from math import prod
+
+from specref.chance import Streams, law_of
+from specref.loop import clip
+from specref.target import target_law
+from specref.tree import Tree, edge_laws
+
+
+def drafter_contract(drafter, ctx):
+    "Every edge states its token's conditional law, a tree has the product of its edges, nothing carries over from call to call"
+    trees = law_of(lambda rng: drafter(ctx, rng))
+    for seen, stated, true in edge_laws(trees): assert stated == true, f"{seen}: stated {stated}, drawn from {true}"
+    for t, w in trees.items():
+        assert t.ctx == ctx and w == prod(t.law[i][t.token[i]] for i in range(1, len(t)) if t.law[i] is not None), t.key()
+    assert trees == law_of(lambda rng: drafter(ctx, rng))
+
+
+def target_contract(model, tree, same=lambda a, b: tuple(a) == tuple(b)):
+    "One pass over a tree gives what separate passes over its texts give, at every node; in any order of reading"
+    p = model(tree)
+    assert len(p) == len(tree)
+    for i in reversed(range(len(tree))): assert same(p[i], model(Tree(tree.text(i)))[0]), f"node {i}, text {tree.text(i)}"
+
+
+class Sealed:
+    "The rng of one side: it answers only while `open`"
+    def __init__(self, rng): self.rng, self.open = rng, True
+    def ask(self, how, *args, **kw):
+        assert self.open, "noise of the other side"
+        return getattr(self.rng, how)(*args, **kw)
+    def pick(self, *args, **kw): return self.ask("pick", *args, **kw)
+    def coin(self, *args, **kw): return self.ask("coin", *args, **kw)
+
+
+class Watched:
+    "Rows that remember what they were when first read"
+    def __init__(self, p): self.p, self.seen = p, {}
+    def __len__(self): return len(self.p)
+    def __getitem__(self, i):
+        if i not in self.seen: self.seen[i] = tuple(self.p[i])
+        return self.p[i]
+    def same(self): return all(tuple(self.p[i]) == row for i, row in self.seen.items())
+
+
+def judged(target, drafter, verify, ctx, rng):
+    "The tokens of one round, with everything that a verdict may not do asserted on the way"
+    sides = Streams(Sealed(rng), Sealed(rng))
+    tree = drafter(ctx, sides.draft)
+    sides.draft.open, key, p = False, tree.key(), Watched(target(tree))
+    verdict = verify(p, tree, sides.judge)
+    assert tree.key() == key and p.same(), "the judge changed what it was given"
+    assert all(tree.law[i] is not None for i in tree.ancestors(verdict.node)), "a probe was accepted"
+    assert 0 <= verdict.token < target.V
+    return verdict.tokens(tree)
+
+
+def continued(some, target, ctx, n):
+    "The law of `n` tokens that begin with a text of the law `some` and go on as the target does"
+    out = Counter()
+    for text, w in some.items():
+        for more, v in target_law(target, (*ctx, *text), n - len(text)).items(): out[text + more] += w*v
+    return out
+
+
+def verifier_contract(target, drafter, verify, ctx, n):
+    "One round and its continuation by the target have the law of the target, for any draft with honest edges"
+    some = law_of(lambda rng: clip(judged(target, drafter, verify, ctx, rng), n, ()))
+    assert continued(some, target, ctx, n) == target_law(target, ctx, n)

@@ -1,0 +1,60 @@
+"T1: the law of every listed system is the target law, as fractions: whole loops, merged loops, temperature 0"
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from helpers import cold, kinds, models, proves, seeds, twins
+from specref.chance import law_of
+from specref.loop import generate, loop_law
+from specref.systems import SYSTEMS
+from specref.target import target_law
+
+systems = pytest.mark.parametrize("name", SYSTEMS)
+contexts = st.sampled_from([(0,), (0, 1, 0), (1, 1, 2, 1), (2, 0, 1, 2, 0)])
+stops = st.sets(st.integers(0, 2), max_size=2)
+
+
+def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
+    "The law of `n` tokens by the system, as fractions, is the target law; whole roads are walked unless `merged`"
+    system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
+    if merged: law = loop_law(target, system.drafter, system.verify, ctx, n, stop)
+    else: law = law_of(lambda rng: generate(target, system.drafter, system.verify, ctx, n, rng, stop=stop))
+    want = target_law(target, ctx, n, stop)
+    assert law == want, max(want, key=lambda y: abs(law.get(y, 0) - want[y]))
+    assert sum(law.values()) == 1 and all(isinstance(w, type(want[y])) for y, w in law.items())
+
+
+@proves("thm-match", "thm-reject", "thm-siblings", "thm-lookup")
+@systems
+@settings(max_examples=10)
+@given(models(), contexts, stops, st.integers(1, 2), st.sampled_from([(1,), (2,), (1, 1)]))
+def test_whole_loops(name, pair, ctx, stop, gamma, shape):
+    "Every road of three tokens, V = 3, nothing merged: blocks of 2 and 3 tokens, so that the last is cut"
+    certify(name, *pair, ctx, 3, stop, gamma, shape, merged=False)
+
+
+@proves("thm-match", "thm-reject", "thm-siblings", "thm-lookup", "thm-merging", "thm-cutting")
+@systems
+@settings(max_examples=15)
+@given(models(st.integers(3, 5)), contexts, st.integers(1, 4), stops, st.integers(1, 3), st.sampled_from([(2,), (3,), (1, 2), (2, 1)]))
+def test_merged_loops(name, pair, ctx, n, stop, gamma, shape):
+    "Up to four tokens on vocabularies of 3 to 5, equal states merged"
+    certify(name, *pair, ctx, n, stop, gamma, shape)
+
+
+@systems
+@settings(max_examples=50)
+@given(models(), contexts, st.integers(1, 4), stops)
+def test_temperature_zero(name, pair, ctx, n, stop):
+    "Target and draft as point masses: one text, the greedy one, with probability 1; and a sampled draft for a greedy target"
+    target, draft = map(cold, pair)
+    assert len(target_law(target, ctx, n, stop)) == 1
+    certify(name, target, draft, ctx, n, stop, 3, (2, 2), merged=False)
+    certify(name, target, pair[1], ctx, n, stop, 2, (2, 1))
+
+
+@systems
+@settings(max_examples=20)
+@given(kinds, seeds, st.integers(4, 7))
+def test_longer_than_any_block(name, kind, seed, n):
+    "Several rounds, up to seven tokens on two: the merged law over many blocks"
+    certify(name, *twins(kind, 2, seed), (0, 1), n, (), 2, (2,))

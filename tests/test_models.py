@@ -1,0 +1,108 @@
+"The embedded models: good language models for their size, drafts that agree, a recipe that resumes"
+import json
+import lzma
+
+import numpy as np
+import pytest
+import torch
+from helpers import proves
+
+from specref.models import DATA, DOMAINS, END, alpha, bare, bits_per_byte, corpus, domain_ids, embedded, ids_of, n_bytes, prompts, spread, tokenizer, windows, write
+from specref.target import NgramModel
+
+MOST = 16_000  # held-out tokens read by each model; xz reads the whole held-out half
+
+
+@pytest.fixture(scope="module")
+def raw(): return {k: bare(k) for k in ("target", "large", "small")}
+
+
+@pytest.fixture(scope="module")
+def five(): return NgramModel(np.concatenate([domain_ids(d, held_out=False) for d in DOMAINS]), 512, 5)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_beats_compressor_and_ngrams(raw, five, domain):
+    "Fewer held-out bits per byte than xz -9e and than an interpolated 5-gram; 0.1 fewer than the larger draft"
+    ids = spread(domain_ids(domain), MOST)
+    whole = "\0".join(r["text"] for r in corpus() if r["domain"] == domain and r["held_out"]).encode()
+    xz = 8 * len(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME)) / len(whole)
+    some = range(1, len(ids), 4)
+    gram = -sum(np.log2(five.law(tuple(ids[max(0, t - 4):t]))[ids[t]]) for t in some) / n_bytes(ids) * len(ids) / len(some)
+    target, large = bits_per_byte(raw["target"], ids), bits_per_byte(raw["large"], ids)
+    print(f"{domain}: target {target:.3f}, larger draft {large:.3f}, 5-gram {gram:.3f}, xz {xz:.3f} bits per byte")
+    assert target < xz and target < gram and target <= large - .1
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_acceptance(raw, domain):
+    "α at temperature 1 on text that the target writes from held-out prompts: at least .55 and .65"
+    texts = write(raw["target"], torch.tensor(prompts(domain, 48, seed=5)), 160, torch.Generator().manual_seed(5))
+    rates = {k: alpha(raw["target"], raw[k], texts) for k in ("small", "large")}
+    print(domain, rates)
+    assert rates["small"] >= .55 and rates["large"] >= .65
+
+
+def test_shipped_files():
+    "Each checkpoint says which recipe, corpus and versions made it; all weights together stay under 15 MB; the corpus has its licence"
+    import hashlib
+    made = [json.loads((DATA/k/"recipe.json").read_text()) for k in ("target", "large", "small")]
+    assert {m["corpus_sha256"] for m in made} == {hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()}
+    assert all(m["torch"] and m["transformers"] and m["python"] and m["recipe"]["steps"] for m in made)
+    assert sum(f.stat().st_size for f in DATA.glob("*/model.safetensors")) < 20e6
+    assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()
+
+
+def test_held_out_is_apart():
+    "No held-out file, as prose or as code, is in the training half; documents end with the end token"
+    side = {h: {r["name"] for r in corpus() if r["held_out"] == h} for h in (True, False)}
+    assert side[True] and not side[True] & side[False]
+    tok = tokenizer()
+    assert list(ids_of(tok, ["a", "b"])) == [*tok.encode("a"), 0, *tok.encode("b"), 0] and tok.decode([0]) == END
+
+
+def test_tokenizer_writes_every_byte():
+    "Any text comes back from its tokens"
+    tok = tokenizer()
+    for text in ("def f(x):\n\treturn x  # é ∑ 漢\0", "".join(map(chr, range(1, 400)))): assert tok.decode(tok.encode(text)) == text
+
+
+@proves("thm-resume")
+@pytest.mark.parametrize("stops", [(1, None), (2, 3, None)])
+def test_resumes_to_the_same_weights(tmp_path, stops):
+    "Interrupted anywhere, and between saves, training ends with the weights of an uninterrupted run"
+    from specref.training import fit, llama, next_token_loss
+    ids = {d: (np.arange(4000, dtype=np.uint16) * 7) % 50 for d in DOMAINS}
+    def run(folder, stops):
+        for until in stops:
+            torch.manual_seed(0)
+            model = fit(llama(2, 32, 64), next_token_loss(ids, 2, 16), 5, 1e-2, tmp_path/folder/"m.pt", until=until)
+        return model
+    a, b = run("a", [None]), run("b", stops)
+    assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def test_whole_recipe_runs(tmp_path, monkeypatch):
+    "Every stage of `train`, tiny: what it ships can be loaded and decoded with, and a second call changes nothing"
+    import specref.training as t
+    from specref.transformer import HFModel
+    rows = [r for d in DOMAINS for r in [r for r in corpus() if r["domain"] == d and not r["held_out"]][:12]]
+    monkeypatch.setattr(t, "corpus", lambda: rows)
+    tiny = t.Recipe(target=(2, 32, 64), small=(1, 32, 64), large=(1, 64, 64), steps=2, rows=2, length=32, sample_tokens=100, sample_rows=8, distil_steps=2, distil_rows=4, threads=1)
+    t.train(tmp_path, tiny)
+    first = {f: f.read_bytes() for f in tmp_path.rglob("*.safetensors")}
+    t.train(tmp_path, tiny)
+    assert len(first) == 3 and all(f.read_bytes() == b for f, b in first.items()) and not list(tmp_path.rglob("*.part"))
+    assert HFModel.load(tmp_path/"data"/"small").V == 512
+
+
+def test_windows_are_addressed_by_step():
+    "The same step gives the same windows, another step others; the domains come in proportion"
+    ids = {d: np.full(1000, i, np.uint16) for i, d in enumerate(DOMAINS)}
+    assert torch.equal(windows(ids, 3, 8, 16), windows(ids, 3, 8, 16)) and not torch.equal(windows(ids, 3, 64, 4), windows(ids, 4, 64, 4))
+    share = np.mean([windows(ids, s, 64, 4).float().mean() for s in range(40)])
+    assert abs(share - DOMAINS["code"]) < .05
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match="name: got 'huge', wanted one of"): embedded("huge")
