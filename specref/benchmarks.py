@@ -31,9 +31,10 @@ class Inside:
 def hf_seconds(model, prompt, n, temperature, seed):
     "Seconds that transformers' own `generate` takes for `n` tokens"
     torch.manual_seed(seed)
+    model.generation_config.eos_token_id = None   # every run yields n tokens
     how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.) if temperature else dict(do_sample=False)
     then = perf_counter()
-    out = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=n, eos_token_id=[-1], pad_token_id=0, **how)
+    out = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=n, pad_token_id=0, **how)
     assert out.shape[1] == len(prompt) + n
     return perf_counter() - then
 
