@@ -21,11 +21,13 @@ class Streams(NamedTuple):
 
 class Branch:
     "An rng that replays `prefix`, then takes the first open road, noting those not taken"
-    def __init__(self, prefix=()): self.prefix, self.taken, self.mass, self.todo, self.cells = prefix, [], Fraction(1), [], {}
+    def __init__(self, prefix=(), limit=np.inf):
+        self.prefix, self.limit, self.taken, self.mass, self.todo, self.cells = prefix, limit, [], Fraction(1), [], {}
     def at(self, i): return Streams(self, self)
 
     def choose(self, weights):  # (k,) -> index
         i, live = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
+        if i >= self.limit: raise ValueError(f"limit: walked {i:,} forks along one path; wanted a program that ends, or a larger limit")
         if len(live) > 1:
             fresh = i >= len(self.prefix)
             if fresh: self.todo += [[*self.taken, k] for k in live[1:]]
@@ -70,7 +72,7 @@ def law_of(f, limit=LIMIT):
     while todo:
         if law.paths >= limit: raise ValueError(f"limit: walked {law.paths:,} paths, {float(sum(law.values())):.1%} of the mass, and more "
                                                 "remain; wanted fewer (a smaller vocabulary, fewer tokens) or a larger limit")
-        rng = Branch(todo.pop())
+        rng = Branch(todo.pop(), limit)
         out = f(rng)
         law[out] = law.get(out, 0) + rng.mass
         law.paths += 1

@@ -112,7 +112,7 @@ def nucleus(p, top_p):  # (V,) -> (V,)
 def check_warp(temperature, top_k, top_p):
     "Refuse options out of range with a `ValueError`"
     if not 0 <= temperature < np.inf: raise ValueError(f"temperature: got {temperature}, wanted a finite number >= 0")
-    if top_k is not None and not top_k >= 1: raise ValueError(f"top_k: got {top_k}, wanted None or a whole number >= 1")
+    if top_k is not None: at_least(1, top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1: raise ValueError(f"top_p: got {top_p}, wanted None or a number in (0, 1]")
 
 # %% ../nbs/00_law.ipynb #a279b74c

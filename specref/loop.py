@@ -15,6 +15,7 @@ import numpy as np
 from .law import at_least
 from .chance import Seeded, law_of, merged_law
 from .tree import Tree, fates, picture
+from .target import context
 
 # %% ../nbs/04_loop.ipynb #a854e3d1
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Text(tuple):
 def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress=False):
     "At most `n` new tokens after `ctx`, fewer if one is in `stop`; `watch(tokens)` is called every round; raises `ValueError`"
     ctx = check_call(target, drafter, ctx, n)
+    if not hasattr(stop, "__contains__"): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
+    if not hasattr(rng, "at"): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")
     out, ledger, bar = [], Ledger.open(target, drafter), Bar(n, progress)
     for round in rounds(target, drafter, verify, ctx, rng) if n else ():
         new = clip(round.tokens, n - len(out), stop)
@@ -110,14 +113,10 @@ def spoken(round):
 # %% ../nbs/04_loop.ipynb #af3f980d
 def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
     "The context as a tuple; raises `ValueError` naming the argument for an empty or alien context, a bad n, unequal vocabularies"
-    ctx = tuple(int(x) for x in ctx)
-    if not ctx: raise ValueError("ctx: got an empty context, wanted at least one token")
-    alien = [x for x in ctx if not 0 <= x < target.V]
-    if alien: raise ValueError(f"ctx: got token {alien[0]}, wanted 0 <= token < {target.V}")
     at_least(0, n=n)
-    for m in getattr(drafter, "models", ()):
-        if m.V != target.V: raise ValueError(f"drafter: got a vocabulary of {m.V} tokens, wanted the target's {target.V}")
-    return ctx
+    for m in (drafter, *getattr(drafter, "models", ())):
+        if getattr(m, "V", target.V) != target.V: raise ValueError(f"drafter: got a vocabulary of {m.V} tokens, wanted the target's {target.V}")
+    return context(target, ctx)
 
 class Bar:
     "A progress bar of tokens when wanted, else nothing"
@@ -141,7 +140,7 @@ class Ledger:
         own = {"target": target.meter, **{f"draft{i or ''}": m.meter for i, m in enumerate(getattr(drafter, "models", ()))}}
         return cls(meters={k: (m, m.copy()) for k, m in own.items()})
     def note(self, round, emitted):
-        depth = max(round.tree.depth)
+        depth = max((d for d, q in zip(round.tree.depth, round.tree.law) if q is not None), default=0)
         self.rounds.append((sum(q is not None for q in round.tree.law), depth, round.tree.depth[round.verdict.node], emitted, round.seconds))
     def close(self):
         self.models = {k: now - then for k, (now, then) in self.meters.items()}
@@ -165,7 +164,7 @@ class Ledger:
         "Share of rounds in which at least 1, 2, ... drafted tokens were accepted"
         return [sum(a >= i for a in self.column(2)) / len(self.rounds) for i in range(1, max(self.column(1), default=0) + 1)]
     @property
-    def seconds(self): return dict(zip(("draft", "target", "verify"), map(sum, zip(*self.column(4)))))
+    def seconds(self): return {k: sum(s[i] for s in self.column(4)) for i, k in enumerate(("draft", "target", "verify"))}
 
     def __repr__(self):
         rates = " ".join(f"{a:.3f}" for a in self.acceptance_rate_per_position)

@@ -19,7 +19,7 @@ SYSTEMS = {
     "speculative sampling": lambda draft, gamma=4, **kw: System(f"chain of {gamma}, reject", Chain(draft, gamma), reject, ("leviathan2023", "chen2023")),
     "sample and match": lambda draft, gamma=4, **kw: System(f"chain of {gamma}, match", Chain(draft, gamma), match, ("leviathan2023",)),
     "prompt lookup": lambda draft, exact=False, **kw: System("prompt lookup", PromptLookup(draft.V, exact=exact), reject, ("saxena2023",)),
-    "sampled tree": lambda draft, shape=(3, 2, 1, 1), **kw: System(f"tree {'×'.join(map(str, shape))}, reject", Branching(draft, shape), reject, ("jeon2024", "chen2024sequoia")),
+    "sampled tree": lambda draft, shape=(3, 1, 1), **kw: System(f"tree {'×'.join(map(str, shape))}, reject", Branching(draft, shape), reject, ("jeon2024", "chen2024sequoia")),
 }
 
 # %% ../nbs/60_systems.ipynb #bf0ed957

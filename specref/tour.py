@@ -93,9 +93,9 @@ def chapter(domain, temperature, runs):
     said = f"{same} of {len(STOPS) * len(plain)} runs wrote the text of plain decoding" if temperature == 0 else "sampled: each system writes its own text"
     return f"\n=== {domain}, temperature {temperature:g}: {said}\n{tok.decode(fast[0].text)[:300]}\n\n{HEAD}"
 
-# %% ../nbs/60a_tour.ipynb #246699ec
+# %% ../nbs/60a_tour.ipynb #31106018
 def plot(table, out):
-    "Bars of the measured speed-up, a dot for the predicted; returns the file's name"
+    "Bars of the measured speed-up, a dot for the predicted, in the folder `out`; returns the file's name"
     import matplotlib
     matplotlib.use("agg", force=False)
     import matplotlib.pyplot as plt

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INK', 'WORD', 'SHAPE', 'iid', 'without_replacement', 'points', 'in_turn', 'Tree', 'edge_laws', 'ancestor_mask',
-           'positions', 'to_links', 'from_links', 'to_choices', 'from_choices', 'fates', 'draw_edge', 'draw_node',
-           'heights', 'Picture', 'picture', 'svg']
+           'positions', 'check_parents', 'to_links', 'from_links', 'to_choices', 'from_choices', 'fates', 'draw_edge',
+           'draw_node', 'heights', 'Picture', 'picture', 'svg']
 
 # %% ../nbs/02_tree.ipynb #2e91da9a
 from html import escape
@@ -48,7 +48,7 @@ class Tree:  # long: a value and its ways of being read, each one line
         self.ctx = tuple(ctx)
         self.parent, self.token, self.law, self.depth, self.kids, self.draw = [-1], [None], [None], [0], [[]], {}
     def __len__(self): return len(self.parent)
-    def __eq__(self, other): return self.key() == other.key()
+    def __eq__(self, other): return isinstance(other, Tree) and self.key() == other.key()
     def __hash__(self): return hash(self.key())
     def key(self): return self.ctx, tuple(self.parent), tuple(self.token), tuple(q is None or tuple(q) for q in self.law)
 
@@ -70,10 +70,12 @@ class Tree:  # long: a value and its ways of being read, each one line
         return new
 
     def children(self, node): return self.kids[node]
-    def path(self, node):  # -> tokens
-        "The drafted tokens from the context down to `node`"
-        return () if node == 0 else (*self.path(self.parent[node]), self.token[node])
-    def ancestors(self, node): return () if node == 0 else (*self.ancestors(self.parent[node]), node)
+    def ancestors(self, node):  # -> nodes
+        "The nodes from below the context down to `node` itself"
+        up = []
+        while node: up.append(node); node = self.parent[node]
+        return tuple(reversed(up))
+    def path(self, node): return tuple(self.token[i] for i in self.ancestors(node))
     def text(self, node): return self.ctx + self.path(node)
 
 # %% ../nbs/02_tree.ipynb #b41f24c7
@@ -98,9 +100,15 @@ def positions(tree):  # -> (n,) int
     "The position in the text of each node's token; node 0 stands for the last token of the context"
     return len(tree.ctx) - 1 + np.array(tree.depth)
 
-# %% ../nbs/02_tree.ipynb #658ad828
+# %% ../nbs/02_tree.ipynb #603108ed
+def check_parents(parent):
+    "Refuse, with a `ValueError`, a list in which a node has no earlier parent"
+    wrong = [i for i, u in enumerate(parent) if not (u == -1 if i == 0 else 0 <= u < i)]
+    if wrong or not parent: raise ValueError(f"parent: got {list(parent)}, wanted -1 for node 0 and an earlier node for every other")
+
 def to_links(parent):  # -> first_child, next_sibling
     "First-child and next-sibling links of a parent list, -1 for none (the layout of SGLang's kernels)"
+    check_parents(parent := list(parent))
     child, sibling, last = [-1] * len(parent), [-1] * len(parent), {}
     for i, u in enumerate(parent[1:], 1):
         if u in last: sibling[last[u]] = i
@@ -108,9 +116,10 @@ def to_links(parent):  # -> first_child, next_sibling
         last[u] = i
     return child, sibling
 
-# %% ../nbs/02_tree.ipynb #64d98b07
+# %% ../nbs/02_tree.ipynb #a0e86f6c
 def from_links(child, sibling):  # -> parent list
     "The parent list of first-child and next-sibling links"
+    if not child or len(child) != len(sibling): raise ValueError(f"sibling: got {len(sibling)} links for {len(child)} nodes, wanted one each")
     parent, todo = [-1] * len(child), [(0, child[0])]
     while todo:
         u, c = todo.pop()
@@ -118,11 +127,13 @@ def from_links(child, sibling):  # -> parent list
         if not 0 < c < len(child) or parent[c] >= 0: raise ValueError(f"child: got a link to {c}, wanted each node from 1 to {len(child) - 1} once")
         parent[c] = u
         todo += [(u, sibling[c]), (c, child[c])]
+    if -1 in parent[1:]: raise ValueError(f"child: got no link to node {parent.index(-1, 1)}, wanted each node from 1 to {len(child) - 1} once")
     return parent
 
-# %% ../nbs/02_tree.ipynb #dd8a7052
+# %% ../nbs/02_tree.ipynb #54ab2d5d
 def to_choices(parent):  # -> list of tuples
     "Medusa's list: for every node but the root, the ranks that lead to it"
+    check_parents(parent := list(parent))
     path, born = {0: ()}, {}
     for i, u in enumerate(parent[1:], 1):
         path[i] = (*path[u], born.get(u, 0))
@@ -131,8 +142,10 @@ def to_choices(parent):  # -> list of tuples
 
 def from_choices(choices):  # -> parent list
     "The parent list of Medusa's choices, shortest first; raises `ValueError` when a node lacks its parent"
+    if () in (choices := [tuple(c) for c in choices]) or len(set(choices)) < len(choices):
+        raise ValueError(f"choices: got {choices}, wanted each node but the root once")
     at = {(): 0}
-    for c in sorted(map(tuple, choices), key=lambda c: (len(c), c)): at[c] = len(at)
+    for c in sorted(choices, key=lambda c: (len(c), c)): at[c] = len(at)
     lost = [c for c in at if c and c[:-1] not in at]
     if lost: raise ValueError(f"choices: got {lost[0]} without its parent {lost[0][:-1]}")
     return [-1] + [at[c[:-1]] for c in at if c]

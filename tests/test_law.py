@@ -225,7 +225,8 @@ def test_top_p_keeps_the_fewest(z, top_p):
 def test_ties():
     "At the k-th place all are kept; at the edge of top-p the lowest ids stay (transformers keeps others there)"
     assert tuple(warp([1, 1, 1, 0], top_k=2)) == pytest.approx((1/3, 1/3, 1/3, 0))
-    assert tuple(warp(np.zeros(64), top_p=.5)) == tuple(np.where(np.arange(64) < 32, 1/32, 0))
+    two = np.arange(200) % 2
+    assert np.flatnonzero(warp(1e3*two, top_p=.495)).tolist() == list(range(1, 100, 2))
 
 
 def test_extreme_logits():
@@ -259,5 +260,4 @@ def test_doors():
     for t in (0, -.1, 1.1, np.nan): refuses("top_p", warp, [0., 1.], 1, None, t)
 
 
-@pytest.mark.xfail(strict=True, reason="warp lets top_k=1.5 through to numpy, which raises a TypeError that names nothing")
 def test_top_k_is_whole(): refuses("top_k", warp, [0., 1., 2.], 1, 1.5)

@@ -136,11 +136,9 @@ def test_ngram_doors():
     for order in (0, -1): refuses("order", NgramModel, [0], 3, order)
 
 
-@pytest.mark.xfail(strict=True, reason="03_target: NgramModel lets this through, or fails without naming the argument")
 @pytest.mark.parametrize("name, args", [("V", ([], 0, 1)), ("order", ([0], 3, 1.5)), ("ids", ([.5], 3, 1)), ("ids", ([[0, 1]], 3, 1))])
 def test_more_ngram_doors(name, args): refuses(name, NgramModel, *args)
 
 
-@pytest.mark.xfail(strict=True, reason="03_target: target_law asks nothing of ctx and n")
 @pytest.mark.parametrize("name, args", [("ctx", ((5,), 1)), ("ctx", ((), 1)), ("n", ((0,), -1))])
 def test_target_law_doors(name, args): refuses(name, target_law, random_table(3, 0), *args)
