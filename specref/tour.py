@@ -32,12 +32,13 @@ class Stop:
 STOPS = [Stop("autoregressive"), *(Stop(r, d) for r in ("speculative sampling", "sample and match") for d in ("small", "large")),
          Stop("prompt lookup"), Stop("sampled tree", "small", 1.)]
 
-# %% ../nbs/60a_tour.ipynb #224d973e
+# %% ../nbs/60a_tour.ipynb #6362515a
 @dataclass
 class Run:
-    "One prompt decoded by one system: its text, ledger and seconds"
+    "One prompt decoded by one system, with its text and seconds"
     stop: Stop
     system: object
+    prompt: tuple
     text: tuple
     seconds: float
     @property
@@ -48,7 +49,7 @@ def decode(stop, temperature, prompt, n, seed):
     system, target = stop.build(temperature), embedded("target", temperature=temperature)
     then = perf_counter()
     text = system(target, prompt, n, Seeded(seed))
-    return Run(stop, system, text, perf_counter() - then)
+    return Run(stop, system, prompt, text, perf_counter() - then)
 
 # %% ../nbs/60a_tour.ipynb #b5dc8394
 def line(runs, plain):  # runs of one stop, the plain runs of the same prompts -> dict
@@ -57,7 +58,7 @@ def line(runs, plain):  # runs of one stop, the plain runs of the same prompts -
     tau = np.sum([l.num_emitted_tokens for l in led]) / np.sum([len(l.rounds) for l in led])
     one = np.median([p.text.ledger.seconds["target"] / len(p.text.ledger.rounds) for p in plain])
     calls = [l.models["draft"].calls if "draft" in l.models else 0 for l in led]
-    c = np.sum([l.seconds["draft"] for l in led]) / max(sum(calls), 1) / one
+    c = np.sum([l.seconds["draft"] for l in led]) / sum(calls) / one if sum(calls) else 0.
     return dict(system=runs[0].system.name, draft=runs[0].stop.draft, tokens_per_call=tau,
                 draft_acceptance_rate=sum(l.num_accepted_tokens for l in led) / max(sum(l.num_draft_tokens for l in led), 1),
                 c=c, predicted=tau / (1 + c * sum(calls) / sum(len(l.rounds) for l in led)),
@@ -91,7 +92,7 @@ def chapter(domain, temperature, runs):
     plain, fast, tok = runs[STOPS[0]], runs[STOPS[1]], tokenizer()
     same = sum(r.text == p.text for s in STOPS for r, p in zip(runs[s], plain))
     said = f"{same} of {len(STOPS) * len(plain)} runs wrote the text of plain decoding" if temperature == 0 else "sampled: each system writes its own text"
-    return f"\n=== {domain}, temperature {temperature:g}: {said}\n{tok.decode(fast[0].text)[:300]}\n\n{HEAD}"
+    return f"\n=== {domain}, temperature {temperature:g}: {said}\n{tok.decode(fast[0].prompt)[-80:]} | {tok.decode(fast[0].text)[:240]}\n\n{HEAD}"
 
 # %% ../nbs/60a_tour.ipynb #31106018
 def plot(table, out):
@@ -107,6 +108,7 @@ def plot(table, out):
         ax.plot([r["predicted"] for r in rows], range(len(rows)), "k.", label="predicted")
         ax.set(title=f"{kind[0]}, temperature {kind[1]:g}", xlabel="speed-up"); ax.axvline(1, color="k", lw=.5)
         if kind != kinds[0]: ax.set_yticklabels([])
+    axes[0].legend(frameon=False)
     Path(out).mkdir(parents=True, exist_ok=True)
     fig.savefig(path := Path(out) / "tour.png", dpi=120)
     return path
