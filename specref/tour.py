@@ -107,8 +107,7 @@ def plot(table, out):
         ax.barh([f"{r['system']} {r['draft']}" for r in rows], [r["speed_up"] for r in rows], color="#2a6fb0")
         ax.plot([r["predicted"] for r in rows], range(len(rows)), "k.", label="predicted")
         ax.set(title=f"{kind[0]}, temperature {kind[1]:g}", xlabel="speed-up"); ax.axvline(1, color="k", lw=.5)
-        if kind != kinds[0]: ax.set_yticklabels([])
-    axes[0].legend(frameon=False)
+        ax.legend(frameon=False) if kind == kinds[0] else ax.set_yticklabels([])
     Path(out).mkdir(parents=True, exist_ok=True)
     fig.savefig(path := Path(out) / "tour.png", dpi=120)
     return path
