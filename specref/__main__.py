@@ -1,19 +1,19 @@
 "`python -m specref tour | train | bench`"
 import argparse
+from importlib import import_module
+
+COMMANDS = {"tour": ("tour", "decode with every system and print the table"), "train": ("training", "train the embedded models"),
+            "bench": ("benchmarks", "measure speeds against their baselines")}   # command -> chapter, help
 
 
 def main():
-    "Run one of the library's commands"
+    "Run the function of the command's name in its chapter"
     parser = argparse.ArgumentParser(prog="specref", description="Speculative decoding: every way derived, run, and checked against its law")
     sub = parser.add_subparsers(dest="command", required=True)
-    for name, does in dict(tour="decode with every system and print the table", train="train the embedded models", bench="measure speeds against their baselines").items():
-        sub.add_parser(name, help=does).add_argument("--out", help="where to write", default=argparse.SUPPRESS)
+    for name, (_, does) in COMMANDS.items(): sub.add_parser(name, help=does).add_argument("--out", help="where to write", default=argparse.SUPPRESS)
     args = vars(parser.parse_args())
     command = args.pop("command")
-    if command == "tour": from specref.tour import tour as run
-    if command == "train": from specref.training import train as run
-    if command == "bench": from specref.benchmarks import bench as run
-    run(**args)
+    getattr(import_module(f"specref.{COMMANDS[command][0]}"), command)(**args)
 
 
 if __name__ == "__main__": main()

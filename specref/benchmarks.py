@@ -13,15 +13,15 @@ from time import perf_counter
 import numpy as np
 import torch
 from transformers.utils import logging
-from .chance import Seeded
 from .models import DOMAINS, bare, prompts
+from .training import whole
 from .tour import Stop, decode
 
-# %% ../nbs/62_benchmarks.ipynb #bfacbc18
+# %% ../nbs/62_benchmarks.ipynb #305e5616
 class Inside:
     "Seconds spent in the forward passes of the given torch models"
     def __init__(self, models):
-        self.seconds, self.depth = 0., 0
+        self.seconds = 0.
         self.hooks = [h for m in models for h in (m.register_forward_pre_hook(self.enter), m.register_forward_hook(self.leave))]
     def enter(self, *_): self.then = perf_counter()
     def leave(self, *_): self.seconds += perf_counter() - self.then
@@ -73,8 +73,7 @@ def machine():
 def bench(out="docs/benchmarks/spine.json"):
     "Run the benchmark, print its table, write it as JSON"
     got = spine()
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(json.dumps(got, indent=1) + "\n")
+    whole(out, lambda f: f.write_text(json.dumps(got, indent=1) + "\n"))
     print(text(got))
 
 def text(got):
