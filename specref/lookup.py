@@ -28,6 +28,8 @@ class PromptLookup:
     num_draft_tokens: int = 10
     exact: bool = False
     def __post_init__(self): at_least(1, V=self.V, max_matching_ngram_size=self.max_matching_ngram_size, num_draft_tokens=self.num_draft_tokens)
+    @property
+    def depth(self): return self.num_draft_tokens
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for i, x in enumerate(continuation(ctx, self.max_matching_ngram_size, self.num_draft_tokens)):

@@ -34,6 +34,8 @@ class Chain:
     def __post_init__(self): at_least(1, gamma=self.gamma)
     @property
     def models(self): return (self.model,)
+    @property
+    def depth(self): return self.gamma
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for i in range(self.gamma): tree.grow(i, iid(self.model(tree)[i]), rng)

@@ -22,6 +22,8 @@ class Branching:
         for k in self.shape: at_least(1, shape=k)
     @property
     def models(self): return (self.model,)
+    @property
+    def depth(self): return len(self.shape)
     def __call__(self, ctx, rng):
         tree, level = Tree(ctx), [0]
         for k in self.shape:

@@ -140,7 +140,7 @@ class CachedModel:  # long: one forward pass and its arguments
         wrong = refusal(model)
         if wrong: raise Unservable(f"model: got {type(model).__name__}, wanted one that a masked pass serves: {wrong}")
         config, self.table = model.config.get_text_config(decoder=True), model.get_input_embeddings()
-        self.V, self.layers, self.limit = model.get_output_embeddings().out_features, config.num_hidden_layers, limit(config)
+        self.V, self.layers, (self.most, self.why) = model.get_output_embeddings().out_features, config.num_hidden_layers, limit(config)
         self.model, self.keep, self.chunk = model.eval(), self.known(keep), chunk
         self.trie, self.memory, self.meter = Trie(), Memory(), Meter()
 
@@ -179,8 +179,7 @@ class CachedModel:  # long: one forward pass and its arguments
     def admit(self, tokens, length):
         alien = [x for x in tokens if not 0 <= x < self.table.num_embeddings]
         if alien: raise ValueError(f"token: got {alien[0]}, wanted 0 <= token < {self.table.num_embeddings}")
-        most, why = self.limit
-        if length > most: raise Unservable(f"ctx: got a text of {length} tokens, drafted ones included, wanted at most {most}: {why}")
+        if length > self.most: raise Unservable(f"ctx: got a text of {length} tokens, drafted ones included, wanted at most {self.most}: {self.why}")
     def known(self, layers):
         alien = [k for k in layers if not 0 <= k <= self.layers]
         if alien: raise ValueError(f"layers: got {alien[0]}, wanted 0 <= layer <= {self.layers}")

@@ -20,6 +20,11 @@ def proves(*anchors):
     return pytest.mark.proves(*anchors)
 
 
+def faithful(*systems):
+    "Marks a test of a property of these systems that a toy lacks"
+    return pytest.mark.faithful(*systems)
+
+
 def refuses(name, f, *args, **kw):
     "Assert that `f` answers bad input with a `ValueError` whose message starts with the argument's name"
     with pytest.raises(ValueError, match=f"^{name}: "): f(*args, **kw)

@@ -287,19 +287,19 @@ def anchors(root=ROOT):
              for a in re.findall(r'<a id="((?:thm|lem|cor|prop|def)-[\w-]+)"', c['source'])]
     return found
 
-def proofs(root=ROOT):
-    "Each anchor named by `@proves`, with the tests that carry it"
+def marked(mark, root=ROOT):
+    "Each name that stands in `@mark(...)`, with the tests that carry it"
     found = defaultdict(list)
     for f in sorted((root/'tests').glob('test_*.py')):
         for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
             for d in getattr(n, 'decorator_list', []):
-                if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == 'proves':
+                if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == mark:
                     for a in d.args: found[ast.literal_eval(a)].append(f'tests/{f.name}::{n.name}')
     return dict(found)
 
 def unproved(root=ROOT):
     "Theorems, lemmas and corollaries that no test names; names of no theorem; anchors given twice; proofs that pytest would not collect"
-    stated, named = anchors(root), proofs(root)
+    stated, named = anchors(root), marked('proves', root)
     names = [a for a, _ in stated]
     for a, where in stated:
         if names.count(a) > 1: yield f'{where}: the anchor {a} stands more than once'
@@ -307,6 +307,14 @@ def unproved(root=ROOT):
     for a, tests in named.items():
         if a not in names: yield f'{tests[0]} proves {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
+
+def unfaithful(root=ROOT):
+    "Systems without a test of a property that a toy lacks, and tests of systems that are not in the table"
+    file, tests = root/'specref/systems.py', marked('faithful', root)
+    tables = [n.value for n in ast.parse(file.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id == 'SYSTEMS'] if file.is_file() else []
+    systems = {k.value for t in tables for k in t.keys}
+    yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
+    yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in sorted(tests.keys() - systems))
 
 # -- Commands --------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import house, pytest
 from house import BY_HAND, PLAIN, ROOT, disagreements, export, light, notebooks, tracked
 
-RULES = house.mirror, house.upward, house.overlong, house.untidy, house.machine_words, house.unproved, house.heavy
+RULES = house.mirror, house.upward, house.overlong, house.untidy, house.machine_words, house.unproved, house.unfaithful, house.heavy
 
 def none(found, hint=''):
     found = list(found)
@@ -135,6 +135,8 @@ PLANTS = {
     'a theorem stated twice': (house.unproved, law(prose('<a id="thm-two"></a>'))),
     'a proof of nothing': (house.unproved, file('tests/test_b.py', '@proves("thm-ten")\ndef test_b(): pass')),
     'a proof that is no test': (house.unproved, file('tests/test_law.py', '@proves("thm-two")\ndef two(): pass')),
+    'a system without its test': (house.unfaithful, file('specref/systems.py', 'SYSTEMS = {"chain": None}')),
+    'a test of no system': (house.unfaithful, file('tests/test_b.py', '@faithful("chain")\ndef test_b(): pass')),
     'a framework in a first chapter': (house.heavy, file('specref/law.py', 'import torch')),
     'a framework behind a first chapter': (house.heavy, lambda root: (file('specref/big.py', 'import torch')(root), file('specref/law.py', 'from .big import x')(root))),
 }

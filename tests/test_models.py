@@ -82,13 +82,32 @@ def test_resumes_to_the_same_weights(tmp_path, stops):
     assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
 
 
+@proves("thm-deepen")
+@pytest.mark.parametrize("layers", [1, 3])
+def test_deepening_keeps_the_law_and_every_layer_learns(layers):
+    "Twice the layers give the same logits, bit for bit; the gradient reaches the new last matrices at once, and after one step everything"
+    from specref.training import deepen, llama, next_token_loss, one_step, optimiser
+    torch.manual_seed(layers)
+    shallow, x = llama(layers, 64, 96), torch.randint(0, 512, (2, 20))
+    deep = deepen(shallow)
+    assert deep.config.num_hidden_layers == len(deep.model.layers) == 2*layers
+    with torch.no_grad(): assert torch.equal(deep(x).logits, shallow(x).logits)
+    loss_of, opt = next_token_loss({d: np.arange(4000, dtype=np.uint16) % 50 for d in DOMAINS}, 2, 16), optimiser(deep, 1e-2, 0.)
+    loss_of(deep, 0).backward()
+    assert all(layer.self_attn.o_proj.weight.grad.abs().max() > 0 and layer.mlp.down_proj.weight.grad.abs().max() > 0 for layer in deep.model.layers)
+    opt.zero_grad()
+    before = {k: v.clone() for k, v in deep.state_dict().items()}
+    for step in range(2): one_step(deep, opt, loss_of, step, 1e-2)
+    assert all(not torch.equal(before[k], v) for k, v in deep.state_dict().items())
+
+
 def test_whole_recipe_runs(tmp_path, monkeypatch):
     "Every stage of `train`, tiny: what it ships can be loaded and decoded with, and a second call changes nothing"
     import specref.training as t
     from specref.transformer import HFModel
     rows = [r for d in DOMAINS for r in [r for r in corpus() if r["domain"] == d and not r["held_out"]][:12]]
     monkeypatch.setattr(t, "corpus", lambda: rows)
-    tiny = t.Recipe(target=(2, 32, 64), small=(1, 32, 64), large=(1, 64, 64), steps=2, rows=2, length=32, sample_tokens=100, sample_rows=8, distil_steps=2, distil_rows=4, threads=1)
+    tiny = t.Recipe(target=(2, 32, 64), small=(1, 32, 64), large=(1, 64, 64), steps=2, deep_steps=2, rows=2, length=32, sample_tokens=100, sample_rows=8, distil_steps=2, distil_rows=4, threads=1)
     t.train(tmp_path, tiny)
     first = {f: f.read_bytes() for f in tmp_path.rglob("*.safetensors")}
     t.train(tmp_path, tiny)

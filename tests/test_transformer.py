@@ -12,8 +12,10 @@ from transformers.masking_utils import eager_mask
 from helpers import proves
 from specref.chance import Seeded, distance, law_of
 from specref.law import warp
-from specref.loop import generate, match, nothing
+from specref.loop import generate, match, nothing, plain
+from specref.lookup import PromptLookup
 from specref.reject import Chain, reject
+from specref.siblings import Branching
 from specref.target import target_law
 from specref.transformer import HFModel, Memory, Trie, Unservable, common, visible
 from specref.tree import Tree
@@ -445,6 +447,18 @@ def test_lengths_are_limited():
     refused(AutoModelForCausalLM.from_config(transformers.GPTNeoConfig(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=9)), 9, "sliding window")
     rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.] * 4, long_factor=[2.] * 4, original_max_position_embeddings=9)
     refused(AutoModelForCausalLM.from_config(transformers.Phi3Config(**{**SMALL, "pad_token_id": 0}, num_key_value_heads=4, max_position_embeddings=64, original_max_position_embeddings=9, rope_parameters=rope)), 9, "other angles")
+
+
+@pytest.mark.parametrize("build", [lambda d: Chain(d, 4), lambda d: Branching(d, (2, 1, 1)), lambda d: PromptLookup(V, 2, 4)], ids=["chain", "tree", "lookup"])
+def test_the_last_position_can_be_reached(build):
+    "Where a draft no longer fits, the loop goes on without one: 12 positions hold every token but the last of 13"
+    model = bare("Llama", max_position_embeddings=12)
+    target, draft = HFModel(model, temperature=0), HFModel(model, temperature=0)
+    ctx = (1, 2, 1, 2)
+    long = generate(target, build(draft), reject, ctx, 9, Seeded(0))
+    assert long == generate(target, plain.drafter, match, ctx, 9, Seeded(0)) and len(long) == 9
+    assert long.ledger.num_accepted_tokens > 0 and long.ledger.column(0)[-1] == 0
+    with pytest.raises(Unservable, match="13 tokens"): generate(target, build(draft), reject, ctx, 10, Seeded(0))
 
 
 # ---- checkpoints and devices
