@@ -19,6 +19,9 @@ test: $(READY)  ## every test, the notebooks included
 lab: .venv/.lab  ## open the notebooks
 	$(PY) -m jupyterlab nbs
 
+site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
+	$(PY) docs/stage.py _site
+
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 
@@ -35,10 +38,10 @@ compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the sa
 	.venv-compat/bin/python tests/house.py compat
 
 clean:  ## remove what builds and tests leave; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
+	rm -rf _site build dist *.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test lab train bench export nbs compat clean
+.PHONY: help tour test lab site train bench export nbs compat clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -50,7 +53,7 @@ endef
 $(READY): pyproject.toml constraints.txt
 	$(venv)
 	$(PY) -m pip install -q -c constraints.txt setuptools torch
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[models,dev]'
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[models,dev,docs]'
 	@touch $@
 
 .venv/.lab: $(READY)

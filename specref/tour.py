@@ -15,8 +15,9 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 from .chance import Seeded
+from .certify import certificate
 from .models import DOMAINS, embedded, prompts, tokenizer
-from .systems import SYSTEMS, certificate
+from .systems import SYSTEMS
 
 # %% ../nbs/60a_tour.ipynb #952fb9ff
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 "What the tests share: the theorem marker, strategies for laws and models, statistics with stated error rates"
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2
 
+from specref.certify import ALPHA, MISS, detectable, g_test, pooled   # every statistical assertion says how often it is wrong, and what it cannot see
 from specref.chance import Uniforms
 from specref.law import exact, greedy, warp
 from specref.target import TableModel, random_table
@@ -118,51 +116,6 @@ class Recorder(Uniforms):
         where = (*self.address, kind, at) if key is None else ("key", key)
         assert key is not None or where not in self.table, f"asked twice at {where}"
         return self.table.setdefault(where, self.rng.uniform(kind, at, key))
-
-
-# Statistics: every assertion says how often it is wrong, and what it cannot see
-
-ALPHA, MISS = 1e-9, 1e-3   # false alarm and miss, each assertion
-
-
-@dataclass(frozen=True)
-class GTest:
-    "`n` counts against a law: the statistic, its p-value, and the total variation that is missed once in 1/MISS"
-    n: int
-    cells: int
-    G: float
-    p_value: float
-    tv: float
-    @property
-    def fits(self): return self.p_value > ALPHA / 10   # cells of 50 are not quite normal in the tail
-    def __str__(self): return f"n = {self.n:,}, {self.cells} cells, G = {self.G:.1f}, p-value {self.p_value:.2g}; sees a distance of {self.tv:.3f}"
-
-
-def pooled(want, n, least=50):
-    "Groups of outcomes with expected counts of at least `least` each: the small ones together"
-    big, small = [[k] for k, w in want.items() if n*w >= least], [k for k, w in want.items() if n*w < least]
-    while small and big and n*sum(want[k] for k in small) < least: small += big.pop(np.argmin([want[k[0]] for k in big]))
-    return big + [small] * bool(small)
-
-
-@cache
-def detectable(n, df):
-    "The total variation that a G-test of `n` counts sees with power 1 - MISS: 2nKL >= 4n TV² is the noncentrality (Pinsker)"
-    limit = chi2.isf(ALPHA / 10, df)
-    return np.sqrt(brentq(lambda x: ncx2.cdf(limit, df, x) - MISS, 1e-3, 1e5) / (4*n))
-
-
-def g_test(counts, want):
-    "G-test of `counts` against the law `want`"
-    want = {k: float(w) for k, w in want.items() if w > 0}
-    n, impossible = sum(counts.values()), [k for k in counts if k not in want]
-    if impossible: return GTest(n, len(want), np.inf, 0., 0.)
-    groups = pooled(want, n)
-    seen, due = (np.array([sum(c.get(k, 0) for k in g) for g in groups]) for c in (counts, {k: n*w for k, w in want.items()}))
-    if len(groups) == 1: return GTest(n, 1, 0., 1., 0. if len(want) == 1 else 1.)
-    G = 2*sum(k*np.log(k/e) for k, e in zip(seen, due) if k)
-    hidden = sum(want[k] for g in groups if len(g) > 1 for k in g)   # a distance inside a pooled cell cannot be seen
-    return GTest(n, len(groups), G, chi2.sf(G, len(groups) - 1), detectable(n, len(groups) - 1) + hidden)
 
 
 # Trees: shapes, and drafts with honest edges

@@ -1,13 +1,12 @@
 "T2: counts of whole continuations against the target law; every assertion says how often it is wrong and what it sees"
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import ALPHA, MISS, detectable, g_test, killer, pooled, random_table, seeds, tempered
+from helpers import g_test, killer, random_table, seeds, tempered
 from mutants import judge, redraw, siblings_by_p
-from specref.chance import Seeded, distance, stream
+from specref.chance import Seeded, distance
 from specref.loop import System, loop_law
 from specref.reject import Chain
 from specref.siblings import Branching
@@ -59,35 +58,3 @@ def test_a_wrong_system_is_rejected(name):
     report = g_test(counts(System(name, drafter, verify), target, 1, 6000), want)
     print(f"{name:28} off by {off:.3f}  {report}")
     assert off > report.tv and not report.fits, report
-
-
-# The test itself
-
-def test_error_rates():
-    "Under the law itself p-values are what they say; at the distance stated, misses are at most MISS (2,000 multinomial samples of each)"
-    rng, want = stream(7), {k: w for k, w in enumerate(np.array([8, 4, 2, 1, 1]) / 16)}
-    def runs(law, n=500): return [g_test(dict(enumerate(map(int, c))), want) for c in rng.multinomial(n, list(law.values()), 2000)]
-    p = np.array([r.p_value for r in runs(want)])
-    for level in (.01, .05, .5): assert abs((p < level).mean() - level) < 6*np.sqrt(level / 2000)
-    off = detectable(500, 4)
-    assert sum(r.fits for r in runs(nearby(want, off))) <= 2000*MISS + 6*np.sqrt(2000*MISS) and ALPHA <= 1e-9
-
-
-def test_what_it_sees_grows_with_n():
-    "The distance seen falls as 1/√n; a thousand cells cost a factor, not an order; the table of the dossier"
-    assert detectable(4000, 26) == pytest.approx(2*detectable(16000, 26)) and detectable(4000, 26) < detectable(4000, 1023)
-    for cells, n in ((2, 8.5e3), (16, 1.2e4), (32, 1.4e4), (1024, 4.8e4)): assert detectable(n, cells - 1) == pytest.approx(.05, rel=.06)
-
-
-def test_pooling():
-    "Every cell is due at least 50 counts, small ones share one, and what a shared cell could hide is added to the distance"
-    want = {0: .6, 1: .38, 2: .012, 3: .008}
-    assert pooled(want, 1000) == [[0], [2, 3, 1]] and pooled(want, 5000) == [[0], [1], [3, 2]] and pooled(want, 100_000) == [[0], [1], [2], [3]]
-    big = g_test({0: 3000, 1: 1900, 2: 100}, want)
-    assert big.cells == 3 and big.tv == pytest.approx(detectable(5000, 2) + .02)
-
-
-def test_the_impossible_is_not_pooled():
-    "One count of a text of probability zero fails at once, whatever the rest"
-    assert not g_test({0: 10**6, 1: 10**6, 2: 1}, {0: .5, 1: .5, 2: 0}).fits and not g_test({0: 99, (3,): 1}, {0: 1.}).fits
-    assert g_test({0: 5000, 1: 5000}, {0: .5, 1: .5, 2: 0}).fits and g_test({7: 100}, {7: 1}).fits

@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 
 from helpers import random_table
+from specref.certify import Certificate, certificate
 from specref.chance import Seeded
 from specref.loop import System, Verdict, plain
 from specref.reject import Chain
-from specref.systems import SYSTEMS, Certificate, certificate
+from specref.systems import SYSTEMS
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

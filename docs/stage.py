@@ -1,0 +1,203 @@
+"""Notebooks to book. `stage.py` writes README.md and its pictures from nbs/index.ipynb; `stage.py PLACE` builds the site there as well.
+
+Each notebook of nbs/ becomes one page, named as the chapter without its number: directives turn into cell tags, blockquoted
+theorems into numbered ones, `@proves` into a line below the theorem and below the code that cites it. conf.py reads `book.json` for the rest."""
+import ast, json, math, re, shutil, sys
+from functools import partial
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
+from house import Notebook, marked, notebooks, order, text
+
+PARTS = {'Foundations': 6, 'Models': 9, 'Verification': 19, 'Drafting': 39, 'GPU': 49, 'Reference': math.inf}  # the last chapter of each
+FRONT = 'index', 'first_hour', 'bring_your_own', 'symbols'
+ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
+KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
+EXPORTS, KNOWN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'echo', 'alt'}
+DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
+QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
+HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
+NAME = re.compile(r'(?![A-Z][a-z])[\w.-]*\w')
+MENTION = re.compile(rf'\b({"|".join(ENVS)})s? ({NAME.pattern}(?:(?:, | and ){NAME.pattern})*)')
+
+# -- What a chapter says and defines ---------------------------------------------------------------------------------------
+
+def number(stem): return m[1] if (m := re.match(r'(\d+[a-z]*)_', stem)) else ''
+
+def page(stem): return stem.removeprefix(f'{number(stem)}_')
+
+def directives(source): return dict(DIRECTIVE.findall(source))
+
+def signature(node):
+    "How a function is called or an object made, as written; nothing for a value, and for a class that is made as its base is"
+    if isinstance(node, ast.FunctionDef): return f'({ast.unparse(node.args)})'
+    body = getattr(node, 'body', ())
+    made = [ast.unparse(f.args).removeprefix('self').lstrip(', ') for f in body if isinstance(f, ast.FunctionDef) and f.name == '__init__']
+    start = {s.target.id: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', ast.unparse(s.value)) if s.value else '' for s in body if isinstance(s, ast.AnnAssign)}
+    if not body or not made and not start and node.bases: return ''
+    return f'({made[0] if made else ", ".join(f"{k}={v}" if v else k for k, v in start.items())})'
+
+def definitions(cell):
+    "Each public name that an exported cell defines: what it is, how it is called, what it does"
+    source = DIRECTIVE.sub('', cell['source'])
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign):
+            names = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+            said = re.search(r'\s\s# (.*)', source.splitlines()[node.end_lineno - 1])
+            kind, doc = 'data', said[1] if said else ''
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            kind, names, doc = ('class', 'function')[isinstance(node, ast.FunctionDef)], [node.name], ast.get_docstring(node) or ''
+        else: continue
+        yield from ((n, kind, signature(node), doc) for n in names if n[0] != '_')
+
+def statements(nb):
+    "Each statement with an anchor: its kind, its title and its anchor"
+    found = [HEAD.match(re.sub('^> ?', '', q)) for c in nb.cells if c['cell_type'] == 'markdown' for q in QUOTE.findall(c['source'])]
+    return [m.groups() for m in found if m and m[3]]
+
+def names(kind, title, anchor):
+    "What prose may call a statement: by its anchor (Theorem siblings) or by its number in the paper (Theorem 3.5)"
+    prefix, _, name = anchor.partition('-')
+    paper = re.search(r'(?:^|, )((?:[A-Z]\.)?\d[\d.]*)$', title or '')
+    return {f'{k} {n}' for k in (kind, KINDS.get(prefix, kind)) for n in (name, paper and paper[1]) if n}
+
+def mentions(said, known):
+    "Where a text names statements: (start, end, anchor), `Theorems reject, siblings` giving two"
+    for m in MENTION.finditer(said):
+        for i, n in enumerate(NAME.finditer(m[2])):
+            if anchor := known.get(f'{m[1]} {n[0]}'): yield (m.start(2) + n.start() if i else m.start()), m.start(2) + n.end(), anchor
+
+# -- Cells -----------------------------------------------------------------------------------------------------------------
+
+def proved(tests):
+    "The line that names the tests which prove something, each file once"
+    files = dict.fromkeys(t.partition('::')[0] for t in tests or ())
+    said = [f'`{f if i == 0 else ""}::{t}`' for f in files for i, t in enumerate(t.partition('::')[2] for t in tests if t.startswith(f'{f}::'))]
+    return f'\n\n{{.proved}}\nproved by {", ".join(said)}' if said else ''
+
+def theorem(quote, proofs):
+    "A blockquoted statement as a numbered one, with its tests; any other quote as it is"
+    body = re.sub(r'^> ?', '', quote[0], flags=re.M)
+    if not (m := HEAD.match(body)): return quote[0]
+    label = f':label: {m[3]}\n' if m[3] else ''
+    return f':::{{prf:{m[1].lower()}}} {m[2] or ""}\n{label}\n{body[m.end():].rstrip()}{proved(proofs.get(m[3]))}\n:::\n'
+
+def prose(source, nb, book):
+    "Markdown for the site: numbered title and theorems, links between chapters, brackets for citations, the moving figures"
+    md = QUOTE.sub(partial(theorem, proofs=book['proofs']), source)
+    md = re.sub(r'\A# ', f'# {number(nb.path.stem)} '.replace('  ', ' '), md)
+    md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', lambda m: m[1] if m[1] in book['statements'] else m[0], md)   # linked by its name
+    md = re.sub(r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)', r'{prf:ref}`\1 <\2>`', md)
+    md = re.sub(r'\]\((?:nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
+    md = re.sub(r'\(((?:{cite}`[\w,]+`(?:, )?)+)\)', r'\1', md)
+    return re.sub(r'<!-- figure: (\w+) -->', r'<figure class="moving" data-figure="\1">This figure moves where scripts are allowed.</figure>', md)
+
+def pictures(cell):
+    "What stands for each picture of a cell where it is not seen: `#| alt: ...`, or the title of a drawing"
+    for data in (o.get('data', {}) for o in cell['outputs']):
+        title = re.search('<title>(.*?)</title>', text(data.get('image/svg+xml', '')))
+        if any(k.startswith('image/') for k in data): yield directives(cell['source']).get('alt') or (title[1] if title else '')
+
+def staged(cell, nb, book):
+    "One cell as the cells of its page, none when it has nothing to show"
+    dirs = directives(cell['source'])
+    if cell['cell_type'] != 'code': return [cell | dict(source=prose(cell['source'], nb, book))]
+    if {'default_exp', 'hide'} & dirs.keys(): return []
+    shown = cell | dict(source=DIRECTIVE.sub('', cell['source']), metadata=dict(tags=list(cell['metadata'].get('tags', []))))
+    for alt in pictures(cell): shown['metadata']['mystnb'] = dict(image=dict(alt=alt or 'A plot of the numbers above'))
+    if dirs.get('echo') == 'false': shown['metadata']['tags'].append('remove-input')
+    if not EXPORTS & dirs.keys(): return [shown]
+    shown['metadata'] |= dict(tags=['export'], module=f'specref.{nb.module}', defines={n: kind for n, kind, *_ in definitions(cell)})
+    tests = {t: 1 for *_, anchor in mentions(cell['source'], book['statements']) for t in book['proofs'].get(anchor, [])}
+    return [shown] + [dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))] * bool(tests)
+
+def wordless(nbs):
+    "Pictures that nothing stands for where they are not seen"
+    for nb in nbs: yield from (f'{nb.path.name} cell {c["id"]}: a picture without words; `#| alt: ...` says what it shows' for c in nb.code if '' in pictures(c))
+
+# -- Pages -----------------------------------------------------------------------------------------------------------------
+
+def contents(nbs, pages):
+    "The table of contents, part by part; what has no number stands in front"
+    def tree(caption, docs): return '\n'.join(['```{toctree}', ':hidden:', *[f':caption: {caption}'] * bool(caption), '', *docs, '```'])
+    front = sorted((p for p in pages if p != 'index'), key=lambda p: (FRONT.index(p) if p in FRONT else 99, p))
+    yield tree('', front)
+    first = 0
+    for part, last in PARTS.items():
+        if docs := [page(nb.path.stem) for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]: yield tree(part, docs)
+        first = last + 1
+    yield tree('Look up', ['api', 'bibliography'])
+
+def api(nbs):
+    "The page of every public name"
+    yield '# Every public name\n\nEach name leads to the cell that defines it.'
+    for nb in nbs:
+        found = [d for c in nb.exported if nb.module for d in definitions(c)]
+        if found: yield f'\n## specref.{nb.module}\n\n| | |\n|---|---|'
+        for name, kind, sig, doc in found:
+            says = re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|')
+            yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`' + (f'`{sig}`' if sig else '').replace('|', r'\|') + f' | {says} |'
+
+def stage(out, root=ROOT):
+    "Write the sources of the site and say what is wrong with them"
+    nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
+    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={})
+    for nb in nbs:
+        if page(nb.path.stem) in book['pages'].keys() | pages | {'api', 'search'}: yield f'{nb.path.name}: another page has its name'
+        book['pages'][page(nb.path.stem)] = number(nb.path.stem)
+        for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
+        for c in nb.exported if nb.module else (): book['defined'] |= {f'specref.{nb.module}.{n}': page(nb.path.stem) for n, *_ in definitions(c)}
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for nb in nbs:
+        for c in nb.code:
+            if unknown := directives(c['source']).keys() - KNOWN - EXPORTS: yield f'{nb.path.name} cell {c["id"]}: no directive is called {", ".join(unknown)}'
+        cells = [s for c in nb.cells for s in staged(c, nb, book)]
+        if nb.path.stem == 'index':
+            loose = [page(n.path.stem) for n in nbs if n.order[0] == math.inf] + [p for p in pages if p != 'bibliography']
+            cells.append(dict(cell_type='markdown', id='contents', metadata={}, source='\n\n'.join(contents(nbs, loose))))
+        (out/f'{page(nb.path.stem)}.ipynb').write_text(json.dumps(nb.raw | dict(cells=cells)), encoding='utf-8')
+    for p in pages.values(): shutil.copy(p, out)
+    (out/'api.md').write_text('\n'.join(api(nbs)), encoding='utf-8')
+    (out/'book.json').write_text(json.dumps(book), encoding='utf-8')
+
+def site(place, root=ROOT, work=None):
+    "Stage and build; whatever is wrong with a notebook, and whatever Sphinx warns of, is an error at the end"
+    from sphinx.cmd.build import build_main
+    root, place, work = Path(root), Path(place), Path(work or Path(root)/'build'/'site')
+    wrong, silent = list(stage(work/'source', root)), list(wordless(notebooks(root)))
+    if (place/'objects.inv').is_file(): shutil.rmtree(place)   # an older build: pages that are gone must not stay
+    for w in wrong + silent: print('WARNING:', w, file=sys.stderr)
+    failed = build_main(['-q', '-W', '--keep-going', '-E', '-a', '-c', str(DOCS), '-d', str(work/'doctrees'), str(work/'source'), str(place)])
+    print(f'{len(list(place.glob("*.html")))} pages; open {place}/index.html')
+    return int(bool(failed or wrong or silent))
+
+# -- README ----------------------------------------------------------------------------------------------------------------
+
+def result(output, name):
+    "One stored output as Markdown, and the file that a drawing becomes"
+    data = output.get('data', {})
+    if svg := text(data.get('image/svg+xml', '')):
+        file = f'docs/images/{name}.svg'
+        return f'![{re.search("<title>(.*?)</title>", svg)[1]}]({file})', {file: svg + '\n'}
+    if 'text/markdown' in data: return text(data['text/markdown']), {}
+    return f'```\n{text(output.get("text") or data.get("text/plain") or "").rstrip()}\n```', {}
+
+def readme(root=ROOT):
+    "README.md and its pictures, {path: text}: prose as it is, shown code fenced, results below it"
+    parts, files = [], {}
+    for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
+        dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
+        if {'hide', 'default_exp'} & dirs.keys(): continue
+        if c['cell_type'] == 'markdown': parts.append(re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', source))
+        elif dirs.get('echo') != 'false': parts.append(f'```python\n{source}\n```')
+        for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
+            parts.append(md)
+            files |= more
+    return files | {'README.md': '\n\n'.join(parts) + '\n'}
+
+if __name__ == '__main__':
+    for file, content in readme().items(): (ROOT/file).write_text(content, encoding='utf-8')
+    if sys.argv[1:]: sys.exit(site(sys.argv[1]))
