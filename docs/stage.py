@@ -12,6 +12,7 @@ sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
 from house import Notebook, marked, notebooks, order, text
 
 PARTS = {'Foundations': 6, 'Models': 9, 'Verification': 19, 'Drafting': 39, 'GPU': 49, 'Reference': math.inf}  # the last chapter of each
+FIGURES = 'laws', 'cost'   # those of figures.js
 FRONT = 'index', 'first_hour', 'bring_your_own', 'symbols'
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
@@ -90,7 +91,7 @@ def prose(source, nb, book):
     md = re.sub(r'\A# ', f'# {number(nb.path.stem)} '.replace('  ', ' '), md)
     md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', lambda m: m[1] if m[1] in book['statements'] else m[0], md)   # linked by its name
     md = re.sub(r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)', r'{prf:ref}`\1 <\2>`', md)
-    md = re.sub(r'\]\((?:nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
+    md = paged(md)
     md = re.sub(r'\(((?:{cite}`[\w,]+`(?:, )?)+)\)', r'\1', md)
     return re.sub(r'<!-- figure: (\w+) -->', r'<figure class="moving" data-figure="\1">This figure moves where scripts are allowed.</figure>', md)
 
@@ -100,12 +101,19 @@ def pictures(cell):
         title = re.search('<title>(.*?)</title>', text(data.get('image/svg+xml', '')))
         if any(k.startswith('image/') for k in data): yield directives(cell['source']).get('alt') or (title[1] if title else '')
 
+def paged(md): return re.sub(r'\]\((?:nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
+
+def linked(output):
+    "An output whose Markdown links lead to pages"
+    data = output.get('data', {})
+    return output | dict(data=data | {'text/markdown': paged(text(data['text/markdown']))}) if 'text/markdown' in data else output
+
 def staged(cell, nb, book):
     "One cell as the cells of its page, none when it has nothing to show"
     dirs = directives(cell['source'])
     if cell['cell_type'] != 'code': return [cell | dict(source=prose(cell['source'], nb, book))]
     if {'default_exp', 'hide'} & dirs.keys(): return []
-    shown = cell | dict(source=DIRECTIVE.sub('', cell['source']), metadata=dict(tags=list(cell['metadata'].get('tags', []))))
+    shown = cell | dict(source=DIRECTIVE.sub('', cell['source']), outputs=[linked(o) for o in cell['outputs']], metadata=dict(tags=list(cell['metadata'].get('tags', []))))
     for alt in pictures(cell): shown['metadata']['mystnb'] = dict(image=dict(alt=alt or 'A plot of the numbers above'))
     if dirs.get('echo') == 'false': shown['metadata']['tags'].append('remove-input')
     if not EXPORTS & dirs.keys(): return [shown]
@@ -152,6 +160,8 @@ def stage(out, root=ROOT):
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs:
+        for name in re.findall(r'<!-- figure: (\w+) -->', ''.join(c['source'] for c in nb.cells)):
+            if name not in FIGURES: yield f'{nb.path.name}: no figure is called {name}'
         for c in nb.code:
             if unknown := directives(c['source']).keys() - KNOWN - EXPORTS: yield f'{nb.path.name} cell {c["id"]}: no directive is called {", ".join(unknown)}'
         cells = [s for c in nb.cells for s in staged(c, nb, book)]
@@ -176,13 +186,15 @@ def site(place, root=ROOT, work=None):
 
 # -- README ----------------------------------------------------------------------------------------------------------------
 
+def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md)
+
 def result(output, name):
     "One stored output as Markdown, and the file that a drawing becomes"
     data = output.get('data', {})
     if svg := text(data.get('image/svg+xml', '')):
         file = f'docs/images/{name}.svg'
         return f'![{re.search("<title>(.*?)</title>", svg)[1]}]({file})', {file: svg + '\n'}
-    if 'text/markdown' in data: return text(data['text/markdown']), {}
+    if 'text/markdown' in data: return relative(text(data['text/markdown'])), {}
     return f'```\n{text(output.get("text") or data.get("text/plain") or "").rstrip()}\n```', {}
 
 def readme(root=ROOT):
@@ -191,7 +203,7 @@ def readme(root=ROOT):
     for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
         dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
         if {'hide', 'default_exp'} & dirs.keys(): continue
-        if c['cell_type'] == 'markdown': parts.append(re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', source))
+        if c['cell_type'] == 'markdown': parts.append(relative(source))
         elif dirs.get('echo') != 'false': parts.append(f'```python\n{source}\n```')
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
             parts.append(md)

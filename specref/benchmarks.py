@@ -20,6 +20,8 @@ import torch
 import transformers
 from tqdm import tqdm
 from transformers.utils import logging
+
+# %% ../nbs/62_benchmarks.ipynb #ad749f0e
 from .chance import Seeded
 from .cost import measure
 from .law import at_least
@@ -71,6 +73,7 @@ def theirs(draft, how, temperature, prompt, n, seed):
                                   assistant_model=view(draft, **how) if draft else None, **sampled)
     assert out.shape[1] == len(prompt) + n
 
+# %% ../nbs/62_benchmarks.ipynb #771d31bd
 def view(name, **how):
     "An embedded model, its weights shared, with a generation configuration of its own that knows no end token"
     model = copy(bare(name))
@@ -143,6 +146,7 @@ def record(out="docs/benchmarks/embedded.json", laps=5, each=4, n=96, threads=1)
     whole(out, lambda f: f.write_text(json.dumps(got, indent=1) + "\n"))
     print(text(got))
 
+# %% ../nbs/62_benchmarks.ipynb #f20d5910
 def machine():
     "Processor, cores and system, in words"
     names = [l.split(":")[1].strip() for l in Path("/proc/cpuinfo").read_text().split("\n") if l.startswith("model name")] if Path("/proc/cpuinfo").exists() else []

@@ -43,9 +43,9 @@ class Certificate:
     @property
     def words(self):
         text, got, want = self.worst
-        found = (f"the law is the target's: equality of {self.texts} probabilities as fractions" if self.exact else
-                 f"the law is wrong: at TV {say(self.tv)} from the target's, most at the text {text}, which has {say(got)} and should have {say(want)}")
-        return f"{found} ({self.paths} paths); {say(self.tokens)} tokens a target call"
+        found = [f"the law is the target's: equality of {self.texts} probabilities as fractions ({self.paths} paths)"] if self.exact else [
+            f"the law is wrong: at TV {say(self.tv)} from the target's ({self.paths} paths)", f"most at the text {text}, which has {say(got)} and should have {say(want)}"]
+        return "\n".join([*found, f"{say(self.tokens)} tokens a target call"])
 
 # %% ../nbs/17_certify.ipynb #331768a1
 def exactly(system, target, ctx, n, stop):  # -> Certificate
@@ -193,7 +193,7 @@ class Evidence:
         t, (cell, due, seen) = self.test, self.worst
         found = "no difference seen" if self.passes else f"the law is wrong: {named(cell)} came {seen} times and was due {due:.1f} times"
         more = ", so small that more runs are called for" if self.passes and t.p_value < MISS else ""
-        lines = [f"{found}: {t.n:,} runs, {t.cells} cells, G = {t.G:.1f}, limit {t.limit:.1f} (false-alarm rate {self.alpha:.0e}), p-value {t.p_value:.2g}{more}"]
+        lines = [found, f"{t.n:,} runs, {t.cells} cells, G = {t.G:.1f}, limit {t.limit:.1f} (false-alarm rate {self.alpha:.0e}), p-value {t.p_value:.2g}{more}"]
         if self.passes: lines += [f"a difference of TV >= {t.tv:.3f} on the cells would have been seen with probability {1 - MISS}",
                                   f"{self.hidden:.0%} of the mass is in cells of several texts, and no difference inside a cell is seen"]
         if self.tokens: lines += ["{:.3f} ± {:.3f} tokens a target call".format(*self.tokens)]

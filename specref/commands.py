@@ -35,6 +35,7 @@ def tokenizer_of(target):
     try: return AutoTokenizer.from_pretrained(target)
     except Exception as e: raise ValueError(f"target: got {target!r}, wanted a checkpoint with a tokenizer ({type(e).__name__})") from e
 
+# %% ../nbs/63_commands.ipynb #7ead08d0
 def pair(target, draft, temperature):  # -> tokenizer, target, draft or None
     "The models of these names; without a target the embedded pair"
     check_warp(temperature, None, None)

@@ -224,7 +224,7 @@ def test_streams_have_their_own_noise():
 
 
 def test_draft_and_judge_are_independent():
-    "The joint law of both sides' first coins in two rounds, over 4,000 seeds"
+    "The joint law of both sides' first coins in two rounds, over 4,500 seeds"
     p = exact(1, 1)
     joint = lambda s: tuple(r.pick(p) for i in range(2) for r in Seeded(s).at(i))
     report = g_test(Counter(joint(s) for s in range(4500)), law_of(lambda rng: tuple(rng.pick(p) for _ in range(4))))

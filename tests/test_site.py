@@ -124,6 +124,7 @@ FAULTS = {   # planted -> what the build says of it
     'See [the cost](06_costs.ipynb).': r"law\.ipynb.*'costs\.ipynb'",
     'See [it](00_law.ipynb#thm-none).': "law.*'thm-none' not found",
     'As in {cite}`nobody1999`.': 'law.ipynb.*nobody1999',
+    '<!-- figure: none -->': '00_law.ipynb: no figure is called none',
     '### Three': r'law\.ipynb.*H1 to H3',
     '#| exprot\nx = 1': '00_law.ipynb.*no directive is called exprot',
 }
