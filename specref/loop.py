@@ -112,7 +112,8 @@ def spoken(round):
     tree, end = round.tree, round.verdict.node
     path = (0, *tree.ancestors(end))
     fate = ["A"] * (len(path) - 1) + ["Y" if tree.children(end) else "B"]
-    return [(float(np.log(float(round.p[u][x]))), f) for u, x, f in zip(path, round.tokens, fate)]
+    with np.errstate(divide="ignore"):   # a wrong judge may emit what the target cannot
+        return [(float(np.log(float(round.p[u][x]))), f) for u, x, f in zip(path, round.tokens, fate)]
 
 # %% ../nbs/04_loop.ipynb #af3f980d
 def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints

@@ -65,6 +65,13 @@ def test_import_is_quick_and_needs_numpy_alone():
     seconds, foreign = first_import(ROOT)
     assert not foreign and seconds <= .2, f'import specref takes {seconds:.2f} s and brings {foreign}'
 
+def test_a_name_means_one_thing():
+    "Whatever was imported before: the name of a chapter is the chapter, any other public name is what the chapter defines"
+    asks = 'assert specref.reject.__name__ == "specref.reject" and specref.certify.__name__ == "specref.certify" and specref.generate is specref.loop.generate'
+    for first in ('pass', 'from specref.reject import reject', 'import specref.certify', 'from specref import reject, Chain, generate'):
+        subprocess.run([sys.executable, '-c', f'import specref\n{first}\n{asks}'], cwd=ROOT, env=os.environ | dict(PYTHONPATH=str(ROOT)), check=True)
+    assert not hasattr(__import__('specref'), 'nonsense')
+
 # -- Teeth: a small house, sound until something is planted in it ----------------------------------------------------------
 
 def code(source, *outputs, **metadata):
