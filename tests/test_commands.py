@@ -1,5 +1,6 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
 import inspect
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,7 @@ from importlib import import_module
 import pytest
 
 from house import ROOT
+from specref import commands
 from specref.commands import COMMANDS, build, main, pair, verdict
 from specref.models import tokenizer
 from specref.systems import SYSTEMS
@@ -20,6 +22,19 @@ def run(capsys, *argv):
     return capsys.readouterr().out
 
 
+def letters(path, vocab_size=257, positions=64):
+    "A checkpoint in `path` whose tokenizer reads single bytes, and knows nothing of the embedded one"
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    signs = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"<{i}>" for i in range(vocab_size - 256))]
+    tok = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(signs)}, merges=[]))
+    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    torch.manual_seed(2)
+    llama(1, 32, 64, vocab_size, positions).save_pretrained(path)
+    PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     "A target and a draft in a folder, in the Hugging Face format, with the embedded tokenizer"
@@ -29,6 +44,9 @@ def folder(tmp_path_factory):
         torch.manual_seed(seed)
         llama(layers, 32, 64).save_pretrained(path/name)
         tokenizer().save_pretrained(path/name)
+    letters(path/"letters")
+    letters(path/"alike", vocab_size=512)
+    (path/"empty").mkdir()
     return path
 
 
@@ -62,6 +80,55 @@ def test_certify_counts_on_a_named_model(capsys):
     assert "equality of 11 probabilities" in said and "no difference seen" in said and "200 runs" in said
 
 
+def test_a_path_brings_its_own_tokenizer(folder):
+    "An absolute path is a checkpoint: its model is checked, and its own tokenizer reads the prompt"
+    tok, p, _ = pair(str(folder/"letters"), str(folder/"letters"), 0.)
+    assert len(tok.encode("abc")) == 3 and tok.decode(tok.encode("abc")) == "abc" and p.V == 257
+    assert len(tokenizer().encode("class")) < len(tok.encode("class"))
+
+
+def test_a_draft_with_other_words_is_told_of(capsys, folder):
+    "The law holds whatever the draft's tokenizer says, so it runs, with one line on standard error; the same words need none"
+    for name, lines in ("alike", 1), ("draft", 0):
+        main(["decode", "--prompt", "abc", "--n", "4", "--target", str(folder/"target"), "--draft", str(folder/name)])
+        said = capsys.readouterr()
+        assert "the texts are equal" in said.out and said.err.count("tokenizer is not the target's") == said.err.count("\n") == lines
+
+
+@pytest.mark.parametrize("prompt, n", [("a", 64), ("a" * 63, 2), ("a" * 60, 1)])
+def test_decode_reaches_the_last_position(capsys, folder, prompt, n):
+    "As many tokens as a model has positions for, and one line for one more"
+    own = "--target", str(folder/"letters"), "--draft", str(folder/"letters")
+    said = run(capsys, "decode", "--prompt", prompt, "--n", str(n), "--gamma", "1", *own)
+    assert "the texts are equal" in said and "predicted" in said
+    refused(capsys, "n: got 65, wanted at most 64", "decode", "--prompt", "a", "--n", "65", *own)
+
+
+def test_what_is_said_last_agrees_with_what_was_measured(capsys):
+    "One measured speed-up, also where the last round is cut"
+    said = run(capsys, "decode", "--prompt", "The", "--n", "4", "--gamma", "20", "--draft", "target")
+    assert said.split("speed-up ")[1].split()[0] == said.strip().split("\n")[-1].split()[0]
+
+
+def refused(capsys, words, *argv):
+    "One line on standard error that has these words, nothing on standard output, exit status 2"
+    with pytest.raises(SystemExit) as end: main(list(argv))
+    said = capsys.readouterr()
+    assert end.value.code == 2 and not said.out and words in said.err
+    assert said.err.startswith("specref") and said.err.count("\n") == 1
+
+
+def test_models_that_cannot_be_had(capsys, folder, tmp_path):
+    "Each refusal names the argument that was wrong"
+    letters, target, empty = (str(folder/x) for x in ("letters", "target", "empty"))
+    refused(capsys, "draft: got a vocabulary of 257 tokens, wanted the target's 512", "decode", "--prompt", "x", "--target", target, "--draft", letters)
+    refused(capsys, "draft: got a vocabulary of 512 tokens, wanted the target's 257", "bench", "--target", letters, "--draft", target)
+    refused(capsys, "target: got '", "decode", "--prompt", "x", "--target", empty, "--draft", "small")
+    refused(capsys, "draft: got '", "decode", "--prompt", "x", "--draft", empty)
+    for role in "target", "draft":
+        for command in ("decode", "--prompt", "x"), ("bench",), ("certify",): refused(capsys, f"{role}: got ''", *command, f"--{role}", "")
+
+
 BAD = {
     "gamma": ("decode", "--prompt", "x", "--gamma", "0"),
     "n": ("decode", "--prompt", "x", "--n", "-1"),
@@ -77,21 +144,59 @@ BAD = {
     "invalid choice": ("fly",),
     "unrecognized arguments": ("tour", "--speed", "9"),
     "runs": ("certify", "--runs", "0"),
+    "n: got 600": ("decode", "--prompt", "x", "--n", "600"),
+    "n: got 300": ("bench", "--prompt", "x", "--n", "300"),
+    "n: got 700": ("certify", "--target", "small", "--system", "autoregressive", "--n", "700"),
+    "gamma: got 600": ("decode", "--prompt", "x", "--gamma", "600"),
+    "prompt: got 0 tokens": ("bench", "--prompt", ""),
+    "prompt: got 600 tokens": ("decode", "--prompt", "\x01" * 600),
+    "prompt: got 'a\\udcff'": ("decode", "--prompt", "a\udcff"),
+    "prompt: got 0": ("certify", "--target", "small", "--system", "autoregressive", "--prompt", ""),
+    "runs: got 1": ("certify", "--target", "small", "--system", "autoregressive", "--runs", "1"),
+    "draft: got none": ("certify", "--target", "small"),
+    "temperature: got nan": ("decode", "--prompt", "x", "--temperature", "nan"),
+    "temperature: got inf": ("bench", "--temperature", "inf"),
+    "argument --out: got '', wanted a folder": ("tour", "--out", ""),
+    "wanted a folder that can be written": ("train", "--out", f"{__file__}/below"),
+    "wanted the name of a file": ("record", "--out", str(ROOT)),
 }
 
 
 @pytest.mark.parametrize("named", BAD)
-def test_a_bad_value_is_one_line_and_status_2(capsys, named):
-    with pytest.raises(SystemExit) as end: main(BAD[named])
-    said = capsys.readouterr()
-    assert end.value.code == 2 and not said.out
-    assert said.err.startswith("specref") and said.err.count("\n") == 1 and named in said.err
+def test_a_bad_value_is_one_line_and_status_2(capsys, named): refused(capsys, named, *BAD[named])
 
 
 def test_a_draft_is_asked_for_by_name(capsys, folder):
     for argv in ("decode", "--prompt", "x"), ("bench",):
         with pytest.raises(SystemExit) as end: main((*argv, "--target", str(folder/"target")))
         assert end.value.code == 2 and "draft: got none, wanted a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", ["\n\n", " ", "Größe ☃ 日本語", "-x", 'tab\t"q"'])
+def test_a_prompt_is_printed_as_it_was_given(capsys, prompt):
+    said = run(capsys, "decode", "--n", "2", "--system", "autoregressive", f"--prompt={prompt}")
+    assert said.startswith(f"--- plain\n{prompt}") and f"--- autoregressive\n{prompt}" in said
+
+
+def test_a_reader_that_leaves_and_a_hand_that_stops(monkeypatch, capsys):
+    "A closed pipe ends a command without a word; an interrupt ends it with one line"
+    here, there = os.pipe()
+    os.close(here)
+    done = subprocess.run([sys.executable, "-m", "specref", "certify", "--system", "autoregressive"], cwd=ROOT, stdout=there, stderr=subprocess.PIPE, text=True)
+    os.close(there)
+    assert done.returncode == 141 and not done.stderr
+    def stopped(**given): raise KeyboardInterrupt
+    monkeypatch.setattr(commands, "bench", stopped)
+    with pytest.raises(SystemExit) as end: main(["bench"])
+    assert end.value.code == 130 and capsys.readouterr().err == "\nspecref: bench: stopped\n"
+
+
+def test_help_tells_the_defaults(capsys):
+    "They are read from the functions"
+    with pytest.raises(SystemExit): main(["decode", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    usual = inspect.signature(commands.decode).parameters
+    assert f"how many new tokens ({usual['n'].default})" in said and f"({usual['system'].default})" in said and "None" not in said
 
 
 def test_every_option_is_an_argument():
@@ -102,7 +207,7 @@ def test_every_option_is_an_argument():
 
 
 def test_what_a_comparison_says():
-    assert verdict((1, 2), (1, 2), 0) == "the texts are equal, 2 tokens"
+    assert verdict((1, 2), (1, 2), 0) == "the texts are equal, 2 tokens" and verdict((1,), (1,), 0) == "the texts are equal, 1 token"
     assert "part at token 1" in verdict((1, 2), (1, 3), 0) and "part at token 2" in verdict((1, 2), (1, 2, 3), 0)
     assert verdict((1,), (2,), .5).startswith("sampled")
 
