@@ -136,7 +136,7 @@ BAD = {
     "temperature": ("decode", "--prompt", "x", "--temperature", "-1"),
     "prompt": ("decode", "--prompt", ""),
     "system": ("decode", "--prompt", "x", "--system", "magic"),
-    "path": ("decode", "--prompt", "x", "--draft", "no/such/folder"),
+    "draft: got 'no/such/folder'": ("decode", "--prompt", "x", "--draft", "no/such/folder"),
     "target": ("decode", "--prompt", "x", "--target", "no/such/folder"),
     "--n": ("decode", "--prompt", "x", "--n", "many"),
     "--prompt": ("decode",),
