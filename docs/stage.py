@@ -87,7 +87,8 @@ def theorem(quote, proofs):
 
 def prose(source, nb, book):
     "Markdown for the site: numbered title and theorems, links between chapters, brackets for citations, the moving figures"
-    md = QUOTE.sub(partial(theorem, proofs=book['proofs']), source)
+    md = re.sub(r'^((?:> )?)(\$\$.+\$\$[.,;]?)$', r'\1\n\1\2\n\1', source, flags=re.M)   # a formula is a paragraph
+    md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
     md = re.sub(r'\A# ', f'# {number(nb.path.stem)} '.replace('  ', ' '), md)
     md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', lambda m: m[1] if m[1] in book['statements'] else m[0], md)   # linked by its name
     md = re.sub(r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)', r'{prf:ref}`\1 <\2>`', md)

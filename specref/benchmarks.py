@@ -133,8 +133,8 @@ def large(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):
     seconds, share = np.median(seen[2:], axis=0)
     return dict(parameters=sum(w.numel() for w in target.parameters()), ms_a_round=1e3 * float(seconds), outside=float(share))
 
-# %% ../nbs/62_benchmarks.ipynb #b27e49a8
-def record(out="docs/benchmarks/embedded.json", laps=5, each=4, n=96, threads=1):
+# %% ../nbs/62_benchmarks.ipynb #86c92364
+def record(out="docs/benchmarks/embedded.json", laps=5, each=8, n=96, threads=1):
     "Run the whole benchmark, print its table, write it as JSON; raises `ValueError`"
     at_least(1, laps=laps, each=each, n=n, threads=threads)
     torch.set_num_threads(threads); logging.disable_progress_bar(); logging.set_verbosity_error()
@@ -152,14 +152,14 @@ def machine():
     names = [l.split(":")[1].strip() for l in Path("/proc/cpuinfo").read_text().split("\n") if l.startswith("model name")] if Path("/proc/cpuinfo").exists() else []
     return f"{names[0] if names else platform.processor()}, {len(names)} cores, {platform.system()}"
 
-# %% ../nbs/62_benchmarks.ipynb #62984ffe
-COLUMNS = dict(tokens_per_s=("tokens/s", "{:.0f}"), tokens_a_round=("tokens/round", "{:.2f}"), c=("c", "{:.3f}"), over_plain=("x plain", "{:.2f}"),
+# %% ../nbs/62_benchmarks.ipynb #b4e6dc2a
+COLUMNS = dict(tokens_per_s=("tokens/s", "{:.0f}"), tokens_a_round=("a round", "{:.2f}"), c=("c", "{:.3f}"), over_plain=("x plain", "{:.2f}"),
                predicted=("predicted", "{:.2f}"), measured_over_predicted=("quotient", "{:.2f}"), over_transformers=("x generate", "{:.2f}"),
                over_assisted=("x assisted", "{:.2f}"), outside=("outside", "{:.1%}"))
 
 def text(got):
     "The table of a stored run"
-    line = lambda name, cells: f"{name:46}" + "".join(f"{x:>13}" for x in cells)
+    line = lambda name, cells: f"{name:43}" + "".join(f"{x:>{max(9, len(h) + 2)}}" for x, (h, _) in zip(cells, COLUMNS.values()))
     show = lambda r: line(f"{r['system']} {r['draft']}", (f.format(r[k]) if k in r else "" for k, (_, f) in COLUMNS.items()))
     out = [f"{got['machine']}, {got['threads']} thread, torch {got['torch']}, transformers {got['transformers']}, {got['date']}",
            f"medians of {got['laps']} laps of {got['prompts_a_lap']} prompts, {got['tokens']} tokens each", "", line("", (h for h, _ in COLUMNS.values()))]

@@ -128,7 +128,7 @@ def verdict(a, b, temperature):
     "What the comparison of two texts says, in words"
     if a == b: return f"the texts are equal, {some(len(a), 'token')}"
     k = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    return "sampled: each run writes a text of its own" if temperature else f"the texts part at token {k}: two tokens about equally likely, and rounding (the same weights in float64 agree)"
+    return "sampled: each run writes a text of its own" if temperature else f"the texts part at token {k}: rounding does this where two tokens are about equally likely, and the same weights in float64 tell"
 
 def report(text, seconds, alone, p, q, ids):
     "Acceptance, and the speed-up measured and predicted"

@@ -32,8 +32,8 @@ def bare(name="target", dtype=torch.float32):  # "target", "large", "small"
 
 @cache
 def loaded(name, dtype):
-    if not (DATA/name/"config.json").exists():
-        raise ValueError(f"name: got {name!r}, wanted one of {sorted(p.parent.name for p in DATA.glob('*/config.json'))}")
+    known = sorted(p.parent.name for p in DATA.glob("*/config.json"))
+    if name not in known: raise ValueError(f"name: got {name!r}, wanted one of {known}")
     return HFModel.load(DATA/name, dtype=dtype).model
 
 def embedded(name="target", dtype=torch.float32, check=False, **kw):  # -> HFModel

@@ -224,6 +224,12 @@ def test_mathematics_is_typeset(facts):
     none((page, f['formulas'], f['typeset'], f['wrong']) for page, f in facts.items() if f['formulas'] != f['typeset'] or f['wrong'] or f['raw'])
 
 
+def test_no_formula_is_left_as_it_was_written(site):
+    "Outside code no dollar stands on a page: what was meant as mathematics is mathematics, in theorems too"
+    words = {p.stem: re.sub(r'<[^>]*>', '', re.sub(r'<(pre|code|script|style)\b.*?</\1>', '', p.read_text(encoding='utf-8'), flags=re.S)) for p in site.glob('*.html')}
+    none((page, said[max(0, said.index('$') - 60):][:120]) for page, said in words.items() if '$' in said)
+
+
 @reads
 def test_pages_are_accessible(facts):
     "A language, one first heading and no level left out, words for every picture and control, ids given once, no sideways scrolling on a telephone"
