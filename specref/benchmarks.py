@@ -63,7 +63,9 @@ def lap(run, texts, n, temperature, seed):  # run(temperature, prompt, n, seed) 
 # %% ../nbs/62_benchmarks.ipynb #24e05437
 CONSTANT = dict(num_assistant_tokens=4, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.)   # four tokens a round, always
 
-def ours(stop, temperature, prompt, n, seed): return decode(stop, temperature, prompt, n, seed).text.ledger
+def ours(stop, temperature, prompt, n, seed):
+    "A stop of the tour; its ledger"
+    return decode(stop, temperature, prompt, n, seed).text.ledger
 
 def theirs(draft, how, temperature, prompt, n, seed):
     "transformers' `generate`; with the name of a draft its assisted generation, set up by `how`"
@@ -115,7 +117,9 @@ def row(name, seen, expect, costs, tokens):
     same = "transformers, assisted, same settings", name[1]
     out = dict(tokens_per_s=tokens / np.median([x.seconds for x in seen[name]]), outside=np.median([x.outside for x in seen[name]]),
                over_plain=over(("autoregressive", "")), over_transformers=over(("transformers", "")), **(dict(over_assisted=over(same)) if same in seen else {}))
-    if expect.ledgers: out |= dict(tokens_a_round=mean_round([l for x in seen[name] for l in x.ledgers])[0], c=costs.c, predicted=(s := predicted(costs, *mean_round(expect.ledgers))), measured_over_predicted=out["over_plain"] / s)
+    if expect.ledgers: out |= dict(tokens_a_round=mean_round([l for x in seen[name] for l in x.ledgers])[0])
+    if expect.ledgers and (mean := mean_round(expect.ledgers))[1]:
+        out |= dict(expected_a_round=mean[0], predicted=(s := predicted(costs, *mean)), measured_over_predicted=out["over_plain"] / s) | ({"c": costs.c} if mean[2] else {})
     return dict(system=name[0], draft=name[1], **{k: float(v) for k, v in out.items()})
 
 # %% ../nbs/62_benchmarks.ipynb #752421d8

@@ -7,11 +7,11 @@ __all__ = ['PROMPT', 'MODELS', 'SEED', 'SYSTEM', 'WARM', 'COMMANDS', 'shipped', 
            'fresh', 'known', 'build', 'room', 'prices', 'some', 'decode', 'timed', 'verdict', 'report', 'bench',
            'certify', 'folder', 'file', 'Parser', 'parser', 'main']
 
-# %% ../nbs/63_commands.ipynb #ca9bb106
+# %% ../nbs/63_commands.ipynb #ea63ddcd
 import argparse, os, sys
 from dataclasses import replace
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import indent
 from time import perf_counter
@@ -138,7 +138,7 @@ def report(text, seconds, alone, p, q, ids):
     costs = prices(p, q or p, [ids])
     if "draft" not in led.models: costs = replace(costs, draft=0.)   # drafts that no model made
     now = took / len(other) / (seconds / len(text))
-    print(f"speed-up {now:.2f} measured, {predicted(costs, *mean_round([led])):.2f} predicted")
+    print(f"speed-up {now:.2f} measured, {predicted(costs, *mean_round([led])):.2f} predicted, at c = {costs.c:.3f} a drafted token")
     if led.num_draft_tokens: print(replace(explain(led, costs), measured=now).words)
 
 # %% ../nbs/63_commands.ipynb #1d89bd13
@@ -206,10 +206,12 @@ def parser():
     "The command line, from `COMMANDS`; defaults are those of the functions"
     top = Parser(prog="specref", description="Speculative decoding: every way derived, run, and checked against its law")
     subs = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (chapter, does, options) in COMMANDS.items():
+    for name, (_, does, options) in COMMANDS.items():
         sub = subs.add_parser(name, help=does, description=does)
-        usual = {k: f" ({v.default})" for k, v in signature(globals()[name]).parameters.items() if v.default is not None and v.default is not v.empty} if chapter == "commands" else {}
-        for flag, kind, help in options: sub.add_argument(flag, type=kind, help=help + usual.get(flag[2:], ""), default=argparse.SUPPRESS, required=(name, flag) == ("decode", "--prompt"))
+        taken = signature(globals()[name]).parameters if name in globals() else {}
+        for flag, kind, help in options:
+            usual = taken[flag[2:]].default if taken else None
+            sub.add_argument(flag, type=kind, help=help if usual in (None, Parameter.empty) else f"{help} ({usual})", default=argparse.SUPPRESS, required=usual is Parameter.empty)
     return top
 
 # %% ../nbs/63_commands.ipynb #091b3576

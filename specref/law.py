@@ -52,9 +52,10 @@ def point(x, V, exact=False):  # -> (V,)
     return p
 
 def norm(w):  # (V,) -> (V,)
-    "Weights `w` divided by their sum; raises `ValueError` when the sum is not positive"
+    "Weights `w` >= 0 divided by their sum; raises `ValueError` for a negative one, and when the sum is not positive and finite"
     total = w.sum()
-    if not total > 0: raise ValueError(f"w: got weights that sum to {total}, wanted a positive sum")
+    if not w.min() >= 0: raise ValueError(f"w: got {w.min()} among the weights, wanted weights >= 0")
+    if not 0 < total < np.inf: raise ValueError(f"w: got weights that sum to {total}, wanted a positive sum")
     return w / total
 
 # %% ../nbs/00_law.ipynb #f9753f7b

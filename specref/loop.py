@@ -71,14 +71,16 @@ def match(p, tree, rng, i=0):
         if tree.token[c] == y: return match(p, tree, rng, c)
     return Verdict(i, y)
 
-# %% ../nbs/04_loop.ipynb #cc9e934e
+# %% ../nbs/04_loop.ipynb #2a540800
 class Text(tuple):
     "The new tokens, with the `ledger` of the run, each token's target log-probability and where it came from"
-    ledger = rounds = None
+    ledger = None
     logprobs = sources = ()
 
 def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress=False):
     "At most `n` new tokens after `ctx`, fewer if one is in `stop`; `watch(tokens)` is called every round; raises `ValueError`"
+    for name, f in dict(target=target, drafter=drafter, verify=verify).items():
+        if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function")
     ctx = check_call(target, drafter, ctx, n)
     if not hasattr(stop, "__contains__"): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
     if not hasattr(rng, "at"): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")

@@ -32,6 +32,7 @@ def bare(name="target", dtype=torch.float32):  # "target", "large", "small"
 
 @cache
 def loaded(name, dtype):
+    "The module behind `bare`, one for each name and dtype"
     known = sorted(p.parent.name for p in DATA.glob("*/config.json"))
     if name not in known: raise ValueError(f"name: got {name!r}, wanted one of {known}")
     return HFModel.load(DATA/name, dtype=dtype).model

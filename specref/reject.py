@@ -41,15 +41,18 @@ class Chain:
         for i in range(self.gamma): tree.grow(i, iid(self.model(tree)[i]), rng)
         return tree
 
-# %% ../nbs/05_reject.ipynb #882bfbe5
+# %% ../nbs/05_reject.ipynb #5acf7b14
 def accepted_at_least(p, q, ctx, i):  # models p, q -> probability
     "P(at least `i` drafts of a chain are accepted) (Theorem accepted)"
+    at_least(0, i=i)
     if i == 0: return 1
     share = np.minimum(p.law(ctx), q.law(ctx))
     return sum(w * accepted_at_least(p, q, (*ctx, x), i - 1) for x, w in enumerate(share) if w > 0)
 
 def capped_geometric(alpha, gamma):
-    "Mean tokens a round when every draft is accepted with probability `alpha` (Leviathan et al., Equation 1)"
+    "Mean tokens a round when every draft is accepted with probability `alpha` (Leviathan et al., Equation 1); raises `ValueError`"
+    if not 0 <= alpha <= 1: raise ValueError(f"alpha: got {alpha}, wanted a probability")
+    at_least(0, gamma=gamma)
     return sum(alpha**i for i in range(gamma + 1))
 
 # %% ../nbs/05_reject.ipynb #fa35dadd

@@ -71,9 +71,10 @@ def show(row, certificate):
     return (f"{row['system']:20} {row['draft']:6} {row['tokens_per_call']:11.2f} {row['draft_acceptance_rate']:9.2f} {row['c']:5.2f} "
             f"{row['predicted']:8.2f}x {row['tokens_per_s']:9.0f} {row['speed_up']:7.2f}x  {certificate}")
 
-# %% ../nbs/60a_tour.ipynb #de298c25
+# %% ../nbs/60a_tour.ipynb #ffd0ae24
 def tour(n=128, each=3, out="out"):
-    "Decode real text with every system, print the table with certificates, write the plot; returns the rows"
+    "Decode real text with every system, print the table with certificates, write the plot; returns the rows; raises `ImportError` before it begins"
+    import matplotlib
     torch.set_num_threads(1); logging.disable_progress_bar()
     sure, table = {s.recipe: certificate(SYSTEMS[s.recipe]) for s in STOPS}, []
     with tqdm(total=2 * len(DOMAINS) * each * len(STOPS), unit="run", desc="tour") as bar:

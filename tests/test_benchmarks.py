@@ -83,7 +83,8 @@ def test_the_record_is_written_whole(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == b.text(got).strip() and [f.name for f in (tmp_path/"deep").iterdir()] == ["run.json"]
     for t in (0., 1.): assert [(r["system"], r["draft"]) for r in got["rows"] if r["temperature"] == t] == list(b.CONTEST)
     for r in got["rows"]:
-        assert r["tokens_per_s"] > 0 and 0 < r["outside"] < 1 and ("predicted" in r) == (not r["system"].startswith("transformers"))
+        assert r["tokens_per_s"] > 0 and 0 < r["outside"] < 1 and ("predicted" in r) >= (r["draft"] != "" and not r["system"].startswith("transformers"))
+        assert ("c" in r) == ("predicted" in r and r["draft"] != "") and ("predicted" in r) <= (r["system"] != "autoregressive")
         if (r["system"], r["draft"]) == ("autoregressive", ""): assert r["over_plain"] == 1
         if "predicted" in r: assert r["measured_over_predicted"] == pytest.approx(r["over_plain"] / r["predicted"])
     for bad in dict(laps=0), dict(each=0), dict(n=-1), dict(threads=0): refuses(*bad, b.record, tmp_path/"never.json", **bad)

@@ -1,6 +1,7 @@
 "09_bridge: transformers' own `generate` runs our systems and ends where it would; its candidate generators keep, or break, the contract"
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import assume, given, settings, strategies as st
 from transformers import (DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria, TextStreamer,
                           UnbatchedClassifierFreeGuidanceLogitsProcessor)
-from transformers.generation.candidate_generator import (AssistedCandidateGenerator, EarlyExitCandidateGenerator, MTPCandidateGenerator,
+from transformers.generation.candidate_generator import (AssistedCandidateGenerator, CandidateGenerator, EarlyExitCandidateGenerator, MTPCandidateGenerator,
                                                          PromptLookupCandidateGenerator)
 
 from contracts import continued
-from helpers import KINDS, g_test, kinds, laws, models, plans, Plan, proves, refuses, seeds
+from helpers import KINDS, g_test, kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
 from test_transformer import bare as network
 from specref.bridge import (ALONE, Asking, Candidates, Page, SpeculativeOutput, copied, dressed, generate_law, misstatement, new_tokens, served, speculate,
                             tell)
@@ -25,7 +26,7 @@ from specref.loop import Verdict, loop_law, match, nothing, rounds
 from specref.models import tokenizer
 from specref.reject import Chain, reject
 from specref.siblings import Branching
-from specref.target import TableModel, target_law
+from specref.target import TableModel, random_table, target_law
 from specref.transformer import HFModel
 from specref.tree import Tree, iid
 
@@ -499,6 +500,15 @@ def test_a_generator_is_a_value(three):
     assert drafter((2, 2, 1), Seeded(3)) == drafter((2, 2, 1), Seeded(3)) and copied(drafter.generator).assistant_model is q
 
 
+def test_the_generators_are_eight():
+    "The chapter's count: every class below transformers' `CandidateGenerator` that transformers itself defines"
+    below = lambda kind: {kind}.union(*map(below, kind.__subclasses__()))
+    theirs = {k.__name__ for k in below(CandidateGenerator) - {CandidateGenerator} if k.__module__.split(".")[0] == "transformers"}
+    assert len(theirs) == 8 and theirs == {
+        "AssistedCandidateGenerator", "AssistedCandidateGeneratorDifferentTokenizers", "UniversalSpeculativeDecodingGenerator", "EarlyExitCandidateGenerator",
+        "PromptLookupCandidateGenerator", "MTPCandidateGenerator", "SinglePositionMultiTokenCandidateGenerator", "DFlashTokenCandidateGenerator"}
+
+
 def test_generators_that_are_refused(three):
     used = assisted(three[1])
     used.get_candidates(torch.tensor([[0, 1]]))
@@ -514,7 +524,7 @@ def test_generators_that_are_refused(three):
 @proves("thm-misstated")
 @settings(max_examples=60)
 @given(laws(3), kinds, laws(3), laws(3), st.sampled_from([reject, match]))
-def test_misstatement_bounds_the_harm(p, kind, q, true, verify):
+def test_misstated_edges_bound_the_harm(p, kind, q, true, verify):
     "One edge that states q and is drawn from another law: the text is no further off than the two laws, in fractions, and at times as far"
     p, q = KINDS[kind](p, q)
     true = np.array([w * (s > 0) for w, s in zip(true, q)], dtype=object)
@@ -531,7 +541,7 @@ def test_misstatement_bounds_the_harm(p, kind, q, true, verify):
 
 
 @proves("thm-misstated")
-def test_misstatement_is_attained():
+def test_misstated_argmax_attains_the_bound():
     "Target and draft agree and the argmax is offered as if drawn: the harm is the misstatement"
     p = exact(5, 3, 2)
     def draft(ctx, rng):
@@ -541,3 +551,48 @@ def test_misstatement_is_attained():
     first = law_of(lambda rng: next(rounds(TableModel(3, lambda text: p), draft, reject, (0,), rng)).tokens[0])
     assert distance(first, dict(enumerate(p))) == misstatement(draft, (0,)) == exact(1, 1)[0]
     assert misstatement(nothing, (0,)) == 0
+
+
+@proves("thm-misstated")
+def test_misstated_rounds_add_up():
+    "The same example decoded on: two tokens a round, each round loses half of what was right, and one round's bound does not hold for the text"
+    p = exact(5, 3, 2)
+    target = TableModel(3, lambda text: p)
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        tree.add(0, 0, p)
+        return tree
+    d = misstatement(draft, (0,))
+    off = lambda n: distance(loop_law(target, draft, reject, (0,), n), target_law(target, (0,), n))
+    assert off(3) == Fraction(3, 4) > d
+    for n in range(1, 6): assert off(n) == 1 - (1 - d) ** ((n + 1) // 2) <= (n + 1) // 2 * d
+
+
+@proves("thm-misstated")
+@settings(max_examples=40)
+@given(kinds, seeds, seeds, st.booleans(), st.booleans(), st.sampled_from([reject, match]), st.integers(1, 3))
+def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, top, verify, R):
+    "Laws that depend on the whole text: R rounds continued by the target are off by at most the sum of each round's largest misstatement, and n tokens by that of n rounds"
+    n, (target, q) = 3, twins(kind, 3, seed, zeros)
+    another = random_table(3, other, False)   # no zeros here: what q allows can be drawn
+    def true(ctx):
+        if top: return greedy(q.law(ctx))
+        w = np.array([a * (b > 0) for a, b in zip(another.law(ctx), q.law(ctx))], dtype=object)
+        return w / w.sum()
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        tree.add(0, rng.pick(true(ctx)), q.law(ctx))
+        return tree
+    texts, worst = {(): Fraction(1)}, []   # the law of what r rounds said, and the largest TV(S, S') of each round before n tokens are said
+    want = target_law(target, (0,), n)
+    for r in range(R):
+        unsaid = [t for t in texts if len(t) < n]
+        for t in unsaid: assert misstatement(draft, (0, *t)) == tv(q.law((0, *t)), true((0, *t)))
+        worst.append(max((misstatement(draft, (0, *t)) for t in unsaid), default=0))
+        after = Counter()
+        for t, w in texts.items():
+            said_next = law_of(lambda rng: next(rounds(target, draft, verify, (0, *t), rng)).tokens) if len(t) < n else {(): 1}
+            for more, v in said_next.items(): after[(t + more)[:n]] += w * v
+        texts = after
+        assert distance(continued(texts, target, (0,), n), want) <= sum(worst) <= (r + 1) * max(worst)
+    if R == n: assert texts == loop_law(target, draft, verify, (0,), n)

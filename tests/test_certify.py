@@ -444,6 +444,13 @@ def test_doors():
                         ((s, target, (0,), 3, (), 100, 0, 0), "due"), ((s, target, (0,), 3, (), 500, 0, 10, 0.), "alpha"), ((s, target, (0,), 3, (), 500, 0, 10, 1.), "alpha"),
                         ((system(0, Chain(constant(1, 1), 2), reject), target, (0,)), "drafter")): refuses(name, certify, *given)
     refuses("stop", certify, s, killer()[0], (0,), 3, 7)
+    for m in (killer()[0], target):
+        for x in (2, 0., 1, -1, "x", None, float("nan")): refuses("alpha", certify, s, m, (0,), alpha=x)
+        refuses("runs", certify, s, m, (0,), runs=0); refuses("due", certify, s, m, (0,), due=0)
+    refuses("build", certificate, None); refuses("verify", on_rows, None, big, small, 2)
+    refuses("counts", g_test, {0: -1, 1: 101}, {0: .5, 1: .5}); refuses("counts", g_test, {}, {0: .5, 1: .5})
+    for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {}): refuses("want", g_test, {0: 50, 1: 50}, want)
+    refuses("alpha", g_test, {0: 50, 1: 50}, {0: .5, 1: .5}, 2)
     refuses("sample", certify_sampler, [1, 2], big, (0,))
     refuses("seed", certify_sampler, theirs, big, (0,), seed=-1)
     refuses("ctx", certify_sampler, theirs, big, (9,))

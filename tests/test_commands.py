@@ -185,8 +185,8 @@ def test_a_reader_that_leaves_and_a_hand_that_stops(monkeypatch, capsys):
     done = subprocess.run([sys.executable, "-m", "specref", "certify", "--system", "autoregressive"], cwd=ROOT, stdout=there, stderr=subprocess.PIPE, text=True)
     os.close(there)
     assert done.returncode == 141 and not done.stderr
-    def stopped(**given): raise KeyboardInterrupt
-    monkeypatch.setattr(commands, "bench", stopped)
+    def stopped(*given): raise KeyboardInterrupt
+    monkeypatch.setattr(commands, "pair", stopped)
     with pytest.raises(SystemExit) as end: main(["bench"])
     assert end.value.code == 130 and capsys.readouterr().err == "\nspecref: bench: stopped\n"
 

@@ -536,8 +536,15 @@ def test_doors_of_ledgers():
         refuses("ledger", explain, Ledger([(2, 2, 1, 2, seconds)] * 2), costs); refuses("ledger", explain, Ledger([(2, 2, 1, 2, seconds)] * 2))
 
 
+    good = Ledger([(2, 2, 1, 2, (1., 1., 1.))] * 2)
+    for x in (None, 3, []): refuses("ledger", explain, x); refuses("ledger", explain, x, costs); refuses("ledger", priced, x, costs); refuses("ledger", Rates.seen, x)
+    for x in (3, 0, {1: 1.}): refuses("costs", explain, good, x); refuses("costs", priced, good, x)
+    refuses("costs", priced, good, None)
+
+
 def test_doors_of_measure():
     p, q = constant(1, 1), constant(1, 2)
+    refuses("prompts", measure, p, q, 5); refuses("prompts", measure, p, q, None); refuses("sizes", measure, p, q, [(0,)], 3); refuses("sizes", measure, p, q, [(0,)], None)
     refuses("prompts", measure, p, q, []); refuses("draft", measure, p, constant(1, 1, 1), [(0,)]); refuses("ctx", measure, p, q, [(5,)]); refuses("ctx", measure, p, q, [()])
     for sizes in ((), (2, 3)): refuses("sizes", measure, p, q, [(0,)], sizes)
     for x in (0, 1.5, "1"): refuses("sizes", measure, p, q, [(0,)], (1, x)); refuses("repeats", measure, p, q, [(0,)], repeats=x); refuses("gamma", measure, p, q, [(0,)], gamma=x)

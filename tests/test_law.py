@@ -253,7 +253,7 @@ def test_doors():
     for w in ([], [0, 0], [2, -1]): refuses("weights", exact, *w)
     for x in (-1, 3): refuses("x", point, x, 3)
     refuses("w", norm, np.zeros(3))
-    refuses("w", norm, np.array([np.nan, 1]))
+    for w in ([np.nan, 1], [-1, 3], [np.inf, 3]): refuses("w", norm, np.array(w))
     for z in ([], [[0., 1.]], [np.nan, 0], [np.inf, 0], [-np.inf, -np.inf]): refuses("logits", warp, z)
     for t in (-1, np.inf, np.nan): refuses("temperature", warp, [0., 1.], t)
     for k in (0, -1, np.nan): refuses("top_k", warp, [0., 1.], 1, k)

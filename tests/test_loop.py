@@ -244,6 +244,9 @@ OPEN = {
     "a lookup on another vocabulary": ("drafter", dict(drafter=PromptLookup(5, exact=True), ctx=(0, 1, 0, 1))),
     "a stop token instead of a set": ("stop", dict(stop=2)),
     "a seed instead of an rng": ("rng", dict(rng=0)),
+    "no target": ("target", dict(target=None)),
+    "no drafter": ("drafter", dict(drafter=None)),
+    "the name of a judge": ("verify", dict(verify="reject")),
 }
 
 

@@ -144,6 +144,9 @@ def test_rejection_on_canon(): assert (one_try(*CANON), overlap(*CANON)) == (Fra
 def test_doors():
     for gamma in (0, -1, 1.5, "4", None): refuses("gamma", Chain, constant(1, 1), gamma)
     tree = Tree((0,)); tree.add(0, 1, exact(1, 1))
+    for alpha in (-.1, 1.1, float("nan")): refuses("alpha", capped_geometric, alpha, 2)
+    refuses("gamma", capped_geometric, .5, -1)
+    refuses("i", accepted_at_least, constant(1, 1), constant(1, 1), (0,), -1)
     refuses("q", reject, [exact(1, 1, 1)]*2, tree, tape([0, 1.], [0, 0]))
 
 
