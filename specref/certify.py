@@ -122,6 +122,7 @@ def rate(**given):
     for name, x in given.items():
         if not isinstance(x, Real) or not 0 < x < 1: raise ValueError(f"{name}: got {x!r}, wanted a rate between 0 and 1")
 
+# %% ../nbs/17_certify.ipynb #2d29a4f0
 def log_moment(n, weights, t):  # (k,) -> ln E[exp(t G/2)] under the law itself
     "The moment of Theorem false-alarm, by Fourier transform: never less than it is, but for rounding and terms below exp(-96)"
     special, product, log = lazy("special"), 1., n - n*np.log(n)
@@ -241,6 +242,7 @@ def certify(system, target, ctx, n=3, stop=(), runs=2000, seed=0, due=10, alpha=
     found = counted(sample, lambda run: Seeded(seed, (0, run)), target, ctx, n, stop, runs, due, alpha, progress)
     return replace(found, tokens=(float(np.mean(calls)), float(np.std(calls) / np.sqrt(runs))))
 
+# %% ../nbs/17_certify.ipynb #39bd88e0
 def certificate(build, V=3, n=3, seeds=(1, 2), ctx=(0, 1, 0), stop=(2,)):
     "Exact certificate of the system that `build(draft)` makes, on two random tables of fractions; raises `ValueError`"
     if not callable(build): raise ValueError(f"build: got {build!r}, wanted a function that makes a system of a draft")

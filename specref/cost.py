@@ -280,13 +280,13 @@ def explain(ledger, costs=None):
     predicted, measured = (tokens * known.plain() / s for s in (due, sum(seconds.values())))
     return Explanation(rates, *half_the_errors(ledger), gamma, tokens, seconds, known, best, predicted, measured if costs else None)
 
+# %% ../nbs/06_cost.ipynb #9d39b70f
 def seconds_a_round(ledger):  # -> seconds a round of draft, target, verify
     "Means over the rounds but the first, which reads the prompt"
     draft, target, verify = np.mean(ledger.column(4)[1:] or ledger.column(4), axis=0).tolist()
     if not (target > 0 and draft >= 0 and verify >= 0): raise ValueError(f"ledger: got rounds of {draft}, {target} and {verify} seconds, wanted target calls that took time")
     return draft, target, verify
 
-# %% ../nbs/06_cost.ipynb #09ecf863
 def half_the_errors(ledger):  # -> Rates, accepted of the drafts looked at
     "Position by position, half of the rounds that refused a draft there accept it; those that offered none end as they did"
     kept, looked_at, share = 0, 0, [1.]

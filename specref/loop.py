@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['plain', 'Verdict', 'Round', 'Laps', 'rounds', 'fits', 'learn', 'match', 'Text', 'generate', 'Step', 'clip', 'spoken',
-           'check_call', 'Bar', 'Ledger', 'System', 'nothing', 'trace', 'loop_law']
+           'check_call', 'check_run', 'Bar', 'Ledger', 'System', 'nothing', 'trace', 'loop_law']
 
 # %% ../nbs/04_loop.ipynb #f761bf99
 from collections import Counter
@@ -79,11 +79,7 @@ class Text(tuple):
 
 def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress=False):
     "At most `n` new tokens after `ctx`, fewer if one is in `stop`; `watch(tokens)` is called every round; raises `ValueError`"
-    for name, f in dict(target=target, drafter=drafter, verify=verify).items():
-        if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function")
-    ctx = check_call(target, drafter, ctx, n)
-    if not hasattr(stop, "__contains__"): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
-    if not hasattr(rng, "at"): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")
+    ctx = check_run(target, drafter, verify, ctx, n, rng, stop)
     out, ledger, bar = [], Ledger.open(target, drafter), Bar(n, progress)
     for round in rounds(target, drafter, verify, ctx, rng) if n else ():
         new = clip(round.tokens, n - len(out), stop)
@@ -124,6 +120,14 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
     for m in (drafter, *getattr(drafter, "models", ())):
         if getattr(m, "V", target.V) != target.V: raise ValueError(f"drafter: got a vocabulary of {m.V} tokens, wanted the target's {target.V}")
     return context(target, ctx)
+
+def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple of ints
+    "`check_call`, and whatever else `generate` is given"
+    for name, f in dict(target=target, drafter=drafter, verify=verify).items():
+        if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function")
+    if not hasattr(stop, "__contains__"): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
+    if not hasattr(rng, "at"): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")
+    return check_call(target, drafter, ctx, n)
 
 class Bar:
     "A progress bar of tokens when wanted, else nothing"
