@@ -102,7 +102,9 @@ def prices(p, q, texts):
     most = max(1, min(p.most, q.most) - 24)
     return measure(fresh(p), fresh(q), [x[-min(len(x), most):] for x in texts], repeats=3)
 
-def some(n, what): return f"{n} {what}{'s' * (n != 1)}"
+def some(n, what):
+    "A count in words: 1 token, 2 tokens"
+    return f"{n} {what}{'s' * (n != 1)}"
 
 # %% ../nbs/63_commands.ipynb #f0780847
 def decode(prompt, n=128, gamma=None, temperature=0., seed=123, target=None, draft=None, system="speculative sampling"):
@@ -119,6 +121,7 @@ def decode(prompt, n=128, gamma=None, temperature=0., seed=123, target=None, dra
     report(*runs[system], runs["plain"], p, q, ids)
 
 def timed(system, target, ids, n, seed, tok):  # -> text, seconds
+    "A text of `system` and the seconds that it took"
     then = perf_counter()
     text = system(target, ids, n, Seeded(seed), stop=(tok.eos_token_id,))
     return text, perf_counter() - then

@@ -55,7 +55,9 @@ class Costs:  # long: a value and what follows from it, each one line
     def __str__(self):
         k = ", ".join(f"k({m}) = {self.curve(m):.2f}" for m in sorted(self.reading)[1:]) or "k = 1"
         return f"a plain token {1e3 * self.plain():.3g} ms; in units of that c = {self.c:.3f}, {k}, and {self.rest / self.plain():.3f} a round outside the models"
-    def plain(self): return self.reading[1]
+    def plain(self):
+        "Seconds of a target call that reads one token"
+        return self.reading[1]
     @property
     def c(self): return self.draft / self.plain()
 

@@ -171,12 +171,14 @@ SHAPE = {"A": '<circle r="13" fill="#d7f0de" stroke="{c}" stroke-width="2"/>',
          "Y": '<path d="M0-16 16 0 0 16-16 0Z" fill="#dfe6fa" stroke="{c}" stroke-width="2"/>',
          "C": '<rect x="-16" y="-12" width="32" height="24" rx="6" fill="#eee" stroke="{c}"/>'}
 
-# %% ../nbs/02_tree.ipynb #0bd35eae
+# %% ../nbs/02_tree.ipynb #8263800b
 def draw_edge(a, b, fate):  # -> svg
+    "A line from point `a` to point `b`, dashed where the token was refused or never asked about"
     dashed = ' stroke-dasharray="4 3"' if fate in "-R" else ""
     return f'<path d="M{a[0]:g} {a[1]:g} {b[0]:g} {b[1]:g}" stroke="{INK[fate]}" fill="none"{dashed}/>'
 
 def draw_node(at, fate, label):  # -> svg
+    "A node at the point `at`, its shape by its fate, its label beside or inside"
     letter, label = fate if fate in "ARY" else "", escape(label)
     beside = f'<text x="17" y="-10" fill="#222">{label}</text>' if letter else ""
     return (f'<g transform="translate({at[0]:g} {at[1]:g})">{SHAPE[fate].format(c=INK[fate])}<text text-anchor="middle" y="4" '

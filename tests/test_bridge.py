@@ -11,8 +11,10 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import assume, given, settings, strategies as st
 from transformers import (DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria, TextStreamer,
                           UnbatchedClassifierFreeGuidanceLogitsProcessor)
-from transformers.generation.candidate_generator import (AssistedCandidateGenerator, CandidateGenerator, EarlyExitCandidateGenerator, MTPCandidateGenerator,
-                                                         PromptLookupCandidateGenerator)
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.generation.candidate_generator import (AssistedCandidateGenerator, CandidateGenerator, DFlashTokenCandidateGenerator, EarlyExitCandidateGenerator,
+                                                         MTPCandidateGenerator, PromptLookupCandidateGenerator)
+from transformers.modeling_layers import MtpModel
 
 from contracts import continued
 from helpers import KINDS, g_test, kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
@@ -485,6 +487,55 @@ def test_early_exit_and_lookup(three):
     assert lookup.learn(None) is lookup
 
 
+NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+SMALL = dict(vocab_size=3, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64, head_dim=8, **NONE)
+
+
+def wild(make):
+    torch.manual_seed(3)
+    model = make().eval()
+    with torch.no_grad(): [w.normal_(0, .5) for w in model.parameters() if w.dim() > 1]
+    return model
+
+
+def reads_states(which):
+    "A target, how to make a generator that reads its hidden states, and what asks `generate` for the same"
+    if which == "dflash":
+        model = wild(lambda: LlamaForCausalLM(LlamaConfig(**SMALL))).double()
+        block = wild(lambda: MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**SMALL, num_key_value_heads=2, layer_types=["full_attention"], block_size=3,
+                                                                                  mask_token_id=2, target_layer_ids=[0]))).double()
+        make = lambda config: DFlashTokenCandidateGenerator(block, model.get_input_embeddings(), model.get_output_embeddings(), config, LogitsProcessorList())
+        options = dict(assistant_model=block, speculation_type="dflash")
+    else:
+        model = wild(lambda: Glm4MoeForCausalLM(Glm4MoeConfig(**SMALL, moe_intermediate_size=8, num_key_value_heads=1, n_routed_experts=2, num_experts_per_tok=1,
+                                                              n_group=1, topk_group=1, first_k_dense_replace=1, num_mtp_layers=1)))
+        make, options = lambda config: MTPCandidateGenerator(model, config, {}, LogitsProcessorList()), dict(use_mtp=True)
+    return model, lambda sampled: make(GenerationConfig(do_sample=sampled, max_length=60)), options
+
+
+@pytest.mark.parametrize("which", ["dflash", "heads"])
+def test_generators_that_read_hidden_states(which, monkeypatch):
+    "They draft what they draft inside `generate`, keep the contract and, in our loop, the law; before there is a pass they draft nothing"
+    model, build, options = reads_states(which)
+    if which == "heads":
+        heads = wild(lambda: MtpModel(model, 1))
+        monkeypatch.setattr(MtpModel, "from_pretrained", lambda *a, **kw: heads)
+    kind, heard = type(build(False)), []
+    answer = kind.get_candidates
+    monkeypatch.setattr(kind, "get_candidates", lambda self, ids, **kw: heard.append(answer(self, ids, **kw)) or heard[-1])
+    said(model, (0, 1, 2, 2), do_sample=False, max_new_tokens=4, **options)
+    monkeypatch.undo()
+    if which == "heads": monkeypatch.setattr(MtpModel, "from_pretrained", lambda *a, **kw: heads)
+    ids, z = heard[1]                                            # the first draft: of the prompt and the target's first token
+    greedily = Candidates(build(False), 3, model)
+    tree, more = greedily(tuple(ids[0, :5].tolist()), Seeded(0)), len(ids[0]) - 5
+    assert 1 < more + 1 <= greedily.depth + 1 and tree.token[1:] == ids[0, 5:].tolist() and len(tree) == more + 1
+    for i in range(more): assert np.abs(tree.law[i + 1] - torch.softmax(z[0, i].double(), -1).numpy()).max() < EXACT
+    drafter, target = Candidates(build(True), 3, model), HFModel(model, check=False)
+    assert misstatement(drafter, (0, 1)) < EXACT and len(drafter((0,), Seeded(0))) == 1 and len(drafter((0, 1), Seeded(0))) > 1
+    assert distance(loop_law(target, drafter, reject, (0, 1), 2), target_law(target, (0, 1), 2)) < EXACT
+
+
 def test_a_generator_is_a_value(three):
     "Drafting changes nothing in it; `learn` returns another, and the heuristic moves by what was kept"
     p, q = three
@@ -514,7 +565,11 @@ def test_generators_that_are_refused(three):
     used.get_candidates(torch.tensor([[0, 1]]))
     refuses("generator", Candidates, used, 3)
     refuses("generator", Candidates, three[1], 3)
-    refuses("generator", Candidates, MTPCandidateGenerator.__new__(MTPCandidateGenerator), 3)
+    refuses("model", Candidates, MTPCandidateGenerator.__new__(MTPCandidateGenerator), 3)
+    model, build, _ = reads_states("dflash")
+    used = build(True)
+    used.is_main_model_prefill = False
+    refuses("generator", Candidates, used, 3, model)
     for bad in (0, 1.5, None): refuses("V", Candidates, assisted(three[1]), bad)
     refuses("V", Candidates(assisted(three[1]), 4), (0, 1), Seeded(0))
 
