@@ -101,13 +101,13 @@ def stream(seed, *address):
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=address)))
 
 class Seeded(Uniforms):
-    "An rng that draws: the same seed and address, the same noise; raises `ValueError` on a bad seed"
-    def __init__(self, seed, address=(0,)):
+    "An rng that draws: the same seed and address, the same noise; keys are shared by all that came from one `root`; raises `ValueError` on a bad seed"
+    def __init__(self, seed, address=(0,), root=None):
         if not isinstance(seed, (int, np.integer)) or seed < 0: raise ValueError(f"seed: got {seed!r}, wanted a whole number >= 0")
-        self.seed, self.address, self.own = int(seed), address, None
-    def at(self, i): return Streams(Seeded(self.seed, (*self.address, i, 0)), Seeded(self.seed, (*self.address, i, 1)))
+        self.seed, self.address, self.root, self.own = int(seed), address, address if root is None else root, None
+    def at(self, i): return Streams(*(Seeded(self.seed, (*self.address, i, side), self.root) for side in (0, 1)))
     def uniform(self, kind, at, key):
-        if key is not None: return stream(self.seed, 1, *np.atleast_1d(key)).random()
+        if key is not None: return stream(self.seed, 1, len(self.root), *self.root, *np.atleast_1d(key)).random()
         self.own = self.own or stream(self.seed, *self.address)
         return self.own.random()
 
