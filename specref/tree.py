@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INK', 'WORD', 'SHAPE', 'iid', 'without_replacement', 'points', 'in_turn', 'Tree', 'edge_laws', 'ancestor_mask',
-           'positions', 'check_parents', 'to_links', 'from_links', 'to_choices', 'from_choices', 'fates', 'draw_edge',
-           'draw_node', 'heights', 'Picture', 'picture', 'svg']
+           'positions', 'line', 'check_parents', 'to_links', 'from_links', 'to_choices', 'from_choices', 'fates',
+           'draw_edge', 'draw_node', 'heights', 'Picture', 'picture', 'svg']
 
 # %% ../nbs/02_tree.ipynb #2e91da9a
 from html import escape
@@ -99,6 +99,14 @@ def ancestor_mask(tree):  # -> (n, n) bool
 def positions(tree):  # -> (n,) int
     "The position in the text of each node's token; node 0 stands for the last token of the context"
     return len(tree.ctx) - 1 + np.array(tree.depth)
+
+def line(tree):  # -> nodes
+    "The nodes of a chain, from the context to its end; raises `ValueError` for a tree with siblings"
+    path = [0]
+    while kids := tree.children(path[-1]):
+        if len(kids) > 1: raise ValueError(f"tree: got node {path[-1]} with {len(kids)} children, wanted a chain, which has one child a node")
+        path += kids
+    return path
 
 # %% ../nbs/02_tree.ipynb #603108ed
 def check_parents(parent):

@@ -11,13 +11,13 @@ from helpers import CANON, DRAWS, cold, constant, draws, killer, laws, models, p
 from specref.chance import Seeded, distance, law_of, tape
 from specref.cost import best_gamma, speedup
 from specref.law import exact, greedy, overlap, point, residual, tv
-from specref.lenience import (Blend, Confident, Rule, cascade, chain_of, entropy, gate, lenient, lenient_greedy, mixture, rank, rollback, strict,
+from specref.lenience import (Blend, Confident, Rule, cascade, entropy, gate, lenient, lenient_greedy, mixture, rank, rollback, strict,
                               text_law, top_beta, toward, typical)
 from specref.loop import Verdict, generate, loop_law, nothing, plain, rounds
 from specref.reject import Chain, capped_geometric, reject
 from specref.siblings import Branching
 from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree, iid
+from specref.tree import Tree, iid, line
 
 many = settings(max_examples=120)
 some = settings(max_examples=40)
@@ -490,7 +490,7 @@ def test_siblings_are_refused():
         for u in parents: tree.add(u, 3, q)
         for rule in RULES.values(): refuses("tree", rule, [p] * len(tree), tree, Seeded(0))
     tree = Tree((0,)); tree.add(0, 1); c = tree.add(0, 3, q); tree.add(c, 2)
-    assert chain_of(tree) == [0, c] and lenient(F(1, 10))([p] * len(tree), tree, Seeded(0)).node == c
+    assert line(tree) == [0, c] and lenient(F(1, 10))([p] * len(tree), tree, Seeded(0)).node == c
     assert loop_law(constant(*p), nothing, lenient(F(1, 10)), (0,), 2) == target_law(constant(*p), (0,), 2)
     assert loop_law(constant(*p), nothing, lenient_greedy(F(1, 10)), (0,), 2) == {(0, 0): 1}
 
