@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALPHA', 'MISS', 'say', 'Certificate', 'exactly', 'Cells', 'partition', 'endings', 'split', 'lazy', 'rate',
-           'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest', 'g_test', 'Evidence', 'named', 'counted',
-           'certify', 'certificate', 'integers', 'certify_sampler', 'Drawn', 'on_rows']
+           'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest', 'g_test', 'Evidence', 'named', 'evidence',
+           'counted', 'certify', 'certificate']
 
 # %% ../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -17,11 +17,10 @@ from importlib import import_module
 from numbers import Real
 import numpy as np
 from .law import at_least, norm
-from .chance import Seeded, Uniforms, distance, law_of, stream
+from .chance import Seeded, distance, law_of
 from .tree import Tree
 from .target import context, random_table, target_law
 from .loop import check_call, clip, generate, loop_law, rounds
-from .reject import Chain
 
 # %% ../nbs/17_certify.ipynb #6e2364a8
 def say(x):
@@ -47,7 +46,7 @@ class Certificate:
         text, got, want = self.worst
         found = [f"the law is the target's: equality of {self.texts} probabilities as fractions ({self.paths} paths)"] if self.exact else [
             f"the law is wrong: at TV {say(self.tv)} from the target's ({self.paths} paths)", f"most at the text {text}, which has {say(got)} and should have {say(want)}"]
-        return "\n".join([*found, f"{say(self.tokens)} tokens a target call"])
+        return "\n".join([*found, f"tokens a target call: {say(self.tokens)}"])
 
 # %% ../nbs/17_certify.ipynb #331768a1
 def exactly(system, target, ctx, n, stop):  # -> Certificate
@@ -208,7 +207,7 @@ class Evidence:
         lines = [found, f"{t.n:,} runs, {t.cells} cells, G = {t.G:.1f}, limit {t.limit:.1f} (false-alarm rate {self.alpha:.0e}), p-value {t.p_value:.2g}{more}"]
         if self.passes: lines += [f"a difference of TV >= {t.tv:.3f} on the cells would have been seen with probability {1 - MISS}",
                                   f"{self.hidden:.0%} of the mass is in cells of several texts, and no difference inside a cell is seen"]
-        if self.tokens: lines += ["{:.3f} ± {:.3f} tokens a target call".format(*self.tokens)]
+        if self.tokens: lines += ["tokens a target call: {:.3f} ± {:.3f}".format(*self.tokens)]
         return "\n".join(lines)
 
 def named(cell):
@@ -216,17 +215,20 @@ def named(cell):
     if isinstance(cell[0], tuple): return f"the text {cell[0]}, impossible for the target,"
     return f"a text that begins with {cell}" if None not in cell else f"a rare token after {cell[:-1]}"
 
-# %% ../nbs/17_certify.ipynb #9235762f
+# %% ../nbs/17_certify.ipynb #c1ea32df
+def evidence(cells, seen, alpha=ALPHA):  # Cells, {cell: count} -> Evidence
+    "What the counts of cells say against their weights"
+    wanted = {c: float(w)*sum(seen.values()) for c, w in cells.weight.items()}
+    worst = max({**wanted, **seen}, key=lambda c: abs(seen.get(c, 0) - wanted.get(c, -np.inf)))
+    return Evidence(g_test(seen, cells.weight, alpha, 0), cells.hidden, (worst, wanted.get(worst, 0.), seen.get(worst, 0)), alpha)
+
 def counted(sample, noise, target, ctx, n, stop, runs, due, alpha, progress):  # -> Evidence
     "Evidence from the texts `sample(ctx, n, noise(run))` of `runs` independent runs, on cells that were fixed before the first"
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
     most, df = safe_limit(runs, tuple(float(w) for w in cells.weight.values()), alpha), len(cells.weight) - 1
     if detectable(runs, df, most) == 1 if df else cells.hidden: raise ValueError(f"runs: got {runs}, wanted more: on {df + 1} cells they show nothing")
     if progress: each = import_module("tqdm.auto").tqdm(each, unit="run")
-    seen = Counter(cells.of(clip(sample(ctx, n, noise(run)), n, cells.stop)) for run in each)
-    wanted = {c: runs*float(w) for c, w in cells.weight.items()}
-    worst = max({**wanted, **seen}, key=lambda c: abs(seen[c] - wanted.get(c, -np.inf)))
-    return Evidence(g_test(seen, cells.weight, alpha, 0), cells.hidden, (worst, wanted.get(worst, 0.), seen[worst]), alpha)
+    return evidence(cells, Counter(cells.of(clip(sample(ctx, n, noise(run)), n, cells.stop)) for run in each), alpha)
 
 # %% ../nbs/17_certify.ipynb #590c9e52
 def certify(system, target, ctx, n=3, stop=(), runs=2000, seed=0, due=10, alpha=ALPHA, progress=False):
@@ -248,38 +250,3 @@ def certificate(build, V=3, n=3, seeds=(1, 2), ctx=(0, 1, 0), stop=(2,)):
     if not callable(build): raise ValueError(f"build: got {build!r}, wanted a function that makes a system of a draft")
     p, q = (random_table(V, s) for s in seeds)
     return certify(build(q, gamma=2, shape=(2, 1), exact=True), p, ctx, n, stop)
-
-# %% ../nbs/17_certify.ipynb #546021a8
-def integers(out, name):  # -> tuple of ints
-    "`out` as tokens, up to the first negative one, which is padding; raises `ValueError` naming where it came from"
-    out = np.asarray(out)
-    if out.ndim != 1 or out.dtype.kind not in "iu": raise ValueError(f"{name}: got {out.dtype} of shape {out.shape}, wanted whole numbers in a row")
-    return tuple(int(x) for x in out[:np.argmax(out < 0) if (out < 0).any() else len(out)])
-
-def certify_sampler(sample, target, ctx, n=3, stop=(), runs=20_000, seed=0, due=10, alpha=ALPHA, progress=False):
-    "Evidence on any sampler of texts, `sample(ctx, n, rng) -> tokens` with a numpy generator; raises `ValueError`"
-    if not callable(sample): raise ValueError(f"sample: got {sample!r}, wanted a function of (ctx, n, rng)")
-    at_least(0, seed=seed)
-    texts = lambda ctx, n, rng: integers(sample(ctx, n, rng), "sample")
-    return counted(texts, lambda run: stream(seed, run), target, context(target, ctx), n, stop, runs, due, alpha, progress)
-
-class Drawn(Uniforms):
-    "An rng that asks a numpy generator"
-    def __init__(self, generator): self.generator = generator
-    def uniform(self, kind, at, key): return self.generator.random()
-
-# %% ../nbs/17_certify.ipynb #43ece340
-def on_rows(verify, target, draft, gamma):  # -> sample(ctx, n, rng)
-    "A sampler of texts from `verify(p, q, x, rng) -> tokens`, of shapes (gamma + 1, V), (gamma, V), (gamma,); raises `ValueError`"
-    if not callable(verify): raise ValueError(f"verify: got {verify!r}, wanted a function of (p, q, x, rng)")
-    chain = Chain(draft, gamma)
-    def sample(ctx, n, rng):
-        text = tuple(ctx)
-        while len(text) < len(ctx) + n:
-            tree = chain(text, Drawn(rng))
-            p, q = target(tree), tree.law[1:]
-            new = integers(verify(np.array([p[i] for i in range(len(tree))], float), np.array(q, float), np.array(tree.token[1:]), rng), "verify")
-            if not new: raise ValueError("verify: got no token, wanted at least one a call")
-            text += new
-        return text[len(ctx):]
-    return sample

@@ -5,23 +5,23 @@
 # %% auto #0
 __all__ = ['PROMPT', 'MODELS', 'SEED', 'SYSTEM', 'WARM', 'COMMANDS', 'shipped', 'load', 'tokenizer_of', 'pair', 'compare',
            'fresh', 'known', 'build', 'room', 'prices', 'some', 'decode', 'timed', 'verdict', 'report', 'bench',
-           'certify', 'folder', 'file', 'Parser', 'parser', 'main']
+           'certify', 'on_trial', 'folder', 'file', 'Parser', 'parser', 'main']
 
-# %% ../nbs/63_commands.ipynb #ea63ddcd
-import argparse, os, sys
+# %% ../nbs/63_commands.ipynb #f2436d62
+import argparse, os, sys, numpy as np
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import indent
 from time import perf_counter
-import numpy as np
 from .law import at_least, check_warp, overlap
 from .chance import Seeded
 from .loop import fits, plain, rounds
 from .reject import Chain, capped_geometric, reject
 from .cost import explain, measure
 from .certify import certificate, certify as proof
+from .bets import certify_log
 from .systems import SYSTEMS
 
 # %% ../nbs/63_commands.ipynb #96bfe322
@@ -161,19 +161,30 @@ def bench(target=None, draft=None, temperature=1., prompt=None, n=48):
     print(f"best gamma    {best}: {costs.speedup(capped_geometric(alpha, best), best):.2f} times as fast as plain decoding" if best else
           "best gamma    0: no length of draft is faster than plain decoding")
 
-# %% ../nbs/63_commands.ipynb #cf935036
-def certify(system=None, target=None, draft=None, n=3, runs=2000, seed=0, prompt="The value of"):
-    "Print the certificates of a system, or of all; with a `target`, also the statistical one on it; raises `ValueError`"
+# %% ../nbs/63_commands.ipynb #bd1d0b8a
+def certify(system=None, target=None, draft=None, n=3, runs=2000, seed=0, prompt="The value of", log=None):  # -> did all pass?
+    "Print the certificates of a system, or of all; with a `target`, also the statistical one on it; or the report on a `log`; raises `ValueError`"
     at_least(1, n=n, runs=runs); at_least(0, seed=seed)
-    names = list(SYSTEMS) if system is None else [system]
-    for name in names: known(name)
+    if log is not None: return on_trial(log, dict(system=system, target=target, draft=draft))
+    for name in (names := list(SYSTEMS) if system is None else [system]): known(name)
     if target or draft or "" in (target, draft):
         tok, p, q = pair(target, draft, 1.)
         ids, built = room(tok, prompt, p, n), [build(name, p, q) for name in names]
+    passed = []
     for i, name in enumerate(names):
         said = {"tables of fractions": certificate(SYSTEMS[name])}
         if target or draft: said[target or "target"] = proof(built[i], fresh(p), ids, n, runs=runs, seed=seed, progress=sys.stderr.isatty())
         print(name, *(indent(f"{on}: {c.words}", "    ")[2:] for on, c in said.items()), sep="\n")
+        passed += [c.passes for c in said.values()]
+    return all(passed)
+
+# %% ../nbs/63_commands.ipynb #4e0e58b9
+def on_trial(log, others):
+    "Print the report on recorded rounds; raises `ValueError` when they are not to be judged alone"
+    for name, given in others.items():
+        if given is not None: raise ValueError(f"{name}: got {given!r} beside a log, wanted one of the two")
+    print(report := certify_log(log))
+    return report.passes
 
 # %% ../nbs/63_commands.ipynb #52dc1c4b
 def folder(out):
@@ -195,7 +206,7 @@ COMMANDS = {   # command: chapter, what it does, options (name, type, help)
     "tour": ("tour", "decode with every system and print the table", (("--out", folder, "the folder for the plot"),)),
     "decode": ("commands", "decode a prompt plainly and by a system", (PROMPT, ("--n", int, "how many new tokens"), ("--gamma", int, "how far to draft; without it as far as the system does"), WARM, SEED, *MODELS, SYSTEM)),
     "bench": ("commands", "price a pair of models, and say how far to draft", (*MODELS, WARM, ("--prompt", str, "a text to measure on; without it texts the embedded models never saw"), ("--n", int, "rounds a prompt for the acceptance rate"))),
-    "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models", (SYSTEM, *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
+    "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models; or of recorded rounds", (SYSTEM, ("--log", str, "a file of recorded rounds to judge instead: p, q, x and y, as numpy's savez writes them"), *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
     "record": ("benchmarks", "measure every system against its baselines", (("--out", file, "the file for the figures"),)),
     "train": ("training", "make the embedded models anew", (("--out", folder, "the folder for the models"),))}
 
@@ -217,15 +228,15 @@ def parser():
             sub.add_argument(flag, type=kind, help=help if usual in (None, Parameter.empty) else f"{help} ({usual})", default=argparse.SUPPRESS, required=usual is Parameter.empty)
     return top
 
-# %% ../nbs/63_commands.ipynb #091b3576
+# %% ../nbs/63_commands.ipynb #5e4b010f
 def main(argv=None):
     "Run a command; bad values, and packages that are missing, end it with one line and exit status 2"
     top = parser()
-    given = vars(top.parse_args(argv))
-    name = given.pop("command")
+    name = (given := vars(top.parse_args(argv))).pop("command")
     try:
-        getattr(import_module(f"specref.{COMMANDS[name][0]}"), name)(**given)
+        passed = getattr(import_module(f"specref.{COMMANDS[name][0]}"), name)(**given)
         print(end="", flush=True)
+        if passed is False: sys.exit(1)
     except BrokenPipeError:   # whoever read the output has left: so do we, without a word
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

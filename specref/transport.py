@@ -161,12 +161,12 @@ def tries(p, q, k, rho):  # (V,), (V,) -> number
     return sum(refused**j for j in range(k))
 
 def least_rho(p, q, k, steps=None):  # (V,), (V,) -> number
-    "The root of T(ρ) = ρ by 30 halvings, 8 in fractions, rounded up, so that the law is kept; raises `ValueError` unless k >= 1"
+    "The root of T(ρ) = ρ by 30 halvings, 4 in fractions, rounded up, so that the law is kept; raises `ValueError` unless k >= 1"
     at_least(1, k=k)
     low = 0*p[0] + 1
     high = k * low
     if tries(p, q, k, low) <= low: return low
-    for _ in range(steps or (8 if p.dtype == object else 30)):
+    for _ in range(steps or (4 if p.dtype == object else 30)):
         mid = (low + high) / 2
         low, high = (low, mid) if tries(p, q, k, mid) <= mid else (mid, high)
     return high

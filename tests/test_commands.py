@@ -6,6 +6,7 @@ import sys
 import tomllib
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 from house import ROOT
@@ -78,6 +79,48 @@ def test_models_of_your_own(capsys, folder):
 def test_certify_counts_on_a_named_model(capsys):
     said = run(capsys, "certify", "--target", "target", "--draft", "small", "--system", "speculative sampling", "--runs", "200", "--n", "1")
     assert "equality of 11 probabilities" in said and "no difference seen" in said and "200 runs" in said
+
+
+def logged(path, verify=None):
+    "A file of 900 recorded rounds on four tokens"
+    from itertools import islice
+    from specref.bets import played, save_log
+    from specref.loop import System
+    from specref.reject import Chain, reject
+    from specref.target import random_table
+    target, draft = (random_table(4, s, zeros=False) for s in (1, 2))
+    save_log(path, islice(played(System("", Chain(draft, 2), verify or reject), target, (0,), 6, 1), 900))
+    return str(path)
+
+
+def test_certify_judges_recorded_rounds(capsys, tmp_path):
+    "A right log is told of, with status 0; a wrong one with status 1"
+    from specref.loop import Verdict
+    said = run(capsys, "certify", "--log", logged(tmp_path/"right.npz"))
+    assert said.startswith("900 rounds") and all(f"\n{k:8} ok" in said for k in ("law", "draft", "tokens"))
+    everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
+    with pytest.raises(SystemExit) as end: main(["certify", "--log", logged(tmp_path/"wrong.npz", everything)])
+    said = capsys.readouterr()
+    assert end.value.code == 1 and "law      WRONG" in said.out and not said.err
+
+
+def test_logs_that_cannot_be_judged(capsys, tmp_path):
+    "One line each: no file, a file of something else, arrays that do not fit, a system beside the log"
+    (tmp_path/"text.npz").write_text("x")
+    for name in ("none.npz", "text.npz", "."): refused(capsys, "log: got", "certify", "--log", str(tmp_path/name))
+    np.savez(tmp_path/"part.npz", p=np.ones((1, 1, 2))/2)
+    refused(capsys, "log: got no array 'x'", "certify", "--log", str(tmp_path/"part.npz"))
+    np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))
+    refused(capsys, "log: round 0: p[0]: got weights that sum to 2.0", "certify", "--log", str(tmp_path/"sum.npz"))
+    refused(capsys, "target: got 'small' beside a log", "certify", "--log", str(tmp_path/"sum.npz"), "--target", "small")
+
+
+def test_certify_fails_aloud(capsys, monkeypatch):
+    "A certificate that does not pass is exit status 1, after all are printed"
+    from specref.loop import System, Verdict, nothing
+    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: System("wrong", nothing, lambda p, tree, rng: Verdict(0, 0)))
+    with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
+    assert end.value.code == 1 and "the law is wrong" in capsys.readouterr().out
 
 
 def test_a_path_brings_its_own_tokenizer(folder):

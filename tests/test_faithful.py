@@ -1,17 +1,22 @@
 "What each system has and a toy lacks, on the embedded transformers: every count below is exact"
 import numpy as np
 import pytest
+import torch
 
 from helpers import faithful
 from specref.chance import Seeded
+from specref.block import block, weights
+from specref.coupled import coupled
 from specref.law import overlap
-from specref.loop import generate, match, rounds
+from specref.loop import generate, match, nothing, rounds
 from specref.lookup import PromptLookup
-from specref.models import DOMAINS, embedded, prompts
+from specref.models import DOMAINS, bare, embedded, prompts
 from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.systems import SYSTEMS
 from specref.transformer import HFModel
+from specref.transport import least_rho, offers_at, optimum, tries
+from specref.traversal import alone, everyone, settle, traversal
 
 N = 40
 domains = pytest.mark.parametrize("domain", DOMAINS)
@@ -29,6 +34,12 @@ class Fed:
 def first(drafter, verify, target, prompt, k, seed=0):
     "The first `k` rounds"
     return [r for _, r in zip(range(k), rounds(target, drafter, verify, prompt, Seeded(seed)))]
+
+
+def agree(hits, chances):
+    "The share of hits is the mean of their exact probabilities, to five standard errors"
+    chances = np.asarray(chances, float)
+    return abs(np.mean(hits) - chances.mean()) < 5 * np.sqrt((chances * (1 - chances)).sum()) / len(chances)
 
 
 @faithful("autoregressive")
@@ -105,3 +116,124 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(domain):
         alone = HFModel(target.model.model, check=False)
         assert max(abs(alone.law(r.tree.text(i)) - r.p[i]).max() for i in range(len(r.tree))) < 1e-4
     assert len(draft.calls) == 2 * 6
+
+
+@faithful("block verification")
+@domains
+def test_a_chain_is_judged_as_a_whole(domain):
+    """At least i drafts are accepted as often as the weight of the prefix says, on real rows; the weight is above the product of the
+    capped ratios wherever a token that came too rarely follows one that came too often, and such prefixes occur"""
+    target, draft = embedded(), embedded("small")
+    seen = first(SYSTEMS["block verification"](draft).drafter, block, target, prompts(domain, 1)[0], 150)
+    above = 0
+    for i in range(1, 5):
+        w = [weights(r.p, r.tree).get(i, 0.) for r in seen]
+        kept = [np.prod([min(1, r.p[j][r.tree.token[j+1]] / r.tree.law[j+1][r.tree.token[j+1]]) for j in range(i)]) for r in seen]
+        assert agree([r.verdict.node >= i for r in seen], w) and all(a >= b - 1e-9 for a, b in zip(w, kept))
+        above += sum(a > b + .01 for a, b in zip(w, kept))
+    assert above > 20
+
+
+@faithful("drafter-invariant")
+@domains
+def test_the_text_does_not_know_its_drafter(domain):
+    "Temperature 1, one seed: plain decoding, two drafts and two lengths write one and the same text, in float64, and differ in their rounds alone"
+    fresh = lambda name: HFModel(bare(name, torch.float64), check=False)
+    prompt, calls = prompts(domain, 1)[0], set()
+    for seed in range(3):
+        ways = [nothing, *(SYSTEMS["drafter-invariant"](fresh(d), gamma=g).drafter for d, g in (("small", 4), ("large", 4), ("small", 2)))]
+        texts = [generate(fresh("target"), drafter, coupled, prompt, N, Seeded(seed)) for drafter in ways]
+        assert len(set(texts)) == 1 and len(texts[0]) == N
+        calls |= {len(t.ledger.rounds) for t in texts}
+    assert len(calls) > 3
+
+
+@faithful("independent siblings", "K-SEQ")
+@domains
+def test_equal_siblings_stay_two_trials(domain):
+    "Independent children repeat each other; each is a node of its own whose edge states the whole law of the draft; equal texts are read once"
+    target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts(domain, 1)[0]
+    twice = 0
+    for k, r in enumerate(first(SYSTEMS["independent siblings"](draft).drafter, reject, target, prompt, 25)):
+        kids = r.tree.children(0)
+        twice += len({r.tree.token[c] for c in kids}) < 3
+        assert len(kids) == 3 and len(r.tree) == 10 and all(r.tree.law[c] is r.tree.law[kids[0]] for c in kids)
+        texts = len({r.tree.text(i) for i in range(1, 10)})
+        assert target.calls[k] <= texts + 1 if k else target.calls[k] == texts + len(prompt)   # what was drafted before and is so again was read before
+    assert twice > 3 and len(draft.calls) == 3 * 25
+
+
+@faithful("K-SEQ")
+@domains
+def test_k_seq_judges_every_sibling_by_one_stricter_test(domain):
+    "Its number is found anew at every place of a real text, and a child is kept there as often as the number says"
+    system = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,))
+    seen = first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 150)
+    laws = [(r.p[0], r.tree.law[1]) for r in seen]
+    rho = [least_rho(p, q, 3) for p, q in laws]
+    assert agree([r.verdict.node > 0 for r in seen], [tries(p, q, 3, x) * np.minimum(q, p / x).sum() for (p, q), x in zip(laws, rho)])
+    assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
+
+
+@faithful("SpecHub")
+@domains
+def test_every_pair_has_the_hub(domain):
+    "The likeliest token of the draft is one of the two, the other is a sample of the tail, offered first; kept as often as the theorem says"
+    system = SYSTEMS["SpecHub"](embedded("small"), shape=(2,))
+    hits, chances, hub_first = [], [], 0
+    for r in first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 150):
+        p, q, (a, b) = r.p[0], r.tree.law[1], r.tree.children(0)
+        hub = int(np.argmax(q))
+        assert hub in (r.tree.token[a], r.tree.token[b]) and r.tree.token[a] != r.tree.token[b]
+        hub_first += r.tree.token[a] == hub
+        tail = np.where(np.arange(len(q)) == hub, 0, q) / (1 - q[hub])
+        hits.append(r.verdict.node > 0); chances.append(p[hub] + np.minimum(p, tail)[np.arange(len(p)) != hub].sum())
+    assert agree(hits, chances) and 0 < hub_first < 150
+
+
+@faithful("optimal transport")
+@domains
+def test_siblings_are_used_as_well_as_can_be(domain):
+    "On the eight likeliest tokens of real rows a child is kept as often as the closed form allows any exact rule, and that is more than offering in turn"
+    system = SYSTEMS["optimal transport"](embedded("small", top_k=8), shape=(2,))
+    hits, chances, in_turn = [], [], []
+    for r in first(system.drafter, system.verify, embedded(top_k=8), prompts(domain, 1)[0], 120):
+        p, q, (a, b) = r.p[0], r.tree.law[1], r.tree.children(0)
+        hits.append(r.verdict.node > 0); chances.append(optimum(p, offers_at(r.tree, 0)))
+        left = np.maximum(p - q, 0)
+        second = lambda x: np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
+        once = overlap(p, q)
+        in_turn.append(once + sum(max(q[x] - p[x], 0) * overlap(left / left.sum(), second(x)) for x in np.flatnonzero(q)) if left.sum() > 1e-9 else 1.)
+    assert agree(hits, chances) and all(o >= t - 1e-9 for o, t in zip(chances, in_turn)) and np.mean(chances) > np.mean(in_turn) + .001
+
+
+@faithful("generous tree")
+@domains
+def test_every_node_makes_room(domain):
+    "On real rows the masses of the ends are a law; the mean depth they promise is above that of `reject`, and the verdicts reach it"
+    system = SYSTEMS["generous tree"](embedded("small"), shape=(3, 1, 1))
+    depth, promised, in_turn = [], [], []
+    for r in first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 120):
+        ends = [settle(r.p, r.tree, gives)[0] for gives in (everyone, alone)]
+        assert all(abs(sum(m.values()) - 1) < 1e-9 and min(m.values()) >= 0 for m in ends)
+        promised.append(sum(w * r.tree.depth[v] for v, w in ends[0].items())); in_turn.append(sum(w * r.tree.depth[v] for v, w in ends[1].items()))
+        depth.append(r.tree.depth[r.verdict.node])
+    gap = np.subtract(depth, promised)
+    assert abs(gap.mean()) < 5 * gap.std() / len(gap)**.5 and np.mean(promised) > np.mean(in_turn) + .02
+
+
+@faithful("traversal verification")
+@domains
+def test_leaves_are_judged_before_their_parents(domain):
+    """On a chain of a real pair it is block verification, verdict by verdict from the same noise; on trees the leaves are asked
+    first, so a node is accepted whose parent alone would have been refused; one pass reads the tree"""
+    target, draft, prompt = Fed(embedded()), embedded("small"), prompts(domain, 1)[0]
+    for k, r in enumerate(first(Chain(draft, 4), block, embedded(), prompt, 30)):
+        assert traversal(r.p, r.tree, Seeded(k)) == block(r.p, r.tree, Seeded(k))
+    system = SYSTEMS["traversal verification"](draft, shape=(2, 2))
+    saved = 0
+    for k, r in enumerate(first(system.drafter, system.verify, target, prompt, 60)):
+        assert len(r.tree) == 7 and target.calls[k] == 6 + (len(prompt) if k == 0 else 1)
+        parent = r.tree.ancestors(r.verdict.node)[0] if r.tree.depth[r.verdict.node] == 2 else None
+        saved += parent == 1 and r.p[0][r.tree.token[1]] < r.tree.law[1][r.tree.token[1]]
+    assert saved > 3

@@ -14,7 +14,7 @@ from specref.systems import SYSTEMS
 from specref.target import target_law
 from specref.tree import iid
 
-N, SEES, CTX = 8_000, .1, (0, 1, 0)   # runs an example; every example sees a distance of SEES with power 1 - MISS
+N, SEES, CTX = 9_000, .1, (0, 1, 0)   # runs an example; every example sees a distance of SEES with power 1 - MISS
 
 
 def counts(system, target, seed, n=N): return Counter(tuple(system(target, CTX, 3, Seeded(seed, (0, run)))) for run in range(n))

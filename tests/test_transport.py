@@ -342,7 +342,7 @@ def test_larger_is_valid_and_weaker(pq, k, ratios):
 def test_the_root(pq, k):
     "`least_rho` keeps the law by itself, and nothing smaller by more than the bisection's last step does"
     p, q = pq
-    for steps in (30, 8):
+    for steps in (30, 4):
         rho = least_rho(p, q, k, steps)
         assert 1 <= rho <= k and tries(p, q, k, rho) <= rho
         below = rho - F(k - 1, 2**steps)

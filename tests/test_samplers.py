@@ -1,0 +1,362 @@
+"Chapter 17b: samplers of texts, functions of rows, and nine questions that each find their own mistake"
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from helpers import ALPHA, MISS, laws, proves, random_table, refuses, seeds, tempered
+from specref.bets import Report
+from specref.block import block
+from specref.chance import Outcomes, law_of, stream
+from specref.certify import certify, detectable, partition, safe_limit
+from specref.law import exact, overlap, tv
+from specref.loop import match, rounds
+from specref.reject import Chain, accepted_at_least, reject
+from specref.samplers import CASES, FAIR, INNER, QUESTIONS, SAME, Case, Drawn, Edge, Kit, Spread, by_cdf, certify_rows, certify_sampler, classes, hear, in_rows, lengths, on_rows
+from specref.target import TableModel, target_law
+
+
+def theirs(p, q, x, rng):
+    "Speculative sampling as it is often written, padded with -1"
+    for i in range(len(x)):
+        if not rng.random()*q[i, x[i]] < p[i, x[i]]:
+            r = np.maximum(p[i] - q[i], 0)
+            return [*x[:i], rng.choice(len(r), p=r/r.sum()), *[-1]*(len(x) - i)]
+    return [*x, rng.choice(p.shape[1], p=p[-1])]
+
+
+def broken(left=lambda p, q: np.maximum(p - q, 0), bonus=lambda p, q: p[-1], keep=lambda u, p, q: u*q < p, once=False, seeded=lambda rng: rng, find=None):
+    "The same with one piece replaced"
+    def verify(p, q, x, rng):
+        rng = seeded(rng)
+        draw = (lambda r: rng.choice(len(r), p=r/r.sum())) if find is None else lambda r: find(r, rng)
+        u = np.full(len(x), rng.random()) if once else rng.random(len(x))
+        for i in range(len(x)):
+            if not keep(u[i], p[i, x[i]], q[i, x[i]]):
+                r = left(p[i], q[i])
+                return np.array([*x[:i], draw(r if r.sum() > 0 else p[i])])
+        return np.array([*x, draw(bonus(p, q))])
+    return verify
+
+
+# Samplers of texts
+
+THEIRS = {"correction from p": broken(left=lambda p, q: p), "letters mixed": broken(left=lambda p, q: np.maximum(q - p, 0)), "everything kept": broken(keep=lambda *_: True),
+          "bonus from the row before": broken(bonus=lambda p, q: p[-2]), "bonus from the draft": broken(bonus=lambda p, q: q[-1]), "one uniform for all": broken(once=True),
+          "|p - q|": broken(left=lambda p, q: abs(p - q))}
+big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
+
+
+@pytest.mark.parametrize("exact_rows", [True, False])
+def test_a_right_function_of_rows_passes(exact_rows):
+    "Plain numpy in, integers out; tables in fractions or floats; padding is cut"
+    p, q = (big, small) if exact_rows else (tempered(big, 1.), tempered(small, 1.))
+    for f in (theirs, broken()): assert certify_sampler(on_rows(f, p, q, 2), p, (0,), runs=2000).passes
+
+
+@pytest.mark.parametrize("name", ["one uniform for all", "bonus from the row before"])
+def test_wrong_functions_of_rows_are_caught_as_texts(name):
+    "One of them has every single position right"
+    found = certify_sampler(on_rows(THEIRS[name], big, small, 2), big, (0,), runs=4000)
+    assert not found.passes and found.words.startswith("the law is wrong: ")
+
+
+def test_any_sampler_of_texts():
+    "Draws of whole texts: longer ones are cut, stop tokens end them, short and alien ones are found out"
+    want = target_law(big, (0,), 4, (1,))
+    ys, ws = list(want), np.array([float(w) for w in want.values()])
+    draw = lambda ctx, n, rng: ys[rng.choice(len(ys), p=ws)]
+    assert certify_sampler(draw, big, (0,), 4, (1,), runs=2000).passes and certify_sampler(lambda *a: (*draw(*a), 0, 0), big, (0,), 3, (1,), runs=2000).passes
+    for wrong in (lambda *a: draw(*a)[:2], lambda *a: (7, *draw(*a))): assert "impossible" in certify_sampler(wrong, big, (0,), 4, (1,), runs=500).words
+
+
+def test_rows_have_the_shapes_that_are_promised():
+    "(gamma + 1, V), (gamma, V), (gamma,), floats; and each drafted token has weight in its row: for texts and for the kit"
+    def verify(p, q, x, rng):
+        g = len(x)
+        assert p.shape == (g + 1, 4) and q.shape == (g, 4) and x.dtype.kind == "i" and p.dtype == q.dtype == float
+        assert np.isnan(q).any() or all(q[i, x[i]] > 0 for i in range(g)) and np.allclose(p.sum(1), 1) and np.allclose(q.sum(1), 1)
+        return theirs(p, q, x, rng)
+    assert len(on_rows(verify, big, small, 3)((0,), 5, stream(1))) >= 5
+    assert certify_rows(verify, gamma=3, runs=50).lines[0].passes
+
+
+# Classes
+
+def spread(P, Q, V):
+    "Rows in fractions over `V` tokens, as `Spread` makes them in floats"
+    of, w = classes(V), [Fraction(1 + x % 7) for x in range(V)]
+    share = [w[x]/sum(w[y] for y in range(V) if of[y] == of[x]) for x in range(V)]
+    rows = lambda table: TableModel(V, lambda text: np.array([table.law((text[0], *(int(of[x]) for x in text[1:])))[of[x]]*share[x] for x in range(V)], dtype=object))
+    return rows(P), rows(Q), lambda text: tuple(int(of[x]) for x in text)
+
+
+@proves("prop-classes")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("V", [4, 7])
+def test_classes(name, V):
+    "In fractions: classes of a text have the small table's law, the distance is the small table's, and rules of ratios keep as many tokens"
+    case = Case(CASES[name], V)
+    p, q, of = spread(case.P, case.Q, V)
+    assert target_law(p, (0,), 2).of(of) == {k: w for k, w in target_law(case.P, (0,), 2).items() if w} and target_law(q, (0,), 2).of(of) == target_law(case.Q, (0,), 2)
+    for at in ((0,), (0, 0), (0, V - 1)):
+        small = tuple([at[0], *of(at[1:])])
+        a, b = p.law(at), q.law(at)
+        assert tv(a, b) == tv(case.P.law(small), case.Q.law(small)) and overlap(a, b) == overlap(case.P.law(small), case.Q.law(small))
+        assert np.allclose(case.p(small), a.astype(float)) and np.allclose(case.q(small), b.astype(float))
+    for rule in (reject, block):
+        if V == 4 or rule is reject or name == "different rows":
+            told = law_of(lambda rng: len(next(rounds(p, Chain(q, 2), rule, (0,), rng)).tokens)) if V < 7 or rule is reject else lengths(CASES[name], 2, rule)
+            assert told == lengths(CASES[name], 2, rule)
+
+
+@proves("prop-classes")
+def test_block_verification_asks_for_ratios_too():
+    "Its number of tokens on seven tokens, one draft, is the small table's; that of match is not"
+    case = Case(CASES["different rows"], 7)
+    p, q, _ = spread(case.P, case.Q, 7)
+    said = {rule: law_of(lambda rng: len(next(rounds(p, Chain(q, 1), rule, (0,), rng)).tokens)) for rule in (block, match)}
+    assert said[block] == lengths(CASES["different rows"], 1, block) and said[match] != lengths(CASES["different rows"], 1, match)
+
+
+@settings(max_examples=30)
+@given(st.integers(4, 300))
+def test_every_token_has_a_class(V):
+    "The ends are alone, the others share two classes; shares sum to one in each"
+    of, s = classes(V), Spread(Case(CASES["equal rows"], 4).P, V)
+    assert (of == 0).sum() == (of == 3).sum() == 1 and of[0] == 0 and of[-1] == 3 and set(of) == {0, 1, 2, 3}
+    assert np.allclose(np.bincount(of, s.w), 1) and s((0, 2)).sum() == pytest.approx(1)
+
+
+def test_rows_differ():
+    "From one position to the next, and after another token"
+    case = Case(CASES["different rows"], 4)
+    rows = [tuple(case.p(at)) for at in ((0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))]
+    assert len(set(rows)) == 5 and case.p((0, 1, 2)) is case.p((0, 3, 2))
+
+
+@pytest.mark.parametrize("rule", [reject, block, match])
+@pytest.mark.parametrize("name", CASES)
+def test_the_oracle_of_lengths(name, rule):
+    "The law of the length comes from the rule itself; for the chain rule its mean is the closed form"
+    case, law = Case(CASES[name], 4), lengths(CASES[name], 2, rule)
+    assert sum(law.values()) == 1 and set(law) <= {1, 2, 3}
+    if rule is reject: assert law.mean() == 1 + sum(accepted_at_least(case.P, case.Q, (0,), i) for i in (1, 2))
+    assert lengths(CASES[name], 2, match).mean() <= lengths(CASES[name], 2, reject).mean() <= lengths(CASES[name], 2, block).mean()
+
+
+# Right functions
+
+RIGHT = {"theirs": (theirs, {}), "with searchsorted": (broken(find=lambda r, rng: int(np.searchsorted(np.cumsum(r), rng.random()*r.sum(), side="right"))), {}),
+         "reject": (in_rows(reject), {}), "block": (in_rows(block), dict(like=block)), "match": (in_rows(match), dict(like=match)), "block is more than reject": (in_rows(block), {})}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_functions_pass(name):
+    "All nine answers in words, with the rate of false alarms and what would have been seen"
+    f, how = RIGHT[name]
+    found = certify_rows(f, runs=1000, **how)
+    assert isinstance(found, Report) and found.passes and found.wrong == () and [x.check for x in found.lines] == list(QUESTIONS)
+    assert "1e-09" in found.title and all(s in " ".join(found.words.split()) for s in ("TV >=", "probability 0.999", "token by token would have found", "tokens a call", "no token of probability 0"))
+    assert {x.check: x.passes for x in found.lines} == {q: None if q == "draft" else True for q in QUESTIONS}
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_other_lengths(gamma):
+    assert certify_rows(theirs, gamma=gamma, runs=500, draft=by_cdf).passes
+    assert "law" in certify_rows(THEIRS["correction from p"], gamma=gamma, runs=500, cases=FEW).wrong
+
+
+FEW = {k: CASES[k] for k in ("different rows", "the draft ranks them backwards", "zeros at both ends")}
+
+
+# Wrong ones: each is found by the questions that name it, and by no other
+
+def reseeded(rng): return np.random.default_rng(rng.bit_generator.seed_seq)
+
+
+class Racer:
+    "Draws by exponential noise that belongs to the generator's seed and to the position, for the draft and for the correction"
+    at = 0
+    def race(self, w, rng, i): return int(np.argmin(np.random.default_rng([*rng.bit_generator.seed_seq.spawn_key, i]).exponential(size=len(w)) / np.maximum(w, 1e-300)))
+    def draft(self, q, rng):
+        self.at += 1
+        return self.race(q, rng, self.at)
+    def verify(self, p, q, x, rng):
+        self.at = 0
+        if np.isnan(q).any(): raise ValueError("q: NaN")
+        for i in range(len(x)):
+            if not rng.random()*q[i, x[i]] < p[i, x[i]]: return [*x[:i], self.race(np.maximum(p[i] - q[i], 0), rng, i + 1)]
+        return [*x, rng.choice(p.shape[1], p=p[-1])]
+
+
+racer = Racer()
+
+
+def one_coin(p, q, x, rng):
+    "The number that refused the draft draws the correction too"
+    for i in range(len(x)):
+        if np.isnan(q).any(): raise ValueError("q: NaN")
+        if not (u := rng.random())*q[i, x[i]] < p[i, x[i]]:
+            r = np.cumsum(np.maximum(p[i] - q[i], 0))
+            return [*x[:i], int(np.searchsorted(r, u*r[-1], side="right"))]
+    return [*x, rng.choice(p.shape[1], p=p[-1])]
+
+
+def goes_on(p, q, x, rng):
+    "Judges on after a refusal, by rows that followed the refused token"
+    return [int(v if rng.random()*q[i, v] < p[i, v] else by_cdf(np.maximum(p[i] - q[i], 0), rng)) for i, v in enumerate(x)] + [by_cdf(p[-1], rng)]
+
+
+def careless(p, q, x, rng):
+    "Works in the arrays that it was given"
+    said = theirs(p.copy(), q.copy(), x, rng)
+    p -= .1
+    return said
+
+
+def fragile(p, q, x, rng):
+    "Divides by what is left, also when nothing is"
+    r = np.maximum(p[:-1] - q, 0)
+    if (r.sum(1) == 0).any(): raise ZeroDivisionError("nothing left")
+    return theirs(p, q, x, rng)
+
+
+def nan_keeps(p, q, x, rng):
+    for i in range(len(x)):
+        if rng.random()*q[i, x[i]] >= p[i, x[i]]: return [*x[:i], by_cdf(np.maximum(p[i] - q[i], 0), rng)]
+    return [*x, by_cdf(p[-1], rng)]
+
+
+top2 = lambda q: np.where(q >= np.sort(q)[-2], q, 0)
+own = np.random.default_rng(5)
+MISTAKES = {name: (dict(verify=f), {"law", "noise"}) for name, f in THEIRS.items()} | {
+    "bonus from the row before": (dict(verify=THEIRS["bonus from the row before"]), {"law"}),
+    "|p - q|": (dict(verify=THEIRS["|p - q|"]), {"law", "noise", "zeros"}),
+    "letters mixed": (dict(verify=THEIRS["letters mixed"]), {"law", "noise", "zeros"}),
+    "everything kept": (dict(verify=THEIRS["everything kept"]), {"law", "noise", "zeros", "nan"}),
+    "q/p": (dict(verify=broken(keep=lambda u, p, q: u*p < q)), {"law", "noise", "zeros"}),
+    "kept iff p >= q": (dict(verify=broken(keep=lambda u, p, q: q <= p)), {"law", "noise", "tokens"}),
+    "ratio times 1.5": (dict(verify=broken(keep=lambda u, p, q: u*q < 1.5*p)), {"law", "noise"}),
+    "p without the token": (dict(verify=lambda p, q, x, rng: broken(left=lambda a, b: np.where(np.arange(len(a)) == x[0], 0, a))(p, q, x, rng)), {"law", "noise"}),
+    "likeliest correction": (dict(verify=broken(left=lambda p, q: (r := np.maximum(p - q, 0)) * (r == r.max()))), {"law", "noise"}),
+    "q of the next row": (dict(verify=lambda p, q, x, rng: theirs(p, np.roll(q, 1, 0), x, rng)), {"law", "noise"}),
+    "one coin for all of it": (dict(verify=one_coin), {"law", "noise"}),
+    "judges on": (dict(verify=goes_on), {"form", "nan"}),
+    "one token too many": (dict(verify=lambda p, q, x, rng: [*x, 0, 0]), {"form", "zeros", "nan"}),
+    "no token": (dict(verify=lambda p, q, x, rng: [-1]), {"form", "seeds"}),
+    "halves": (dict(verify=lambda p, q, x, rng: [.5]), {"form", "seeds"}),
+    "fails on equal rows": (dict(verify=fragile, cases={"equal rows": CASES["equal rows"]}, runs=50), {"form"}),
+    "outside of the vocabulary": (dict(verify=lambda p, q, x, rng: [4]), {"law", "noise", "seeds", "tokens", "zeros", "nan"}),
+    "no bonus": (dict(verify=lambda p, q, x, rng: (y := theirs(p, q, x, rng))[:len(x)]), {"tokens"}),
+    "the target alone": (dict(verify=lambda p, q, x, rng: [by_cdf(p[0], rng)]), {"tokens"}),
+    "match, said to be reject": (dict(verify=in_rows(match)), {"tokens"}),
+    "reject, said to be block": (dict(verify=in_rows(reject), like=block, runs=6000, cases={k: CASES[k] for k in ("different rows", "the draft ranks them backwards")}), {"tokens"}),
+    "seeds itself by the same seed": (dict(verify=broken(seeded=reseeded)), {"noise"}),
+    "one race for draft and correction": (dict(verify=racer.verify, draft=racer.draft, runs=6000, cases={k: CASES[k] for k in ("different rows",)}), {"noise"}),
+    "the likeliest token, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: int(np.argmax(q))), {"noise", "draft"}),
+    "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: by_cdf(top2(q), rng)), {"draft"}),
+    "a token of weight 0": (dict(verify=theirs, draft=lambda q, rng: int(np.argmin(q))), {"noise", "draft"}),
+    "noise of its own": (dict(verify=broken(seeded=lambda rng: own)), {"seeds"}),
+    "always one seed": (dict(verify=broken(seeded=lambda rng: np.random.default_rng(1))), {"law", "noise", "seeds", "tokens"}),
+    "writes in p": (dict(verify=careless), {"rows"}),
+    "u <= p/q": (dict(verify=broken(keep=lambda u, p, q: u*q <= p)), {"zeros"}),
+    "search from the left": (dict(verify=broken(find=lambda r, rng: int(np.searchsorted(np.cumsum(r), rng.random()*r.sum())))), {"zeros"}),
+    "the last sum is below 1": (dict(verify=broken(find=lambda r, rng: int(np.searchsorted(np.cumsum(r/r.sum())*(1 - 1e-12), rng.random(), side="right")))), {"zeros"}),
+    "NaN keeps": (dict(verify=nan_keeps), {"nan"}),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_is_named(name):
+    "By the questions that are its own, and by no other"
+    how, named = MISTAKES[name]
+    with np.errstate(all="ignore"): found = certify_rows(**dict(dict(cases=FEW, runs=1500), **how))
+    assert set(found.wrong) == named, found
+
+
+def test_long_vocabularies():
+    "150,000 tokens, 120 runs: a right kernel passes; one that forgets the last tile, and one that keeps everything, are further off than is stated to be seen, and do not"
+    def tiled(p, q, x, rng):
+        p = p.copy(); p[:, p.shape[1]//1024*1024:] = 0
+        return theirs(p / p.sum(1, keepdims=True), q, x, rng)
+    ends = {"the ends": lambda p, q: (exact(1, 1, 1, 7), exact(7, 1, 1, 1))}
+    for f, passes in ((theirs, True), (tiled, False), (THEIRS["everything kept"], False)):
+        found = certify_rows(f, V=150_000, gamma=1, runs=120, cases=ends)
+        assert ("law" not in found.wrong) == passes and found.title.startswith("150,000 tokens")
+        if passes: assert float(found.words.split("TV >= ")[1][:5]) < tv(exact(1, 1, 1, 7), exact(7, 1, 1, 1))   # in the report of the right one
+
+
+def test_power_is_as_stated():
+    "On the cells of a finished block: at the stated distance from q's side a mixture is missed at most MISS; and by one bit, at the stated share"
+    case = Case(CASES["different rows"], 4)
+    cells = partition(case.P, (0,), 3, 1000)
+    w = np.array([float(v) for v in cells.weight.values()])
+    limit = safe_limit(1000, tuple(w), ALPHA/10)
+    seen = Counter()
+    for y, v in target_law(case.Q, (0,), 3).items(): seen[cells.of(y)] += float(v)
+    other, d = np.array([seen[c] for c in cells.weight]), detectable(1000, len(w) - 1, limit)
+    part = d / (abs(other - w).sum()/2)
+    k = stream(3).multinomial(1000, w + part*(other - w), 3000)
+    with np.errstate(all="ignore"): G = 2*np.where(k, k*np.log(k/(1000*w)), 0).sum(1)
+    assert part < 1 and (G <= limit).mean() <= MISS + 6*np.sqrt(MISS/3000)
+
+
+def test_the_distance_in_the_report_is_computed():
+    "TV of the report is what 1,000 runs see on the cells of the case that has most of them, at the case's part of the rate"
+    found = certify_rows(theirs, runs=1000, cases={"different rows": CASES["different rows"]})
+    w = tuple(float(v) for v in partition(Case(CASES["different rows"], 4).P, (0,), 3, 1000).weight.values())
+    assert f"TV >= {detectable(1000, len(w) - 1, safe_limit(1000, w, ALPHA/7)):.3f}" in " ".join(found.words.split()) and f"up to {len(w)} cells" in " ".join(found.words.split())
+
+
+def test_false_alarms_at_a_rate_that_can_be_seen():
+    "At alpha = 1/5 for the whole report, 40 reports on right functions: no more alarms than 1/5 allows (six standard deviations)"
+    one = {"different rows": CASES["different rows"]}
+    alarms = sum(not certify_rows(theirs, gamma=1, cases=one, runs=120, seed=s, alpha=.2, draft=by_cdf).passes for s in range(40))
+    assert alarms <= 40*.2 + 6*np.sqrt(40*.2*.8)
+
+
+def test_edges():
+    "The first answers are the edge, as a number, an array or in place; what follows is noise; `choice` asks the same generator"
+    e = Edge(0., 5)
+    out = np.ones(3)
+    assert e.random() == 0 and (e.random(4) == 0).all() and e.random(out=out) is out and not out.any() and e.uniform(2., 3.) == 2. and e.choice(4, p=[0, .5, .5, 0]) == 1
+    assert e.random() > 0 and e.asked == 6 and len(set(e.random(10))) == 10
+    assert Edge(1 - 2.**-53, 1).choice(4, p=[0, .5, .5, 0]) == 2
+
+
+def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
+    "Its uniform numbers are its own: the report says so, and does not say ok"
+    found = certify_rows(lambda p, q, x, rng: theirs(p, q, x, np.random.default_rng(rng.integers(2**63))), cases=FEW, runs=300)
+    assert found.passes and dict((l.check, l.passes) for l in found.lines)["zeros"] is None and "asked the generator for no uniform number" in found.words
+
+
+def test_the_package_knows_them():
+    "The doors are names of the package"
+    import specref
+    assert specref.certify_rows is certify_rows and specref.certify_sampler is certify_sampler and specref.watch.__name__ == "watch" and specref.samplers.__name__ == "specref.samplers"
+
+
+def test_reproducible():
+    "The same seed, the same report; no rule to compare with, no question of tokens"
+    a, b, c = (certify_rows(theirs, runs=200, cases=FEW, seed=s).words for s in (3, 3, 4))
+    assert a == b != c and "no rule to compare with" in certify_rows(theirs, runs=100, like=None, cases=FEW).words
+
+
+def test_what_was_raised_is_told():
+    words = certify_rows(fragile, cases={"equal rows": CASES["equal rows"]}, runs=100).words
+    assert "in the case 'equal rows' 100 of 100 calls raised ZeroDivisionError: nothing left" in words and "not judged" in words
+
+
+def test_doors():
+    "Bad input is answered by name, before anything is called"
+    def never(*given): raise AssertionError("called")
+    for name, kw in (("V", dict(V=3)), ("V", dict(V=4.)), ("gamma", dict(gamma=0)), ("runs", dict(runs=0)), ("seed", dict(seed=-1)), ("alpha", dict(alpha=0.)), ("alpha", dict(alpha=1)),
+                     ("draft", dict(draft=3)), ("like", dict(like="reject")), ("cases", dict(cases={})), ("cases", dict(cases={"a": 1})), ("cases", dict(cases=[reject]))): refuses(name, certify_rows, never, **kw)
+    refuses("verify", certify_rows, None); refuses("verify", on_rows, None, big, small, 2); refuses("gamma", on_rows, theirs, big, small, 0)
+    for bad in (4, -1, .5, None): refuses("draft", certify_rows, theirs, draft=lambda q, rng: bad, runs=20, cases=FEW)
+    refuses("sample", certify_sampler, [1, 2], big, (0,)); refuses("seed", certify_sampler, theirs, big, (0,), seed=-1); refuses("ctx", certify_sampler, theirs, big, (9,))
+    for bad in ([.5, .5], [[1, 2, 3]]): refuses("sample", certify_sampler, lambda ctx, n, rng: bad, big, (0,), runs=500)
+    for bad in ([-1, -1], "text"): refuses("verify", certify_sampler, on_rows(lambda *a: bad, big, small, 2), big, (0,), runs=500)
