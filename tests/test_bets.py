@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import ALPHA, MISS, CANON, killer, laws, models, pairs, plans, Plan, proves, random_table, refuses, tempered
-from mutants import judge
 from specref.bets import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, integers, load_log, noted, played, save_log, watch
 from specref.block import block
 from specref.chance import Seeded, law_of, stream
@@ -19,6 +18,7 @@ from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.systems import SYSTEMS
 from specref.target import TableModel, target_law
+from specref.traps import judge, siblings_by_p
 from specref.tree import Tree, iid, without_replacement
 
 
@@ -221,7 +221,6 @@ WRONG = {   # what is convicted: the first line that says so
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_systems_are_convicted(name):
     "Each by the line that names its fault, within 6,000 rounds, and long before that"
-    from mutants import siblings_by_p
     drafter, verify, line = WRONG[name]
     found = watch(system(drafter, verify or siblings_by_p), target, (0,), most=6000)
     assert not found.passes and found.wrong == (line,) and "WRONG" in str(found), found

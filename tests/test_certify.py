@@ -13,7 +13,6 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import binom, chi2, kstest
 
 from helpers import ALPHA, MISS, CANON, cold, constant, detectable, g_test, killer, laws, models, pooled, proves, random_table, refuses, seeds, tempered
-from mutants import MUTANTS, SLOW, judge, redraw
 from specref.certify import Certificate, Evidence, certificate, certify, exactly, log_moment, partition, safe_limit, split
 from specref.chance import distance, law_of, stream
 from specref.law import exact, residual, tv
@@ -21,6 +20,7 @@ from specref.loop import System, Verdict, loop_law, match, nothing, plain, round
 from specref.reject import Chain, accepted_at_least, reject
 from specref.systems import SYSTEMS
 from specref.target import TableModel, target_law
+from specref.traps import MUTANTS, SLOW, judge, redraw
 from specref.tree import iid
 from test_statistical import CTX, WRONG, nearby
 
@@ -80,8 +80,9 @@ def test_enough_mutants(): assert len(PLAIN) >= 35
 def test_lost_tokens_show(mutant):
     "A system that keeps the law and loses tokens passes, and its E[tokens] falls short of the oracle that the right one meets"
     w, r = ((certify(system(s.target, s.drafter, s.verify), s.target, s.ctx, s.n) for s in (mutant.wrong, mutant.right)))
-    oracle = 1 + sum(accepted_at_least(mutant.right.target, mutant.right.drafter.model, (0,), i) for i in (1, 2))
-    assert w.passes and r.passes and r.tokens == oracle > w.tokens
+    assert w.passes and r.passes and r.tokens == mutant.right.tokens() > w.tokens
+    if mutant.right.verify is reject and getattr(mutant.right.drafter, "gamma", 0) == 2:   # a chain of two: also the oracle of chapter 05
+        assert r.tokens == 1 + sum(accepted_at_least(mutant.right.target, mutant.right.drafter.model, (0,), i) for i in (1, 2))
 
 
 def test_words_of_a_certificate():

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import g_test, killer, random_table, seeds, tempered
-from mutants import judge, redraw, siblings_by_p
 from specref.chance import Seeded, distance
 from specref.loop import System, loop_law
 from specref.reject import Chain
 from specref.siblings import Branching
 from specref.systems import SYSTEMS
 from specref.target import target_law
+from specref.traps import judge, redraw, siblings_by_p
 from specref.tree import iid
 
 N, SEES, CTX = 9_000, .1, (0, 1, 0)   # runs an example; every example sees a distance of SEES with power 1 - MISS
