@@ -88,11 +88,12 @@ def distance(a, b):  # {outcome: weight}, {outcome: weight} -> scalar in [0, 1]
     "Total variation between two finite laws"
     return sum(abs(a.get(k, 0) - b.get(k, 0)) for k in {**a, **b}) / 2
 
-# %% ../nbs/01_chance.ipynb #ec986b05
+# %% ../nbs/01_chance.ipynb #604a5e5e
 class Uniforms:
     "An rng that answers each question with one number of [0, 1), found by `uniform(kind, at, key)`"
     def pick(self, law, at=None, key=None):
-        ends = np.cumsum(law)
+        ends = np.cumsum(law, dtype=object if isinstance(law[0], Fraction) else float)
+        if not 0 < ends[-1] < np.inf: raise ValueError(f"law: got weights that sum to {ends[-1]}, wanted a positive sum")
         return int(np.searchsorted(ends, self.uniform("pick", at, key) * ends[-1], side="right"))
     def coin(self, a, of=1, at=None): return bool(self.uniform("coin", at, None) * of < a)
 

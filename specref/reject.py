@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['reject', 'Chain', 'accepted_at_least', 'capped_geometric', 'one_try']
 
-# %% ../nbs/05_reject.ipynb #4bb050fe
+# %% ../nbs/05_reject.ipynb #9b2576d8
 from dataclasses import dataclass
 from fractions import Fraction
 import numpy as np
-from .law import at_least, exact, overlap, point, residual
+from .law import at_least, exact, overlap, paired, point, residual
 from .chance import law_of
 from .tree import Tree, iid
 from .target import Rows, target_law
@@ -21,6 +21,7 @@ def reject(p, tree, rng, i=0):
     r = p[i]
     for c in tree.children(i):
         x, q = tree.token[c], tree.law[c]
+        paired(r, q)
         if rng.coin(r[x], of=q[x], at=c): return reject(p, tree, rng, c)
         r = residual(r, q)
     return Verdict(i, rng.pick(r, at=i))

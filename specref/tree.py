@@ -58,15 +58,16 @@ class Tree:  # long: a value and its ways of being read, each one line
         if law is not None and not (0 <= token < len(law) and law[token] > 0):
             raise ValueError(f"token: got {token}, wanted one to which its law gives weight")
         for xs, x in zip((self.parent, self.token, self.law, self.depth, self.kids), (parent, token, law, self.depth[parent] + 1, [])): xs.append(x)
-        if law is not None: self.kids[parent].append(len(self) - 1)
+        if law is not None: self.kids[parent].append(len(self) - 1); self.draw.pop(parent, None)
         return len(self) - 1
 
     def grow(self, node, draw, rng, k=1):  # -> nodes
-        "Up to `k` children of `node`, drawn one by one; the node remembers its draw"
+        "Up to `k` children of `node`, drawn one by one; the node remembers the draw that gave it all its children"
         if not 0 <= node < len(self): raise ValueError(f"node: got {node}, wanted one from 0 to {len(self) - 1}")
-        self.draw[node], new = draw, []
+        new, alone = [], not self.kids[node]
         while len(new) < k and (law := draw(tuple(self.token[c] for c in new))) is not None:
             new.append(self.add(node, rng.pick(law, at=len(self)), law))
+        if alone: self.draw[node] = draw
         return new
 
     def children(self, node): return self.kids[node]

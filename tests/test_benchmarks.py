@@ -80,7 +80,9 @@ def test_the_record_is_written_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(b, "measure", lambda target, draft, ctxs: measure(target, draft, ctxs[:1], repeats=1))
     b.record(tmp_path/"deep"/"run.json", laps=1, each=1, n=6)
     got = json.loads((tmp_path/"deep"/"run.json").read_text())
-    assert capsys.readouterr().out.strip() == b.text(got).strip() and [f.name for f in (tmp_path/"deep").iterdir()] == ["run.json"]
+    judged = json.loads((tmp_path/"deep"/"judges.json").read_text())
+    assert capsys.readouterr().out.strip() == f"{b.text(got)}\n{b.in_words(judged)}" and sorted(f.name for f in (tmp_path/"deep").iterdir()) == ["judges.json", "run.json"]
+    assert list(judged["verdict_ms"]) == list(b.JUDGES) and min(judged["verdict_ms"].values()) > 0 and judged["roads_per_s"] > 0 and (judged["tokens"], judged["drafts"]) == (32_000, 8)
     for t in (0., 1.): assert [(r["system"], r["draft"]) for r in got["rows"] if r["temperature"] == t] == list(b.CONTEST)
     for r in got["rows"]:
         assert r["tokens_per_s"] > 0 and 0 < r["outside"] < 1 and ("predicted" in r) >= (r["draft"] != "" and not r["system"].startswith("transformers"))
@@ -88,6 +90,7 @@ def test_the_record_is_written_whole(tmp_path, monkeypatch, capsys):
         if (r["system"], r["draft"]) == ("autoregressive", ""): assert r["over_plain"] == 1
         if "predicted" in r: assert r["measured_over_predicted"] == pytest.approx(r["over_plain"] / r["predicted"])
     for bad in dict(laps=0), dict(each=0), dict(n=-1), dict(threads=0): refuses(*bad, b.record, tmp_path/"never.json", **bad)
+    refuses("threads", b.weigh, tmp_path/"never.json", threads=0)
     assert not (tmp_path/"never.json").exists()
 
 

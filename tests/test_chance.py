@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, Recorder, g_test, laws, pairs, proves, refuses
-from specref.chance import Outcomes, Seeded, Tape, distance, law_of, mean_of, merged_law, stream, tape
+from specref.chance import Outcomes, Seeded, Tape, Uniforms, distance, law_of, mean_of, merged_law, stream, tape
 from specref.law import exact, overlap
 from specref.loop import generate
 from specref.systems import SYSTEMS
@@ -262,3 +262,16 @@ def test_a_tape_replays_a_seeded_run(name, seed, V):
 def test_a_tape_is_read_by_address(coins, picks):
     t, p = tape(coins, picks), CANON[0]
     for i in (2, 0, 3, 2): assert t.coin(p[1], of=p[0], at=i) == (coins[i]*p[0] < p[1]) and t.pick(p, at=i) == np.searchsorted(np.cumsum(p), picks[i], side="right")
+
+
+def test_a_pick_is_a_token_with_weight():
+    "At the last number below one, single precision and a tail of zeros included; a law that weighs nothing, or not a number, is refused"
+    class Last(Uniforms):
+        def uniform(self, kind, at, key): return 1 - 2**-53
+    for seed in range(300):
+        law = np.append(np.random.default_rng(seed).dirichlet([.3] * 7), [0, 0])
+        for row in (law, law.astype(np.float32), law.tolist()):
+            x = Last().pick(row)
+            assert x < 7 and row[x] > 0
+    assert Last().pick(np.array([0, 1, 0])) == 1 and Last().pick(exact(1, 2, 0)) == 1
+    for bad in (np.zeros(3), np.full(3, np.nan), np.array([1, np.nan, 0]), np.array([np.inf, 1.])): refuses("law", Seeded(0).pick, bad)

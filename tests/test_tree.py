@@ -129,6 +129,21 @@ def test_probes_are_not_offered():
     assert tree.children(0) == [b] and tree.law[a] is None and tree.text(tree.add(a, 7)) == (0, 99, 7)
 
 
+def test_a_draw_is_remembered_while_it_explains_all_children():
+    "A second growth, or a child added by hand, may have been decided by what the first showed: the node forgets its draw; probes and deeper nodes change nothing"
+    q, rng = exact(1, 1), Seeded(0)
+    tree = Tree((0,))
+    a, = tree.grow(0, draw := iid(q), rng)
+    tree.add(0, 5); tree.grow(a, iid(q), rng)
+    assert tree.draw[0] is draw and a in tree.draw
+    tree.grow(0, draw, rng, 0)
+    assert tree.draw[0] is draw
+    tree.grow(0, draw, rng)
+    assert 0 not in tree.draw and a in tree.draw
+    tree.add(a, 1, q)
+    assert a not in tree.draw
+
+
 @given(models(), draws, st.integers(1, 4), st.integers(0, 99))
 def test_grow_draws_one_by_one(pair, how, k, seed):
     "Children come from the draw, told of their elder siblings, until it ends"
