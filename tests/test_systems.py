@@ -6,9 +6,9 @@ import pytest
 from helpers import random_table
 from specref.certify import Certificate, certificate
 from specref.chance import Seeded
-from specref.loop import System, Verdict, plain
+from specref.loop import System, Verdict
 from specref.reject import Chain
-from specref.systems import SYSTEMS
+from specref.systems import LOSSY, SYSTEMS
 
 
 OURS = {"autoregressive", "generous tree"}   # no paper: plain decoding, and a rule that chapter 13 derives
@@ -22,6 +22,15 @@ def test_every_system_is_certified(name):
     system = build(random_table(3, 1))
     assert isinstance(system, System) and system.name and (system.cites or name in OURS)
     assert len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_lossy_systems_say_so(name):
+    "Not lossless, and not by a hair; they run, have papers, and no name of a lossless one"
+    build = LOSSY[name]
+    assert certificate(build).tv > .01 and not certificate(build).passes and name not in SYSTEMS
+    system = build(random_table(3, 1))
+    assert system.cites and len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
 
 
 def test_names_differ(): assert len({build(random_table(3, 1)).name for build in SYSTEMS.values()}) == len(SYSTEMS)
