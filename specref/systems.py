@@ -55,8 +55,8 @@ SYSTEMS = {
 LOSSY = {
     "lenience": chains("lenient 1/2", lenient(Fraction(1, 2)), "leviathan2023"),
     "greedy lenience": chains("greedy lenient 1/2", lenient_greedy(Fraction(1, 2)), "leviathan2023"),
-    "SpecDec": chains("top-3, 1 nat", top_beta(3, 1.), "xia2023"),
+    "top-beta with tolerance": chains("top-3, 1 nat", top_beta(3, 1.), "xia2023"),
     "typical acceptance": chains("typical", typical(), "cai2024"),
-    "BiLD": chains("rollback at 3 nats", rollback(3.), "kim2023", drafter=lambda draft, gamma: Confident(draft, gamma, .6)),
+    "two thresholds": chains("rollback at 3 nats", rollback(3.), "kim2023", drafter=lambda draft, gamma: Confident(draft, gamma, .6)),
     "ensemble": chains("half and half", toward(mixture(Fraction(1, 2))), "wang2026diversed"),
 }
