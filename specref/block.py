@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['weights', 'surplus', 'remains', 'block', 'accepted']
 
-# %% ../nbs/12_block.ipynb #efc511b3
+# %% ../nbs/12_block.ipynb #bb8bcdc7
 import numpy as np
 from .law import at_least, paired, residual
 from .tree import line
+from .target import context
 from .loop import Verdict
 
 # %% ../nbs/12_block.ipynb #3d177605
@@ -44,8 +45,9 @@ def block(p, tree, rng):
 # %% ../nbs/12_block.ipynb #0ab17cc9
 def accepted(p, q, ctx, gamma, stands=1, drafted=1):  # models p, q -> scalar
     "Mean number of tokens that `block` accepts of a chain of `gamma` after `ctx` (Corollary block-accepted); raises `ValueError`"
-    at_least(0, gamma=gamma)
+    at_least(0, gamma=gamma); ctx = context(p, ctx)
     if gamma == 0: return 0
-    mass = drafted * q.law(ctx)
-    share = np.minimum(stands * p.law(ctx), mass)
+    row, mass = p.law(ctx), drafted * q.law(ctx)
+    paired(row, mass)
+    share = np.minimum(stands * row, mass)
     return share.sum() + sum(accepted(p, q, (*ctx, x), gamma - 1, s, mass[x]) for x, s in enumerate(share) if s > 0)

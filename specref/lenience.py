@@ -31,6 +31,7 @@ class Rule:
         nodes = line(tree)
         for i, c in zip(nodes, nodes[1:]):
             x, q = tree.token[c], tree.law[c]
+            paired(p[i], q)
             if not rng.coin(self.kept(p[i], q)[x], of=q[x], at=c): return Verdict(i, rng.pick(self.otherwise(p[i], q), at=i))
         return Verdict(nodes[-1], rng.pick(self.otherwise(p[nodes[-1]], 0 * p[nodes[-1]]), at=nodes[-1]))
     def acceptance(self, p, q):  # (V,), (V,) -> probability
@@ -113,6 +114,7 @@ def entropy(p):  # (V,) -> nats
 def typical(epsilon=.09, delta=.3, choice=lambda p: p):  # -> Rule
     "Keep what is likelier than min(ε, δ exp(-H)), otherwise the target's own `choice` (Cai et al., Medusa); raises `ValueError`"
     between(0, 1, epsilon=epsilon, delta=delta)
+    if delta == 1: raise ValueError(f"delta: got {delta!r}, wanted a number below 1")
     return gate(lambda p: p > min(epsilon, delta * exp(-entropy(p))), choice)
 
 # %% ../nbs/10_lenience.ipynb #a7b6d53c

@@ -499,6 +499,15 @@ def test_weights_by_hand():
 
 # Doors
 
+def test_the_worked_example_of_hsd():
+    "Prefix ratios .8159, 1.0327, 1.5855, 6.1171, 0: the capped ratios are the weights, and the chain rule keeps only .8159 of the first four"
+    R = [Fraction(x) for x in ("1", ".8159", "1.0327", "1.5855", "6.1171", "0")]
+    steps, q = [b / a for a, b in zip(R, R[1:])], exact(*[1]*8)
+    rows = [np.array([r / 8, *[(1 - r / 8) / 7]*7], dtype=object) for r in steps] + [q]
+    w = weights(rows, chain(constant(*[1]*8), [0]*5))
+    assert w == {0: 1, 1: R[1], 2: 1, 3: 1, 4: 1} and prod(min(1, r) for r in steps[:4]) == R[1]
+
+
 def test_doors():
     p, q = CANON
     tree = Tree((0,)); tree.grow(0, without_replacement(q), Seeded(0), 2)
@@ -507,6 +516,9 @@ def test_doors():
     with pytest.raises(ValueError, match="^tree: got node 1 with 2 children, wanted a chain"): block([p]*9, deep, Seeded(0))
     refuses("q", block, [exact(1, 1, 1)]*2, chain(constant(*q), (0,)), Seeded(0))
     for gamma in (-1, 1.5, None): refuses("gamma", accepted, constant(*p), constant(*q), (0,), gamma)
+    for ctx in ((), (9,), (-1,), None): refuses("ctx", accepted, constant(*p), constant(*q), ctx, 2)
+    refuses("q", accepted, constant(*p), constant(1, 1), (0,), 2); refuses("q", accepted, constant(1), constant(*q), (0,), 2)
+    refuses("q", block, [exact(1)]*2, chain(constant(*q), (0,)), Seeded(0))
 
 
 def test_probes_are_no_part_of_the_chain():

@@ -502,10 +502,14 @@ def test_doors():
     for bad in (-1, nan, None, "1", -inf): refuses("tau", top_beta, 1, bad); refuses("alpha_rb", rollback, bad)
     for bad in (-.1, 1.1, nan, inf, None):
         refuses("epsilon", typical, bad); refuses("delta", typical, .09, bad); refuses("w", mixture, bad)
+    for bad in (1, 1., F(1)): refuses("delta", typical, 1, bad)   # nothing is typical of a uniform law, the argmax too
     for bad in (-.1, nan, inf, None): refuses("fallback", Confident, None, 2, bad); refuses("sure", cascade, bad)
     for bad in (0, -1, 1.5, None): refuses("gamma", Confident, None, bad, .5); refuses("gamma", text_law, strict, constant(1, 1), constant(1, 1), bad, (0,), 1)
     refuses("n", text_law, strict, constant(1, 1), constant(1, 1), 1, (0,), -1); refuses("ctx", text_law, strict, constant(1, 1), constant(1, 1), 1, (), 1)
     refuses("kept", Rule, None, residual); refuses("otherwise", Rule, np.minimum, 1)
     refuses("draft", Blend, constant(1, 1), constant(1, 1, 1), mixture(.5))
     refuses("draft", text_law, strict, constant(1, 1), constant(1, 1, 1), 1, (0,), 1)
+    tree = Tree((0,)); tree.add(0, 1, exact(1, 1, 1))
+    for rule in RULES.values():
+        for short in ([1], [1, 1], [1, 1, 1, 1]): refuses("q", rule, [exact(*short)] * 2, tree, Seeded(0))
     for ask in (strict.law, strict.acceptance, strict.bias, lenient_greedy(1).law): refuses("q", ask, exact(1, 1), exact(1, 1, 1))
