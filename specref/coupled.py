@@ -6,10 +6,10 @@
 __all__ = ['Named', 'by_position', 'coupled', 'in_line', 'Keyed', 'by_cells', 'by_race', 'Racing', 'same_list', 'in_lists',
            'reused']
 
-# %% ../nbs/15_coupled.ipynb #cd787d96
+# %% ../nbs/15_coupled.ipynb #56229453
 from dataclasses import dataclass, replace
 import numpy as np
-from .law import at_least, paired, residual
+from .law import as_law, at_least, paired, residual
 from .chance import Seeded, Streams, stream
 from .loop import learn, match
 
@@ -59,10 +59,10 @@ def by_cells(p, q):  # (V,), (V,) -> (V, V)
     P, Q = (np.cumsum([0, *law]) for law in (p, q))
     return np.maximum(np.minimum.outer(Q[1:], P[1:]) - np.maximum.outer(Q[:-1], P[:-1]), 0*p[0])
 
-# %% ../nbs/15_coupled.ipynb #063c7712
+# %% ../nbs/15_coupled.ipynb #d9d19b4a
 def by_race(p, q):  # (V,), (V,) -> (V, V)
-    "The joint law of draft x and target y when one exponential race picks both (Theorem race)"
-    paired(p, q)
+    "The joint law of draft x and target y when one exponential race picks both (Theorem race); raises `ValueError` unless they are laws"
+    p, q = as_law(p, "p"), as_law(q, "q", len(p))
     u = q / np.where(p + q > 0, p + q, 1)
     knots, at = np.unique(u, return_inverse=True)
     N = np.array([np.maximum((1 - v)*q, v*p).sum() for v in knots])
@@ -86,6 +86,7 @@ class Racing(Seeded):
     def pick(self, law, at=None, key=None):
         if key is None: return super().pick(law, at)
         law = np.asarray(law, dtype=float)
+        if not 0 < law.sum() < np.inf: raise ValueError(f"law: got weights that sum to {law.sum()}, wanted a positive sum")
         with np.errstate(over="ignore"): arrival = np.divide(self.times(key, len(law)), law, out=np.full(len(law), np.inf), where=law > 0)
         return int(np.argmin(arrival))
 

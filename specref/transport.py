@@ -7,10 +7,10 @@ __all__ = ['MOST_WAYS', 'transport', 'importance', 'drawings', 'unordered', 'off
            'by_ratio', 'prefixes', 'optimum_iid', 'road', 'largest_plan', 'chosen', 'fullest', 'by_importance', 'tries',
            'least_rho', 'kseq', 'one_law', 'greedy_draft', 'spechub']
 
-# %% ../nbs/14_transport.ipynb #e576aeeb
+# %% ../nbs/14_transport.ipynb #65adebf1
 from itertools import combinations
 import numpy as np
-from .law import as_law, at_least, point, residual
+from .law import as_law, at_least, paired, point, residual
 from .tree import iid, in_turn, points, without_replacement
 from .loop import Verdict
 
@@ -24,7 +24,7 @@ def drawings(draw, n):  # -> {tokens in order: probability}
         laws = {t: q for t in now if (q := draw(t)) is not None}
         ended.update((t, w) for t, w in now.items() if t not in laws)
         if (ways := sum(map(np.count_nonzero, laws.values()))) > MOST_WAYS:
-            raise ValueError(f"n: got {ways:,} ways to draw {k + 1} of {n} children, wanted at most {MOST_WAYS:,} (fewer, or of smaller support)")
+            raise ValueError(f"top_k: got a draft with {ways:,} ways to draw {k + 1} of {n} children, wanted at most {MOST_WAYS:,}: a smaller top_k, or fewer children")
         now = {(*t, int(x)): now[t] * q[x] for t, q in laws.items() for x in np.flatnonzero(q)}
     return {**ended, **now}
 
@@ -86,6 +86,7 @@ def prefixes(p, q):  # (V,), (V,) -> V + 1 lists of tokens
 def optimum_iid(p, q, n):  # (V,), (V,) -> probability
     "The largest acceptance with `n` independent siblings, in O(V log V) (Theorem prefix); raises `ValueError` unless n >= 1"
     at_least(1, n=n)
+    paired(p, q)
     order = by_ratio(p, q)
     return 1 + min(0, min(np.cumsum(p[order]) - np.cumsum(q[order])**n))
 
@@ -124,10 +125,11 @@ def chosen(choose):  # choose(p, sets) -> {tokens: {token: share}}
     "The rule that chooses one child and judges it alone (Theorem canonical), by any way to `choose`; raises `ValueError` as `offers_at` does"
     def verify(p, tree, rng, i=0):
         sets, tokens, left = offers_at(tree, i), [tree.token[c] for c in tree.children(i)], 1
-        share, z = choose(p[i], sets), 0*p[i]
+        for c in tree.children(i): paired(p[i], tree.law[c])
+        share, z = choose(p[i], sets), 0*p[i] + 0*sum(sets.values())   # in the numbers of the draw
         for s, w in sets.items():
             for x in s: z[x] += w * share[s][x]
-        take = {x: w * min(1, p[i][x] / z[x]) for x, w in share[tuple(sorted(set(tokens)))].items() if w > 0}
+        take = {x: w * min(1, p[i][x] / z[x]) for x, w in share[tuple(sorted(set(tokens)))].items() if w > 0 and z[x] > 0}
         for c, x in zip(tree.children(i), tokens):
             if rng.coin(w := take.pop(x, 0), of=left, at=c): return verify(p, tree, rng, c)
             left = max(left - w, 0)
@@ -163,6 +165,7 @@ def tries(p, q, k, rho):  # (V,), (V,) -> number
 def least_rho(p, q, k, steps=None):  # (V,), (V,) -> number
     "The root of T(ρ) = ρ by 30 halvings, 4 in fractions, rounded up, so that the law is kept; raises `ValueError` unless k >= 1"
     at_least(1, k=k)
+    paired(p, q)
     low = 0*p[0] + 1
     high = k * low
     if tries(p, q, k, low) <= low: return low
@@ -176,6 +179,7 @@ def kseq(p, tree, rng, i=0, rho=least_rho):
     "Judge independent children by one stricter test (SpecTr's K-SEQ, Theorem kseq); raises `ValueError` for other children, or a `rho` too small"
     if not (kids := tree.children(i)): return Verdict(i, rng.pick(p[i], at=i))
     q, k = one_law(tree, i), len(kids)
+    paired(p[i], q)
     ρ = rho(p[i], q, k)
     T = tries(p[i], q, k, ρ)
     if not T <= ρ: raise ValueError(f"rho: got {ρ}, wanted T(rho) <= rho, but T is {float(T):.6g}: the residual would be negative")
@@ -188,7 +192,7 @@ def one_law(tree, i):  # -> (V,)
     kids, draw = tree.children(i), tree.draw.get(i, lambda earlier: None)
     q, tokens = tree.law[kids[0]], tuple(tree.token[c] for c in kids)
     if all(same(l, q) for l in (*(tree.law[c] for c in kids), *(draw(tokens[:j]) for j in range(len(kids) + 1)))): return q
-    raise ValueError(f"tree: got children of node {i} that were not drawn independently from one law, wanted those of `iid`")
+    raise ValueError(f"tree: got children of node {i} not drawn independently from one law, wanted those of `iid`")
 
 # %% ../nbs/14_transport.ipynb #e434be0e
 def greedy_draft(n):  # -> draw(q)

@@ -131,6 +131,7 @@ CORRECTION = [
     mutant("residual (q - p)+", "the letters of Leviathan and Chen mixed", F(2, 5), ONE, verify=judge(left=lambda r, q, x: residual(q, r))),
     mutant("residual p without the token", "vllm-project/vllm#40149; xLLM-AI/xllm#2175", F(7, 60), ONE, verify=judge(left=lambda r, q, x: without_token(r, x))),
     mutant("greedy correction", "sgl-project/sglang#31214", F(1, 10), ONE, verify=judge(left=lambda r, q, x: argmax_law(residual(r, q)))),
+    mutant("greedy correction from p", "two mistakes in one", F(1, 10), ONE, verify=judge(left=lambda r, q, x: argmax_law(r))),
     mutant("draft's argmax kept, else drawn from p", "SSD's cache miss, by reading", None, ONE,
            verify=judge(keep=lambda rng, r, q, x, c: x == np.argmax(r), left=lambda r, q, x: r))]
 
@@ -492,7 +493,7 @@ TWO_CUT, ROUNDED = top_two(Q), exact(205, 410, 616, 820)   # Q after top-2; Q wi
 LAST_DROPPED = "ggml-org/llama.cpp#22506 if with ggml-org/llama.cpp#27694"
 
 LIES = [
-    mutant("argmax draft, soft q", "huggingface/transformers#32867; jaymody/speculative-sampling#3", F(5, 16), on_star(points([3], 4, True), 1), drafter=sibling_draft(points([3], 4, True), 1, tell=lambda x, e: Q)),
+    mutant("argmax draft, soft q", "huggingface/transformers#32867; jaymody/speculative-sampling#3; Self-Speculative Decoding, by reading", F(5, 16), on_star(points([3], 4, True), 1), drafter=sibling_draft(points([3], 4, True), 1, tell=lambda x, e: Q)),
     mutant("warped draft, raw q", "huggingface/transformers#47932", F(11, 70), on_star(iid(TWO_CUT), 1), drafter=sibling_draft(iid(TWO_CUT), 1, tell=lambda x, e: Q)),
     mutant("draft rounded, q not", "deepseek-ai/DeepSpec#31", None, on_star(iid(ROUNDED), 1), drafter=sibling_draft(iid(ROUNDED), 1, tell=lambda x, e: Q)),
     mutant("two levels, the inner one corrected from p", "TriForce, by reading", None, NESTED, drafter=two_level(exact(4, 1, 1, 4), Q, lambda p, q: p)),
@@ -560,8 +561,8 @@ LOOP = [
     mutant("stop token ignored", "openvinotoolkit/openvino.genai#1951", None, STOPS, loop=ignores_stop),
     mutant("more tokens than asked for", "jaymody/speculative-sampling, by reading", None, replace(TWO, loop=whole_text), loop=overshoots)]
 
-# %% ../nbs/16_traps.ipynb #3d1c279c
-from .lenience import gate, lenient, lenient_greedy, typical
+# %% ../nbs/16_traps.ipynb #1253973e
+from .lenience import gate, lenient, lenient_greedy, rollback, top_beta, typical
 
 def promised(setting):
     "A lossy rule beside its own law as the promise"
@@ -570,10 +571,13 @@ def promised(setting):
 TYPICAL = promised(Setting(free_table(23, 2), Chain(free_table(1, 1), 1), typical(.09, .3)))
 GREEDY = replace(ONE, verify=lenient_greedy(1), loop=whole_text, promise=Setting(free_table(1, 0, 0, 0), nothing, match))
 
+# %% ../nbs/16_traps.ipynb #f8fda5b1
 LOSSY = [
     mutant("lenience 1/2, called lossless", "an acceptance threshold below 1", F(1, 5), ONE, verify=lenient(F(1, 2))),
     mutant("kept if p(x) >= 1/5, called lossless", "SGLang's threshold for a single token", None, ONE, verify=judge(keep=lambda rng, r, q, x, c: r[x] >= F(1, 5) or rng.coin(r[x], of=q[x]))),
     mutant("typical acceptance, called lossless", "FasterDecoding/Medusa at T > 0", None, ONE, verify=typical()),
+    mutant("the two likeliest kept, called lossless", "SpecDec's rule, lossy by intent", None, ONE, verify=top_beta(2, np.inf)),
+    mutant("kept up to a loss of two nats, called lossless", "BiLD's rule, lossy by intent", None, ONE, verify=rollback(2)),
     mutant("typical acceptance, epsilon and delta swapped", "FasterDecoding/Medusa, by reading", None, TYPICAL, verify=typical(.3, .09)),
     mutant("greedy lenience with <= for >=", "a sign in Leviathan et al., A.5", None, GREEDY, verify=gate(lambda p: p <= p.max()))]
 
@@ -611,7 +615,7 @@ SLOW = [
     mutant("falls back to match", "q thrown away", 0, TWO, verify=match),
     mutant("forgets the draft", "a silent fallback to plain decoding", 0, TWO, verify=forgetful),
     mutant("guesses one where two were asked", "a block cut short", 0, TWO, drafter=Chain(KILLER[1], 1)),
-    mutant("draft one row behind", "lablup/mlxcel#994", 0, on_chain((KILLER[0], KILLER[0]), 2), drafter=one_row_behind(KILLER[0], 2)),
+    mutant("draft one row behind", "lablup/mlxcel#994; vllm-project/vllm#9730; vllm-project/vllm-metal#716", 0, on_chain((KILLER[0], KILLER[0]), 2), drafter=one_row_behind(KILLER[0], 2)),
     mutant("shared tokens, q not made a law on them", "two tokenizers: TLI without its second half", 0, TLI, drafter=Chain(free_table(0, 1, 4, 5), 2)),
     mutant("block verification falls back to tokens", "vllm-project/vllm-ascend#15673", 0, BLOCK, verify=reject),
     mutant("the likeliest children, as points", "sgl-project/sglang#10308", 0, of_q(without_replacement(FOUR[1])), drafter=sibling_draft(points([0, 1], 4, True), 2)),
@@ -682,6 +686,7 @@ def spends(r, q, x):
     r[x] *= 0
     return norm(r)
 
+# %% ../nbs/16_traps.ipynb #fea3724d
 BAD = [np.array(w) for w in ([np.nan, 1.], [np.inf, 0.], [-.5, 1.5], [.5, .4])]
 
 WIRES = [
@@ -689,6 +694,7 @@ WIRES = [
     Wire("one stream for draft and judge", "local-inference-lab/vllm#205", "stream test", two_streams, OneStream, Seeded),
     Wire("the seed is ignored", "a generator made anew from a constant", "stream test", seed_matters, Unseeded, Seeded),
     Wire("NaN, inf or negative q is taken", "sgl-project/sglang#37134; vllm-project/vllm#41834", "the door", lambda door: refuses_all(door, BAD), np.asarray, iid),
+    Wire("a row of NaN says token 0", "vllm-project/vllm#45060; vllm-project/vllm#53029", "the door", lambda pick: refuses_all(pick, BAD[:1]), np.argmax, Seeded(0).pick),
     Wire("a residual that is not clamped", "p - q as it is", "the door", lambda door: refuses_all(door, [P - Q]), np.asarray, norm),
     Wire("the judge writes into p", "vllm-project/vllm-ascend#2881", "contract", rows_untouched, judge(left=spends), reject),
     Wire("log-probabilities of the draft", "ggml-org/llama.cpp#27972", "log-probability test", logs_of_target, lambda text: [np.log(float(Q[x])) for x in text], lambda text: text.logprobs)]
@@ -741,6 +747,7 @@ HOT, SCALED = exact(3, 4, 5, 6), exact(2, 4, 3, 4)   # flatter than Q; Q with it
 HONEST = {
     "kept iff equal to a token drawn from the target": replace(ONE, verify=match),
     "top-k children as points (EAGLE)": on_star(points([3, 2], 4, exact=True), 2),
+    "at temperature 0 no seed matters (vLLM #13196)": on_chain((free_table(1, 0, 0, 0), PAIR[1]), 1, n=2),
     "argmax draft, told as a point": on_star(points([3], 4, exact=True), 1),
     "draft hotter than the target, and told so": on_star(iid(HOT), 1),
     "draft cut by top-k where the target is not": on_star(iid(top_two(Q)), 1),

@@ -6,11 +6,11 @@
 __all__ = ['layered', 'generous', 'scale', 'rest', 'Left', 'settle', 'giving', 'alone', 'later', 'no_deeper', 'everyone',
            'traversal', 'mean_accepted', 'lossless', 'nothing_seen', 'reachable', 'best', 'bound', 'layers']
 
-# %% ../nbs/13_traversal.ipynb #25f74031
+# %% ../nbs/13_traversal.ipynb #065d817f
 from collections import defaultdict
 from functools import cache
 import numpy as np
-from .law import overlap, residual
+from .law import overlap, paired, residual
 from .chance import law_of, mean_of
 from .tree import Tree
 from .loop import Verdict, check_call
@@ -37,6 +37,7 @@ def settle(p, tree, gives):  # -> {node: probability}, {node: (V,)}
     for c in range(1, len(tree)):
         u, x, q = tree.parent[c], tree.token[c], tree.law[c]
         if q is None or not m.get(u): continue   # a probe, or nothing can end here
+        paired(r[u], q)
         Z = [v for v in m if v == u or gives(tree, v, u)]
         C = sum(m[v] for v in Z)
         a = m[u] / C
@@ -81,6 +82,7 @@ def traversal(p, tree, rng, u=0, a=1):
     r = Left(p)
     for c in tree.children(u):
         x, q = tree.token[c], tree.law[c]
+        paired(r[u], q)
         if found := traversal(p, tree, rng, c, scale(a * r[u][x], q[x])): return found
         _, a, r[u] = rest(a, r[u], q)
     if u == 0 or rng.coin(a, at=u): return Verdict(u, rng.pick(r[u], at=u))

@@ -329,6 +329,23 @@ def accepted_by_lists(K, runs=3000):
     return Counter((v.node > 0, v.tokens(r.tree)[0]) for s in range(runs) for r in [next(rounds(constant(4, 3, 2, 1), drafter, coupled, (0,), Racing(s, lists=K)))] for v in [r.verdict])
 
 
+@pytest.mark.parametrize("pair, published", [(CANON, (.684, .764)), (SGL, (.928, .949))], ids=["canonical", "sglang"])
+def test_published_acceptance_of_lists(pair, published):
+    "verification.md §7.1: acceptance with two and three lists, counted there and here (100,000 races, a standard error of at most .0015)"
+    p, q = pair
+    for K, known in zip((2, 3), published):
+        _, x, y = races(p, q, K=K)
+        assert abs((x == y[:, None]).any(1).mean() - known) < .006
+
+
+def test_a_race_without_runners_is_refused():
+    "Rows that are no laws: by name, not token 0"
+    for bad in ([0., 0.], [np.nan, 1.], [np.inf, 0.]): refuses("law", Racing(1).pick, np.array(bad), key=3)
+    for bad in ([0., 0.], [np.nan, 1.]):
+        refuses("p", by_race, np.array(bad), np.array([.5, .5])); refuses("q", by_race, np.array([.5, .5]), np.array(bad))
+    refuses("q", by_race, np.array([.5, .5]), np.array([1.]))
+
+
 @pytest.mark.parametrize("lists", [1, 2])
 def test_racing_texts(lists):
     "Whole texts, counted: the joint law of three tokens; sees a distance of 0.1, a false alarm once in 10^9"
@@ -419,6 +436,8 @@ def test_how_far_off():
     p, q = CANON
     assert (reused(p, q, by_cells) == [F(5, 16), F(31, 80), F(1, 5), F(1, 10)]).all() and (reused(p, q, by_race) == [F(13, 30), F(4, 15), F(1, 5), F(1, 10)]).all()
     assert [tv(reused(p, q, how), p) for how in (by_cells, by_race)] == [F(7, 80), F(1, 30)]
+    drawn_anew = lambda joint: np.diag(joint) + (1 - np.trace(joint)) * p   # a fresh pick after a mismatch
+    assert [tv(drawn_anew(how(p, q)), p) for how in (by_cells, by_race)] == [F(1, 10), F(41, 350)]
     target, draft = constant(4, 3, 2, 1), constant(1, 2, 3, 4)
     assert distance(law_of(lambda rng: generate(target, Keyed(Chain(draft, 1)), leaky, (0,), 2, rng)), target_law(target, (0,), 2)) >= F(7, 80)
 

@@ -74,6 +74,12 @@ def test_the_oracle_of_tokens_rejects(mutant):
     matrix.append((mutant.name, mutant.seen, "0", f"E[tokens]: {wrong} for {right}"))
 
 
+def test_published_acceptance():
+    "verification.md §19: the inverted ratio keeps a draft in 103 of 120 cases"
+    (inverted,) = [m for m in MUTANTS if m.name == "ratio inverted"]
+    assert inverted.wrong.tokens() == 1 + F(103, 120) > inverted.right.tokens()
+
+
 def test_where_the_oracles_come_from():
     "Two tokenizers: 3/10 becomes 2/5 (verification.md §16); SGLang's pair: 4/5 and 9/10 for one draft"
     p, q = TLI.target.law((0,)), exact(0, 1, 4, 5)

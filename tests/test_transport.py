@@ -10,12 +10,13 @@ from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, Plan, Recorder, constant, draws, killer, laws, models, pairs, plans, proves, refuses, seeds
 from specref.chance import Seeded, Tape, distance, law_of
 from specref.law import NOISE, exact, greedy, overlap, point, residual
-from specref.loop import Verdict, match, rounds
+from specref.loop import Verdict, loop_law, match, rounds
 from specref.reject import Chain, reject
 from specref.siblings import Branching
-from specref.target import TableModel, target_law
+from specref.target import TableModel, random_table, target_law
 from specref.transport import (MOST_WAYS, by_importance, by_ratio, chosen, drawings, fullest, greedy_draft, importance, kseq, largest_plan, least_rho, offers_at,
                                offers, optimum, optimum_iid, prefixes, program, spechub, transport, tries)
+from specref.traversal import generous, traversal
 from specref.tree import Tree, iid, in_turn, points, without_replacement
 
 SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)    # verification.md §17
@@ -396,7 +397,7 @@ def judged(p, q, k):
     return T
 
 
-@proves("thm-kseq-order")
+@proves("thm-between")
 @some
 @given(small, counts)
 def test_the_order_of_the_rules(pq, k):
@@ -410,7 +411,7 @@ def test_the_order_of_the_rules(pq, k):
     assert 1 - (1 - β)**k <= optimum_iid(p, q, k) <= G(k)
 
 
-@proves("thm-kseq-order")
+@proves("thm-between")
 @few
 @given(small, counts)
 def test_the_order_by_enumeration(pq, k):
@@ -420,7 +421,7 @@ def test_the_order_by_enumeration(pq, k):
     assert gains[0] <= gains[1] <= gains[2] + slack and gains[2] <= gains[3]
 
 
-@proves("thm-kseq-order")
+@proves("thm-between")
 @some
 @given(small, counts)
 def test_a_child_more_never_hurts(pq, n):
@@ -594,7 +595,7 @@ def test_a_large_vocabulary_with_small_supports():
         assert 0 <= transport([p]*4, tree, Seeded(2)).token < 512
     flat = np.full(512, 1/512)
     assert 512**2 > MOST_WAYS
-    refuses("n", transport, [p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0))
+    refuses("top_k", transport, [p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0))
     assert kseq([p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0)).token < 512
 
 
@@ -612,6 +613,63 @@ def test_trees_that_are_refused():
     for draw in (without_replacement(q), points([3, 2], 4, exact=True), greedy_draft(2)(q), spechub(q)): refuses("tree", kseq, rows, star(draw, 2, rng), Seeded(1))
     for draw in (without_replacement(q), points([3, 2], 4, exact=True), spechub(q)):
         assert transport(rows, star(draw, 2, rng), Seeded(1)).token in range(4)
+
+
+@pytest.mark.parametrize("verify", [transport, importance, kseq])
+def test_rows_of_whole_numbers(verify):
+    "A target that is sure, in integers: only its token, whatever was drawn"
+    q = CANON[1].astype(float)
+    for x in range(4):
+        rows = [np.eye(4, dtype=int)[x]]*3
+        for s in range(30):
+            v = verify(rows, tree := star(iid(q), 2, Seeded(s)), Seeded(s))
+            assert v.token == x and (not v.node or tree.token[v.node] == x)
+
+
+@pytest.mark.parametrize("verify", [transport, importance, kseq])
+def test_vocabularies_must_agree(verify):
+    p, q = CANON
+    for row in (exact(1, 1, 1), exact(1, 1, 1, 1, 1)): refuses("q", verify, [row]*3, star(iid(q), 2, Seeded(0)), Seeded(0))
+    refuses("q", optimum_iid, p, exact(1, 1), 2); refuses("q", least_rho, p, exact(1, 1), 2)
+
+
+@pytest.mark.parametrize("verify", [importance, kseq])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+def test_deep_trees_by_importance_and_kseq(verify, shape):
+    "Two layers on tables that depend on the text, of three tokens, and one round on four and five"
+    target, draft = killer()
+    verifier_contract(target, Branching(draft, shape, iid), verify, (0,), 3)
+    for V in (4, 5): verifier_contract(random_table(V, 1), Branching(random_table(V, 2), (2,), iid), verify, (0,), 2)
+
+
+def second_by_elder(q):
+    "A second child of node 0 if the first one says 3"
+    def draft(ctx, rng):
+        tree = Tree(ctx); c, = tree.grow(0, iid(q), rng)
+        if tree.token[c] == 3: tree.grow(0, iid(q), rng)
+        return tree
+    return draft
+
+
+def second_by_nephew(q):
+    "A second child of node 0 if the token below the first one is 3"
+    def draft(ctx, rng):
+        tree = Tree(ctx); c, = tree.grow(0, iid(q), rng); d, = tree.grow(c, iid(q), rng)
+        if tree.token[d] == 3: tree.grow(0, iid(q), rng)
+        return tree
+    return draft
+
+
+@proves("thm-plan")
+@pytest.mark.parametrize("nosy", [second_by_elder, second_by_nephew])
+def test_a_number_of_children_that_was_decided_by_looking_is_refused(nosy):
+    "The edges state the truth, so that rules which read only edges are exact; those that ask what else might have been drawn refuse"
+    p, q = CANON
+    drafter, target, ctx = nosy(q), constant(*p), (0,)
+    drafter_contract(drafter, ctx)
+    for verify in (reject, traversal, generous): assert loop_law(target, drafter, verify, ctx, 2) == target_law(target, ctx, 2)
+    for verify in (transport, importance, kseq):
+        with pytest.raises(ValueError, match="^tree: "): loop_law(target, drafter, verify, ctx, 2)
 
 
 def test_doors():

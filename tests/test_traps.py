@@ -19,7 +19,7 @@ from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.target import TableModel, target_law
 from specref.traps import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, TREE, TYPICAL, asks, block_from, block_of, bottom_up,
-                           first_failure, judge, on_chain, on_grid, on_star, redraw, remains, uncapped, without_token)
+                           first_failure, judge, on_chain, on_grid, on_star, redraw, remains, siblings_by_p, uncapped, without_token)
 from specref.traversal import traversal
 from specref.tree import Tree, edge_laws, iid, points, without_replacement
 
@@ -241,3 +241,13 @@ def test_every_mistake_says_where_it_was_seen_and_how_sure_that_is():
     "An issue has an owner, a repository and a number; what was not run says so"
     for m in MUTANTS:
         assert "#" not in m.seen or all("/" in w for w in m.seen.replace(";", " ").replace(",", " ").split() if "#" in w), m.seen
+
+
+def test_the_warning_of_spectr():
+    "Siblings judged by p alone: where the draft is sure of one of two equal tokens, that token comes with probability 1 - 2^-k (verification.md §7)"
+    p, q = exact(1, 1), exact(1, 0)
+    for k in (1, 2, 3, 4):
+        def run(rng):
+            tree = Tree((0,)); tree.grow(0, iid(q), rng, k)
+            return siblings_by_p([p]*len(tree), tree, rng).tokens(tree)[0]
+        assert law_of(run)[0] == 1 - F(1, 2**k)

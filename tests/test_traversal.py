@@ -570,7 +570,8 @@ def test_counts(name):
 def test_doors():
     "A law of another size, a context of other tokens, a draft of another vocabulary"
     tree = Tree((0,)); tree.add(0, 1, exact(1, 1))
-    for verify in RULES.values(): refuses("q", verify, [exact(1, 1, 1)]*2, tree, tape([0, 1.], [0, 0, 0]))
+    for verify in RULES.values():
+        for row in (exact(1, 1, 1), exact(1)): refuses("q", verify, [row]*2, tree, tape([0, 1.], [0, 0, 0]))
     for f in (bound, best): refuses("ctx", f, constant(1, 1), Chain(constant(1, 1), 1), ())
     refuses("ctx", mean_accepted, constant(1, 1), Chain(constant(1, 1), 1), traversal, (2,))
     refuses("drafter", bound, constant(1, 1), Chain(constant(1, 1, 1), 1), (0,))
