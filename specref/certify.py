@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ALPHA', 'MISS', 'say', 'Certificate', 'exactly', 'Cells', 'partition', 'endings', 'split', 'lazy', 'rate',
            'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest', 'g_test', 'Evidence', 'named', 'evidence',
-           'counted', 'certify', 'certificate']
+           'counted', 'a_model', 'answerable', 'certify', 'certificate']
 
 # %% ../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -36,7 +36,7 @@ class Certificate:
     texts: int
     tv: Fraction = None
     worst: tuple = ()         # the text that is furthest off, its probability, the target's
-    tokens: Fraction = None   # E[tokens] of the first target call
+    tokens: Fraction = None   # E[tokens], the mean number that the first target call yields
     @property
     def passes(self): return self.exact
     def __str__(self): return f"{'law = target law' if self.exact else 'LAW IS WRONG'}: {self.texts} texts, {self.paths} paths"
@@ -186,10 +186,10 @@ def g_test(counts, want, alpha=ALPHA, least=50):  # {outcome: count}, {outcome: 
     hidden = sum(want[k] for g in groups if len(g) > 1 for k in g)   # a distance inside a pooled cell cannot be seen
     return GTest(n, df + 1, float(G), float(lazy("stats").chi2.sf(G, df)), most, detectable(n, df, most) + hidden)
 
-# %% ../nbs/17_certify.ipynb #b5e6c8f6
+# %% ../nbs/17_certify.ipynb #70f57214
 @dataclass(frozen=True)
 class Evidence:
-    "What counts say about a law: the test on the cells, the mass in cells of several texts, the cell furthest off, E[tokens] with its error"
+    "What counts say about a law: the test on the cells, the mass in cells of several texts, the cell furthest off, E[tokens] and its error"
     test: GTest
     hidden: float
     worst: tuple         # cell, times due, times seen
@@ -198,11 +198,15 @@ class Evidence:
     @property
     def passes(self): return self.test.fits
     def __str__(self): return f"{'no difference seen' if self.passes else 'LAW IS WRONG'}: {self.test}"
+    def where(self, of=""):
+        "The cell furthest off; `of` says what its numbers are, if not tokens"
+        cell, due, seen = self.worst
+        return f"{named(cell, of)} came {seen} times and was due {due:.1f} times"
     @property
     def words(self):
         "The verdict with its false-alarm rate, and the distance that would have been seen or the cell that gave it away"
-        t, (cell, due, seen) = self.test, self.worst
-        found = "no difference seen" if self.passes else f"the law is wrong: {named(cell)} came {seen} times and was due {due:.1f} times"
+        t = self.test
+        found = "no difference seen" if self.passes else f"the law is wrong: {self.where()}"
         more = ", so small that more runs are called for" if self.passes and t.p_value < MISS else ""
         lines = [found, f"{t.n:,} runs, {t.cells} cells, G = {t.G:.1f}, limit {t.limit:.1f} (false-alarm rate {self.alpha:.0e}), p-value {t.p_value:.2g}{more}"]
         if self.passes: lines += [f"a difference of TV >= {t.tv:.3f} on the cells would have been seen with probability {1 - MISS}",
@@ -210,10 +214,10 @@ class Evidence:
         if self.tokens: lines += ["tokens a target call: {:.3f} ± {:.3f}".format(*self.tokens)]
         return "\n".join(lines)
 
-def named(cell):
+def named(cell, of=""):
     "A cell in words"
     if isinstance(cell[0], tuple): return f"the text {cell[0]}, impossible for the target,"
-    return f"a text that begins with {cell}" if None not in cell else f"a rare token after {cell[:-1]}"
+    return f"a text that begins with {of}{cell}" if None not in cell else f"a rare token after {of}{cell[:-1]}"
 
 # %% ../nbs/17_certify.ipynb #c1ea32df
 def evidence(cells, seen, alpha=ALPHA):  # Cells, {cell: count} -> Evidence
@@ -230,10 +234,20 @@ def counted(sample, noise, target, ctx, n, stop, runs, due, alpha, progress):  #
     if progress: each = import_module("tqdm.auto").tqdm(each, unit="run")
     return evidence(cells, Counter(cells.of(clip(sample(ctx, n, noise(run)), n, cells.stop)) for run in each), alpha)
 
+# %% ../nbs/17_certify.ipynb #9fedf740
+def a_model(target):
+    "Refuse, with a `ValueError`, what is no model"
+    if not (callable(target) and hasattr(target, "V")): raise ValueError(f"target: got {target!r}, wanted a model: a function of trees with its vocabulary V")
+
+def answerable(system, target):
+    "Refuse, with a `ValueError`, what is no system or no model"
+    if not (hasattr(system, "drafter") and hasattr(system, "verify")): raise ValueError(f"system: got {system!r}, wanted a drafter and a verifier")
+    a_model(target)
+
 # %% ../nbs/17_certify.ipynb #590c9e52
 def certify(system, target, ctx, n=3, stop=(), runs=2000, seed=0, due=10, alpha=ALPHA, progress=False):
     "Exact certificate of `n` tokens where the target's laws are fractions, else evidence from `runs` counts; raises `ValueError`"
-    if not (hasattr(system, "drafter") and hasattr(system, "verify")): raise ValueError(f"system: got {system!r}, wanted a drafter and a verifier")
+    answerable(system, target)
     ctx, stop, calls = check_call(target, system.drafter, ctx, n), endings(stop), []
     at_least(1, n=n, runs=runs, due=due); at_least(0, seed=seed); rate(alpha=alpha)
     if target(Tree(ctx))[0].dtype == object: return exactly(system, target, ctx, n, stop)

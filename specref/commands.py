@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROMPT', 'MODELS', 'SEED', 'SYSTEM', 'WARM', 'COMMANDS', 'shipped', 'load', 'tokenizer_of', 'pair', 'compare',
            'fresh', 'known', 'build', 'room', 'prices', 'some', 'decode', 'timed', 'verdict', 'report', 'bench',
-           'certify', 'on_trial', 'folder', 'file', 'Parser', 'parser', 'main']
+           'certify', 'folded', 'on_trial', 'folder', 'file', 'Parser', 'parser', 'main']
 
 # %% ../nbs/63_commands.ipynb #f2436d62
 import argparse, os, sys, numpy as np
@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill
 from time import perf_counter
 from .law import at_least, check_warp, overlap
 from .chance import Seeded
@@ -161,29 +161,36 @@ def bench(target=None, draft=None, temperature=1., prompt=None, n=48):
     print(f"best gamma    {best}: {costs.speedup(capped_geometric(alpha, best), best):.2f} times as fast as plain decoding" if best else
           "best gamma    0: no length of draft is faster than plain decoding")
 
-# %% ../nbs/63_commands.ipynb #bd1d0b8a
-def certify(system=None, target=None, draft=None, n=3, runs=2000, seed=0, prompt="The value of", log=None):  # -> did all pass?
+# %% ../nbs/63_commands.ipynb #1708c573
+def certify(system=None, target=None, draft=None, n=3, runs=2000, seed=0, prompt="The value of", log=None, like=None):  # -> did all pass?
     "Print the certificates of a system, or of all; with a `target`, also the statistical one on it; or the report on a `log`; raises `ValueError`"
     at_least(1, n=n, runs=runs); at_least(0, seed=seed)
-    if log is not None: return on_trial(log, dict(system=system, target=target, draft=draft))
+    if log is not None: return on_trial(log, like, dict(system=system, target=target, draft=draft, n=n, runs=runs, seed=seed, prompt=prompt))
+    if like is not None: raise ValueError(f"like: got {like!r}, wanted it beside a log alone")
     for name in (names := list(SYSTEMS) if system is None else [system]): known(name)
     if target or draft or "" in (target, draft):
         tok, p, q = pair(target, draft, 1.)
         ids, built = room(tok, prompt, p, n), [build(name, p, q) for name in names]
     passed = []
     for i, name in enumerate(names):
-        said = {"tables of fractions": certificate(SYSTEMS[name])}
+        said = {"tables": certificate(SYSTEMS[name])}
         if target or draft: said[target or "target"] = proof(built[i], fresh(p), ids, n, runs=runs, seed=seed, progress=sys.stderr.isatty())
-        print(name, *(indent(f"{on}: {c.words}", "    ")[2:] for on, c in said.items()), sep="\n")
+        print(name, *(folded(f"{on}: {c.words}") for on, c in said.items()), sep="\n")
         passed += [c.passes for c in said.values()]
     return all(passed)
 
-# %% ../nbs/63_commands.ipynb #4e0e58b9
-def on_trial(log, others):
-    "Print the report on recorded rounds; raises `ValueError` when they are not to be judged alone"
+# %% ../nbs/63_commands.ipynb #c420e37c
+def folded(words):
+    "Lines below a heading, no wider than a page"
+    return "\n".join(fill(line, 92, initial_indent=" "*(4 if i else 2), subsequent_indent=" "*6) for i, line in enumerate(words.splitlines()))
+
+# %% ../nbs/63_commands.ipynb #47bf1ce2
+def on_trial(log, like, others):
+    "Print the report on recorded rounds; raises `ValueError` for any other option, since it would mean nothing"
+    usual = signature(certify).parameters
     for name, given in others.items():
-        if given is not None: raise ValueError(f"{name}: got {given!r} beside a log, wanted one of the two")
-    print(report := certify_log(log))
+        if given != usual[name].default: raise ValueError(f"{name}: got {given!r} beside a log, wanted the log alone")
+    print(report := certify_log(log, like=like))
     return report.passes
 
 # %% ../nbs/63_commands.ipynb #52dc1c4b
@@ -206,7 +213,7 @@ COMMANDS = {   # command: chapter, what it does, options (name, type, help)
     "tour": ("tour", "decode with every system and print the table", (("--out", folder, "the folder for the plot"),)),
     "decode": ("commands", "decode a prompt plainly and by a system", (PROMPT, ("--n", int, "how many new tokens"), ("--gamma", int, "how far to draft; without it as far as the system does"), WARM, SEED, *MODELS, SYSTEM)),
     "bench": ("commands", "price a pair of models, and say how far to draft", (*MODELS, WARM, ("--prompt", str, "a text to measure on; without it texts the embedded models never saw"), ("--n", int, "rounds a prompt for the acceptance rate"))),
-    "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models; or of recorded rounds", (SYSTEM, ("--log", str, "a file of recorded rounds to judge instead: p, q, x and y, as numpy's savez writes them"), *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
+    "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models; or of recorded rounds", (SYSTEM, ("--log", str, "judge instead the rounds an engine wrote (np.savez): p (N,g+1,V), q (N,g,V), x (N,g), y (N,g+1); laws as floats, tokens as ints, -1 for padding; exit 0 all ok, 1 a check failed, 2 bad file"), ("--like", str, "beside --log: the rule that the engine claims, reject or match, by which kept drafts are due; without it they are noted, not judged"), *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
     "record": ("benchmarks", "measure every system against its baselines", (("--out", file, "the file for the figures"),)),
     "train": ("training", "make the embedded models anew", (("--out", folder, "the folder for the models"),))}
 

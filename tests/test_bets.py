@@ -222,7 +222,7 @@ WRONG = {   # what is convicted: the first line that says so
 def test_wrong_systems_are_convicted(name):
     "Each by the line that names its fault, within 6,000 rounds, and long before that"
     drafter, verify, line = WRONG[name]
-    found = watch(system(drafter, verify or siblings_by_p), target, (0,), most=6000)
+    found = watch(system(drafter, verify or siblings_by_p), target, (0,), most=6000, like="reject")
     assert not found.passes and found.wrong == (line,) and "WRONG" in str(found), found
     trial = int(found.title.split()[0].replace(",", ""))
     assert trial < 6000
@@ -271,6 +271,17 @@ def test_alpha_and_like():
     assert by_match.passes and watch(system(Chain(draft, 2), match), target, (0,), most=2000, like=None).lines[-1].passes is None
 
 
+def test_no_rule_claimed_no_rule_convicted(tmp_path):
+    "Match is exact and keeps fewer: noted by default, convicted only where reject is claimed; names and functions are the same"
+    slow = system(Chain(draft, 2), match)
+    for found in (watch(slow, target, (0,), most=3000), certify_rounds(recorded(3000, verify=match))):
+        assert found.passes and found.lines[-1].passes is None and "too few for speculative sampling, and no fault of the law" in found.lines[-1].words
+    save_log(file := tmp_path/"rounds.npz", recorded(3000, verify=match))
+    assert [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)] == [(), (), ("tokens",), ("tokens",)]
+    assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=500).words
+    for bad in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.): refuses("like", watch, slow, target, (0,), like=bad)
+
+
 def test_false_alarms_at_a_rate_that_can_be_seen():
     "At alpha = 1/10, 80 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
     alarms = sum(not watch(system(Chain(draft, 2), reject), target, (0,), most=60, n=9, seed=s, alpha=.1).passes for s in range(80))
@@ -279,7 +290,7 @@ def test_false_alarms_at_a_rate_that_can_be_seen():
 
 def test_doors():
     s = system(Chain(draft, 2), reject)
-    for given, kw, name in (((reject, target, (0,)), {}, "system"), ((s, target, ()), {}, "ctx"), ((s, target, (0,), 0), {}, "most"), ((s, target, (0,), 5, 0), {}, "n"), ((s, target, (0,), 5, 5, -1), {}, "seed"),
+    for given, kw, name in (((reject, target, (0,)), {}, "system"), ((s, None, (0,)), {}, "target"), ((s, reject, (0,)), {}, "target"), ((s, target, ()), {}, "ctx"), ((s, target, (0,), 0), {}, "most"), ((s, target, (0,), 5, 0), {}, "n"), ((s, target, (0,), 5, 5, -1), {}, "seed"),
                             ((s, target, (0,)), dict(alpha=0.), "alpha"), ((s, target, (0,)), dict(alpha=2), "alpha")): refuses(name, watch, *given, **kw)
     refuses("witnesses", certify_rounds, [])
 
@@ -296,7 +307,7 @@ def test_a_log_says_what_was_played(tmp_path):
     for a, b in zip(played_rounds, load_log(file), strict=True):
         assert a.tokens == b.tokens and a.verdict == b.verdict and a.tree.token == b.tree.token and a.tree.parent == b.tree.parent
         for i in range(len(a.tree)): assert np.allclose(a.p[i], b.p[i], atol=1e-6) and (i == 0 or np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6))
-    told, read = certify_rounds(played_rounds), certify_log(file)
+    told, read = certify_rounds(played_rounds, like=overlap), certify_log(file, like=overlap)
     assert told.passes and read.passes and [x.check for x in read.lines] == ["law", "draft", "tokens"]
     assert told.lines[2].words == read.lines[2].words and os.listdir(tmp_path) == ["rounds.npz"]
 
@@ -312,7 +323,7 @@ def test_logs_of_all_lengths(tmp_path):
 def test_a_log_convicts(tmp_path, name):
     drafter, verify, line = WRONG[name]
     save_log(file := tmp_path/"rounds.npz", recorded(3000, drafter, verify))
-    assert certify_log(file).wrong == (line,)
+    assert certify_log(file, like="reject").wrong == (line,)
 
 
 def test_drafts_without_probabilities(tmp_path):
@@ -323,8 +334,24 @@ def test_drafts_without_probabilities(tmp_path):
     rs = recorded(400, looked_up, match)
     save_log(file := tmp_path/"rounds.npz", rs)
     with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
-    assert certify_log(tmp_path/"bare.npz").passes and certify_log(file).words == certify_log(tmp_path/"bare.npz").words
+    told, bare = certify_log(file), certify_log(tmp_path/"bare.npz")
+    assert bare.passes and told.lines == bare.lines and bare.title == f"{told.title}; no array q: drafts read as point masses"
 
+
+def test_sampled_drafts_without_their_laws_are_told_of(tmp_path):
+    "The law is convicted, and the title says what the drafts were taken for"
+    save_log(file := tmp_path/"rounds.npz", recorded(600))
+    with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
+    assert certify_log(file).passes and "array q" not in certify_log(file).title
+    found = certify_log(tmp_path/"bare.npz")
+    assert found.wrong == ("law",) and "no array q: drafts read as point masses" in " ".join(found.words.split())
+
+
+def test_rows_are_taken_at_their_word(tmp_path):
+    "An engine that computed wrong rows, used them and logged them has a clean log"
+    wrong = TableModel(4, lambda text: target.law(text)[::-1])
+    save_log(file := tmp_path/"rounds.npz", list(islice(played(system(Chain(draft, 2), reject), wrong, (0,), 5, 3), 600)))
+    assert certify_log(file).passes
 
 def test_an_impossible_draft_is_a_finding():
     "A drafted token to which its own law gives no weight is no bad input"
@@ -372,11 +399,31 @@ def test_files_that_are_no_logs(tmp_path):
     assert not (tmp_path/"x.npz").exists()
 
 
+def test_what_a_log_cannot_hold(tmp_path):
+    "A path that is no file's, several vocabularies, something else than rounds; and no part of a file is left"
+    for path in (None, 3, tmp_path): refuses("path", save_log, path, recorded(3))
+    wide = list(islice(played(system(Chain(random_table(5, 2), 1), reject), random_table(5, 1), (0,), 5, 3), 2))
+    for wrong in ([*recorded(2), *wide], [1, 2], recorded(2) + [None]): refuses("witnesses", save_log, tmp_path/"x.npz", wrong)
+    assert os.listdir(tmp_path) == [] and not os.path.exists("None.part")
+
+
+def test_tokens_after_the_padding(tmp_path):
+    "Refused in a log, by the array and the round"
+    for name in "xy":
+        a = {**GOOD, name: np.array([[-1, 2, 3][:GOOD[name].shape[1]], GOOD[name][1]])}
+        np.savez(file := tmp_path/"rounds.npz", **a)
+        with pytest.raises(ValueError, match=f"^log: round 0: {name}: got .*wanted nothing but padding"): certify_log(file)
+    np.savez(file, **{**GOOD, "x": GOOD["x"][0]})
+    with pytest.raises(ValueError, match=r"^log: got x with int64 of shape \(2,\), wanted \(rounds, drafts\)"): certify_log(file)
+
+
 def test_tokens_and_padding():
     assert integers(np.array([3, 1, -1, 5]), "x") == (3, 1) and integers([2], "x") == (2,) and integers([], "x") == ()
     for bad in ([.5], [[1]], "text", None): refuses("x", integers, bad, "x")
+    for bad, types in ((([1, 2], 3), "tuple of list, int"), ([[1], [2, 3]], "list of list, list"), ((np.ones(2, int), 1), "tuple of ndarray, int")):
+        with pytest.raises(ValueError, match=f"^x: got a {types}, wanted whole numbers in a row$"): integers(bad, "x")
 
 
 def test_a_report_in_words():
     found = certify_rounds(recorded(200))
-    assert isinstance(found, Report) and str(found) == repr(found) == found.words and found.wrong == () and all(len(l) < 119 for l in found.words.splitlines())
+    assert isinstance(found, Report) and str(found) == repr(found) == found.words and found.wrong == () and all(len(l) <= 92 for l in found.words.splitlines()) and " a sampler that takes " in " ".join(found.words.split())

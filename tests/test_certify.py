@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import binom, chi2, kstest
 
 from helpers import ALPHA, MISS, CANON, cold, constant, detectable, g_test, killer, laws, models, pooled, proves, random_table, refuses, seeds, tempered
-from specref.certify import Certificate, Evidence, certificate, certify, exactly, log_moment, partition, safe_limit, split
+from specref.certify import Certificate, Evidence, certificate, certify, evidence, exactly, log_moment, partition, safe_limit, split
 from specref.chance import distance, law_of, stream
 from specref.law import exact, residual, tv
 from specref.loop import System, Verdict, loop_law, match, nothing, plain, rounds
@@ -378,7 +378,7 @@ def test_doors():
     "Bad input is answered by name, before anything is run"
     target, draft = (tempered(m, 1.) for m in killer())
     s = system(0, Chain(draft, 2), reject)
-    for given, name in (((reject, target, (0,)), "system"), ((s, target, ()), "ctx"), ((s, target, (3,)), "ctx"), ((s, target, (0,), 0), "n"), ((s, target, (0,), 2.5), "n"),
+    for given, name in (((reject, target, (0,)), "system"), ((s, None, (0,)), "target"), ((s, reject, (0,)), "target"), ((s, target, ()), "ctx"), ((s, target, (3,)), "ctx"), ((s, target, (0,), 0), "n"), ((s, target, (0,), 2.5), "n"),
                         ((s, target, (0,), 3, 7), "stop"), ((s, target, (0,), 3, (), 0), "runs"), ((s, target, (0,), 3, (), 15), "runs"), ((s, target, (0,), 3, (), 100, -1), "seed"),
                         ((s, target, (0,), 3, (), 100, 0, 0), "due"), ((s, target, (0,), 3, (), 500, 0, 10, 0.), "alpha"), ((s, target, (0,), 3, (), 500, 0, 10, 1.), "alpha"),
                         ((system(0, Chain(constant(1, 1), 2), reject), target, (0,)), "drafter")): refuses(name, certify, *given)
@@ -392,3 +392,16 @@ def test_doors():
     refuses("alpha", g_test, {0: 50, 1: 50}, {0: .5, 1: .5}, 2)
     refuses("most", partition, killer()[0], (0,), 2, 100, most=0)
     refuses("system", exactly, system(0, Chain(TableModel(3, lambda t: np.ones(3)/3), 1), reject), killer()[0], (0,), 2, ())
+
+
+def test_where_it_was_furthest_off():
+    "The cell, what came and what was due; `of` names what its numbers are, but never those of an impossible text"
+    target = tempered(random_table(3, 1, zeros=False), 1.)
+    cells = partition(target, (0,), 2, 200)
+    first = next(iter(cells.weight))
+    found = evidence(cells, {first: 200})
+    due = f"came 200 times and was due {200*float(cells.weight[first]):.1f} times"
+    assert found.where().endswith(due) and found.words.startswith(f"the law is wrong: {found.where()}")
+    assert found.where("classes ") == found.where().replace("begins with (", "begins with classes (").replace("token after (", "token after classes (") != found.where()
+    alien = evidence(cells, {first: 100, ((9, 9),): 1})
+    assert alien.where("classes ") == alien.where() == "the text (9, 9), impossible for the target, came 1 times and was due 0.0 times"

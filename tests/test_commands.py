@@ -96,7 +96,7 @@ def logged(path, verify=None):
 def test_certify_judges_recorded_rounds(capsys, tmp_path):
     "A right log is told of, with status 0; a wrong one with status 1"
     from specref.loop import Verdict
-    said = run(capsys, "certify", "--log", logged(tmp_path/"right.npz"))
+    said = run(capsys, "certify", "--log", logged(tmp_path/"right.npz"), "--like", "reject")
     assert said.startswith("900 rounds") and all(f"\n{k:8} ok" in said for k in ("law", "draft", "tokens"))
     everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
     with pytest.raises(SystemExit) as end: main(["certify", "--log", logged(tmp_path/"wrong.npz", everything)])
@@ -113,6 +113,35 @@ def test_logs_that_cannot_be_judged(capsys, tmp_path):
     np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))
     refused(capsys, "log: round 0: p[0]: got weights that sum to 2.0", "certify", "--log", str(tmp_path/"sum.npz"))
     refused(capsys, "target: got 'small' beside a log", "certify", "--log", str(tmp_path/"sum.npz"), "--target", "small")
+
+
+@pytest.mark.parametrize("name,value", [("system", "block verification"), ("target", "target"), ("draft", "small"), ("n", 5), ("runs", 7), ("seed", 1), ("prompt", "x")])
+def test_nothing_else_is_asked_of_a_log(capsys, tmp_path, name, value):
+    "Every other option is refused by its name, never ignored"
+    refused(capsys, f"{name}: got {value!r} beside a log, wanted the log alone", "certify", "--log", logged(tmp_path/"right.npz"), f"--{name}", str(value))
+
+
+def test_the_rule_of_a_log(capsys, tmp_path):
+    "Drafts of match are too few for reject: convicted when that is claimed, else noted; a rule means nothing without a log"
+    from specref.loop import match
+    path = logged(tmp_path/"match.npz", match)
+    assert "\ntokens   -" in run(capsys, "certify", "--log", path) and "\ntokens   ok" in run(capsys, "certify", "--log", path, "--like", "match")
+    with pytest.raises(SystemExit) as end: main(["certify", "--log", path, "--like", "reject"])
+    assert end.value.code == 1 and "tokens   WRONG" in capsys.readouterr().out
+    refused(capsys, "like: got 'block', wanted reject, match", "certify", "--log", path, "--like", "block")
+    refused(capsys, "like: got 'match', wanted it beside a log", "certify", "--like", "match")
+
+
+def test_the_help_says_what_a_log_holds(capsys):
+    with pytest.raises(SystemExit) as end: main(["certify", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0 and all(x in said for x in ("p (N,g+1,V)", "q (N,g,V)", "x (N,g)", "y (N,g+1)", "-1 for padding", "exit 0 all ok, 1 a check failed, 2 bad file"))
+
+
+def test_certificates_fit_a_page(capsys):
+    "Exact ones, a report on a log, and evidence"
+    for argv in ((), ("--target", "target", "--system", "autoregressive", "--runs", "120", "--n", "1")):
+        assert max(map(len, run(capsys, "certify", *argv).splitlines())) <= 92
 
 
 def test_certify_fails_aloud(capsys, monkeypatch):
