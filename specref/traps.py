@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['P', 'Q', 'PAIR', 'ORDER0', 'BINARY', 'KILLER', 'WIDE', 'ONE', 'TWO', 'CORRECTION', 'EDGE', 'EQUAL', 'CUT', 'RARE',
-           'RATIO', 'WIDE2', 'SWOR', 'OTHER_ROW', 'CLOCK', 'STRICT', 'TIED', 'OTHER_STATE', 'DRAFT', 'COIN', 'DRAWN',
-           'COUPLED', 'NOISE_SHARED', 'IID2', 'IID3', 'SWOR2', 'HALF', 'by_q', 'by_p', 'TOLD_WRONG', 'TOPS', 'TOP1',
-           'DRAWN_AGAIN', 'BLOCK', 'WHOLE_BLOCK', 'TREE', 'BOTTOM_UP', 'SAME', 'NESTED', 'TWO_CUT', 'ROUNDED',
-           'LAST_DROPPED', 'LIES', 'STOPS', 'LOOP', 'TYPICAL', 'GREEDY', 'LOSSY', 'TLI', 'FOUR', 'SLOW', 'BAD', 'WIRES',
-           'HOT', 'SCALED', 'HONEST', 'SILENT', 'FALSE_ALARMS', 'GALLERY', 'MUTANTS', 'Setting', 'Mutant', 'mutant',
-           'judge', 'redraw', 'free_table', 'last_token', 'without_token', 'on_chain', 'argmax_law', 'on_grid',
-           'states_other_rows', 'sibling_draft', 'Misread', 'elders_too', 'slot_for_depth', 'rejected_stay',
-           'whole_text', 'keyed_coin', 'offered', 'in_block', 'match_in_block', 'draws_anew', 'reuses', 'one_coin',
-           'on_star', 'siblings_by_p', 'by_elders', 'asks', 'by_sum', 'k_seq_clamped', 'best_of_two', 'fair',
-           'longest_yes', 'first_failure', 'block_from', 'one_ratio', 'uncapped', 'one_round', 'block_of',
+           'RATIO', 'WIDE2', 'SWOR', 'OTHER_ROW', 'CLOCK', 'STRICT', 'BRACKETS', 'TIED', 'OTHER_STATE', 'DRAFT', 'COIN',
+           'DRAWN', 'COUPLED', 'NOISE_SHARED', 'IID2', 'IID3', 'SWOR2', 'HALF', 'by_q', 'by_p', 'TOLD_WRONG', 'TOPS',
+           'TOP1', 'DRAWN_AGAIN', 'BLOCK', 'WHOLE_BLOCK', 'TREE', 'BOTTOM_UP', 'SAME', 'NESTED', 'TWO_CUT', 'ROUNDED',
+           'LAST_DROPPED', 'LIES', 'STOPS', 'LOOP', 'TYPICAL', 'GREEDY', 'LOSSY', 'TLI', 'FOUR', 'WORDS', 'LETTERS',
+           'SLOW', 'BAD', 'WIRES', 'HOT', 'SCALED', 'HONEST', 'SILENT', 'FALSE_ALARMS', 'GALLERY', 'MUTANTS', 'Setting',
+           'Mutant', 'mutant', 'judge', 'redraw', 'free_table', 'last_token', 'without_token', 'on_chain', 'argmax_law',
+           'on_grid', 'states_other_rows', 'sibling_draft', 'Misread', 'elders_too', 'slot_for_depth', 'rejected_stay',
+           'whole_text', 'opened', 'keyed_coin', 'offered', 'in_block', 'match_in_block', 'draws_anew', 'reuses',
+           'one_coin', 'on_star', 'siblings_by_p', 'by_elders', 'asks', 'by_sum', 'k_seq_clamped', 'best_of_two',
+           'fair', 'longest_yes', 'first_failure', 'block_from', 'one_ratio', 'uncapped', 'one_round', 'block_of',
            'present_state', 'first_state', 'bottom_up', 'law_of_first', 'top_two', 'drops_unlikely', 'looks_ahead',
            'two_level', 'confident', 'Said', 'goes_on', 'leaves_refused', 'past_the_stop', 'bonus_after_stop',
            'ignores_stop', 'overshoots', 'promised', 'without_bonus', 'first_only', 'forgetful', 'one_row_behind',
-           'of_q', 'Wire', 'Inclusive', 'OneStream', 'Unseeded', 'first_number', 'strict_at_zero', 'two_streams',
-           'seed_matters', 'refuses_all', 'rows_untouched', 'logs_of_target', 'spends', 'stops_after', 'stops_before',
-           'certain_if', 'second_if', 'shuffled']
+           'encode', 'through_text', 'of_q', 'Wire', 'Inclusive', 'OneStream', 'Unseeded', 'first_number',
+           'strict_at_zero', 'two_streams', 'seed_matters', 'refuses_all', 'rows_untouched', 'logs_of_target', 'spends',
+           'stops_after', 'stops_before', 'certain_if', 'second_if', 'shuffled']
 
 # %% ../nbs/16_traps.ipynb #32443ecb
 from dataclasses import dataclass, replace
@@ -230,13 +230,19 @@ def whole_text(target, drafter, verify, ctx, n, rng, stop):
 
 CLOCK = TableModel(3, lambda text: np.roll(exact(3, 2, 1), len(text) + text[-1])), WIDE[1]   # looks at the last token and its position
 STRICT = TableModel(3, lambda text: without_token(exact(3, 2, 1), text[-1])), WIDE[1]   # a grammar: no token twice in a row
+def opened(text):
+    "The state of a grammar's automaton after a text of (x, open, close): whether the last bracket is an open one"
+    return next((x == 1 for x in reversed(text) if x), False)
+BRACKETS = TableModel(3, lambda text: without_token(exact(3, 2, 1), 1 if opened(text) else 2)), WIDE[1]   # opens when closed, closes when open
 TIED = on_chain((free_table(3, 2, 0, 0), PAIR[1]), 1, n=1)   # (3, 2, 2, 1) after top-2
 
+# %% ../nbs/16_traps.ipynb #bd56f9ef
 OTHER_STATE = [
     mutant("mask shows elder siblings", "sgl-project/sglang#15360", None, replace(WIDE2, drafter=Branching(WIDE[1], (2,)), n=2), target=Misread(WIDE[0], elders_too)),
     mutant("position counted by slot", "trees and ragged batches, arXiv 2510.22876", None, replace(on_chain(CLOCK, 1), drafter=Branching(CLOCK[1], (2,)), n=2), target=Misread(CLOCK[0], slot_for_depth)),
     mutant("refused tokens stay in the cache", "lucidrains/speculative-decoding#3; ml-explore/mlx-lm#1109", None, replace(WIDE2, loop=whole_text), loop=rejected_stay),
     mutant("grammar not moved over the draft", "vllm-project/vllm#44297", None, on_chain(STRICT, 2), verify=judge(row=lambda p, tree, i: without_token(exact(3, 2, 1), tree.ctx[-1]))),
+    mutant("grammar not moved back after a refusal", "vllm-project/vllm#43424; vllm-project/vllm#53777", None, replace(on_chain(BRACKETS, 2), loop=whole_text), loop=rejected_stay),
     mutant("p never warped", "vllm-project/vllm#10198", None, replace(CUT, n=1), verify=judge(row=lambda p, tree, i: P)),
     mutant("residual of the unwarped p", "vllm-project/vllm#42744", F(3, 56), replace(CUT, n=1), verify=judge(left=lambda r, q, x: residual(P, q))),
     mutant("bonus of the unwarped p", "vllm-project/vllm#42744; SWIFT, by reading", F(9, 100), CUT, verify=judge(last=lambda p, tree, i: P)),
@@ -604,6 +610,23 @@ def one_row_behind(model, gamma):
 TLI = on_chain((free_table(5, 3, 2, 0), free_table(0, 1, 4, 0)), 2)   # a vocabulary of four, of which the draft shares two
 FOUR = free_table(6, 2, 1, 1), exact(14, 4, 1, 1)   # the pair of sgl-project/sglang#10308
 
+WORDS, LETTERS = ("<s>", "a", "b", "ab"), ("a", "b")   # the target's tokens as strings, and the draft's
+
+def encode(string):
+    "The longest token of the target first"
+    if not string: return ()
+    word = max((w for w in WORDS if string.startswith(w)), key=len)
+    return (WORDS.index(word), *encode(string[len(word):]))
+
+def through_text(letters, before=()):
+    "Two letters of the draft, as a string, in tokens of the target; `before` is what the tokenizer puts in front. `match` reads no law of an edge"
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        for x in (*before, *encode("".join(LETTERS[rng.pick(letters)] for _ in range(2)))): offered(tree, x, point(x, len(WORDS), exact=True))
+        return tree
+    return draft
+
+# %% ../nbs/16_traps.ipynb #64219e03
 def of_q(draw, k=2):
     "k children on the pair of sgl-project/sglang#10308"
     return Setting(FOUR[0], sibling_draft(draw, k), reject)
@@ -617,6 +640,8 @@ SLOW = [
     mutant("guesses one where two were asked", "a block cut short", 0, TWO, drafter=Chain(KILLER[1], 1)),
     mutant("draft one row behind", "lablup/mlxcel#994; vllm-project/vllm#9730; vllm-project/vllm-metal#716", 0, on_chain((KILLER[0], KILLER[0]), 2), drafter=one_row_behind(KILLER[0], 2)),
     mutant("shared tokens, q not made a law on them", "two tokenizers: TLI without its second half", 0, TLI, drafter=Chain(free_table(0, 1, 4, 5), 2)),
+    mutant("a begin token put before a draft in other tokens", "huggingface/transformers#46124", 0,
+           Setting(free_table(0, 1, 1, 2), through_text(exact(1, 1)), match, 2), drafter=through_text(exact(1, 1), before=(0,))),
     mutant("block verification falls back to tokens", "vllm-project/vllm-ascend#15673", 0, BLOCK, verify=reject),
     mutant("the likeliest children, as points", "sgl-project/sglang#10308", 0, of_q(without_replacement(FOUR[1])), drafter=sibling_draft(points([0, 1], 4, True), 2)),
     mutant("the certain child before the sampled one", "the order of a greedy draft", 0, on_star(in_turn(iid(exact(1, 2, 3, 0)), points([3], 4, True)), 2),

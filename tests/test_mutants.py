@@ -57,6 +57,7 @@ def test_only_liars_are_called_liars(): assert [m for m in MUTANTS if "contract"
 CHAINS = [m for m in SLOW if m.right.verify is reject and isinstance(m.right.drafter, Chain)]
 ORACLES = {   # mean tokens of the first call, right and wrong, from published acceptance
     "shared tokens, q not made a law on them": (1 + F(2, 5) + F(2, 5)**2, 1 + F(3, 10) + F(3, 10)**2),
+    "a begin token put before a draft in other tokens": (1 + F(1, 4)*F(1, 4) + F(1, 2)*F(1, 4) + F(1, 4)*F(1, 2) + F(3, 4)*F(1, 4)**2, F(1)),   # Σ p ψ, and a second token unless "ab" is one
     "block verification falls back to tokens": (1 + F(133, 120), 1 + F(21, 20)),
     "the likeliest children, as points": (1 + F(14, 15), 1 + F(4, 5)),
     "the certain child before the sampled one": (1 + F(23, 30), 1 + F(3, 4)),

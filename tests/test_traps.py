@@ -19,7 +19,7 @@ from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.target import TableModel, target_law
 from specref.traps import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, TREE, TYPICAL, asks, block_from, block_of, bottom_up,
-                           first_failure, judge, on_chain, on_grid, on_star, redraw, remains, siblings_by_p, uncapped, without_token)
+                           first_failure, judge, on_chain, on_grid, on_star, opened, redraw, remains, siblings_by_p, uncapped, without_token)
 from specref.traversal import traversal
 from specref.tree import Tree, edge_laws, iid, points, without_replacement
 
@@ -212,6 +212,13 @@ def test_the_law_of_a_draw_for_every_row():
     hit = 1 - (1 - p[0])**k
     want = {(x,): hit*(x == 0) + (1 - hit)*p[x] for x in range(4)}
     assert on_star(points([0], 4, exact=True), 1, asks(lambda kids: [kids]*k*bool(kids))).law() == want
+
+
+def test_a_grammar_that_is_not_moved_back_gives_invalid_texts():
+    "A bracket opened twice; never with the state recomputed from the text"
+    m = named("grammar not moved back after a refusal")
+    def valid(y): return all(x == 0 or (x == 1) != opened(y[:i]) for i, x in enumerate(y))
+    assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
 
 
 def test_typical_acceptance_turned_round():
