@@ -141,10 +141,10 @@ def large(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):
     seconds, share = np.median(seen[2:], axis=0)
     return dict(parameters=sum(w.numel() for w in target.parameters()), ms_a_round=1e3 * float(seconds), outside=float(share))
 
-# %% ../nbs/62_benchmarks.ipynb #a7b96e8b
+# %% ../nbs/62_benchmarks.ipynb #7e08e3ed
 JUDGES = {"match": match, "reject": reject, "block": block, "traversal": traversal, "generous": generous}
 
-def verdicts(V=32_000, gamma=8, turns=40, spread=.65):  # -> {judge: ms}
+def verdicts(V, gamma, turns=40, spread=.65):  # -> {judge: ms}
     "Median milliseconds of a verdict on chains of `gamma` drafts with laws of `V` tokens"
     rng, took = np.random.default_rng(0), {name: [] for name in JUDGES}
     z = 2 * rng.standard_normal((gamma + 1, V))
@@ -168,12 +168,12 @@ def roads(n=3, turns=5):  # -> roads a second
         rates.append(law.paths / (perf_counter() - then))
     return float(np.median(rates))
 
-# %% ../nbs/62_benchmarks.ipynb #237d6992
-def weigh(out="docs/benchmarks/judges.json", threads=1):
+# %% ../nbs/62_benchmarks.ipynb #94da9db9
+def weigh(out="docs/benchmarks/judges.json", threads=1, V=32_000, gamma=8):
     "Time the judges and the enumeration, print the figures, write them as JSON; raises `ValueError`"
-    at_least(1, threads=threads)
+    at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
-    got = dict(date=str(date.today()), machine=machine(), threads=threads, numpy=np.__version__, tokens=32_000, drafts=8, verdict_ms=verdicts(), roads_per_s=roads())
+    got = dict(date=str(date.today()), machine=machine(), threads=threads, numpy=np.__version__, tokens=V, drafts=gamma, verdict_ms=verdicts(V, gamma), roads_per_s=roads())
     whole(out, lambda f: f.write_text(json.dumps(got, indent=1) + "\n"))
     print(in_words(got))
 
