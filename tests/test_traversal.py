@@ -465,33 +465,6 @@ def test_no_order_the_other_way():
     assert [mean_accepted(target, drafter, verify, (0,)) for verify in RULES.values()] == [F(31, 27), F(31, 27), F(7, 6), F(41, 36)]
 
 
-# Known-wrong walks
-
-def mutant(stale=False, original=False, unmoved=False):
-    "The walk with a child's scale from before its elder siblings' refusal, the correction from the row itself, or the first sibling's law for all"
-    def walk(p, tree, rng, u=0, a=1):
-        if not a > 0: return None
-        r, row, first, old = p[u], p[u], None, a
-        for c in tree.children(u):
-            x, q = tree.token[c], tree.law[c]
-            if unmoved: q = first = q if first is None else first
-            if found := walk(p, tree, rng, c, scale((old * row if stale else a * r)[x], q[x])): return found
-            _, a, r = rest(a, r, q)
-        if u == 0 or rng.coin(a, at=u): return Verdict(u, rng.pick(row if original else r, at=u))
-    return walk
-
-
-@pytest.mark.parametrize("wrong,tv", [({}, 0), (dict(stale=True), .1197), (dict(original=True), .1012), (dict(unmoved=True), .1724)])
-def test_wrong_walks(wrong, tv):
-    "How far two tokens are off on the binary tree without replacement (verification.md §19, row 39)"
-    target, draft = killer()
-    drafter, verify, some = Grown(draft, SHAPES["binary"], without_replacement), mutant(**wrong), {}
-    for t, w in law_of(lambda rng: drafter((0,), rng)).items():
-        for y, z in law_of(lambda rng: verify(target(t), t, rng).tokens(t)[:2]).items(): some[y] = some.get(y, 0) + w*z
-    off = distance(continued(some, target, (0,), 2), target_law(target, (0,), 2))
-    assert round(float(off), 4) == tv and (off == 0) == (tv == 0)
-
-
 # Floats, size, doors
 
 @settings(max_examples=60)
