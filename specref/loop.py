@@ -113,12 +113,14 @@ def spoken(round):
     with np.errstate(divide="ignore"):   # a wrong judge may emit what the target cannot
         return [(float(np.log(float(round.p[u][x]))), f) for u, x, f in zip(path, round.tokens, fate)]
 
-# %% ../nbs/04_loop.ipynb #af3f980d
+# %% ../nbs/04_loop.ipynb #b5206e65
 def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
-    "The context as a tuple; raises `ValueError` naming the argument for an empty or alien context, a bad n, unequal vocabularies"
+    "The context as a tuple; raises `ValueError` naming the argument for an empty or alien context, a bad n, unequal vocabularies, drafts that no context has room for"
     at_least(0, n=n)
     for m in (drafter, *getattr(drafter, "models", ())):
         if getattr(m, "V", target.V) != target.V: raise ValueError(f"drafter: got a vocabulary of {m.V} tokens, wanted the target's {target.V}")
+    deep, most = getattr(drafter, "depth", 0), getattr(target, "most", np.inf)
+    if deep >= most: raise ValueError(f"drafter: got drafts of depth {deep}, wanted them below the {most} tokens that the target can read")
     return context(target, ctx)
 
 def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple of ints

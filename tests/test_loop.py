@@ -105,6 +105,16 @@ def test_clip(tokens, room, stop):
 def case(): return st.tuples(models(), some, st.integers(0, 9), stops, st.integers(0, 99))
 
 
+def test_drafts_that_never_fit():
+    "A window, or a chain, as long as all that the target can read is refused, not quietly left out; one that fits is not"
+    target = random_table(3, 1)
+    target.most = 6
+    drafter_of = lambda depth: type("Deep", (), dict(V=3, depth=depth, __call__=lambda self, ctx, rng: Tree(ctx)))()
+    assert len(generate(target, drafter_of(5), match, (0,), 3, Seeded(0))) == 3
+    for depth in (6, 7): refuses("drafter", generate, target, drafter_of(depth), match, (0,), 3, Seeded(0))
+    refuses("drafter", loop_law, target, drafter_of(6), match, (0,), 1)
+
+
 def built(pair, name): return pair[0], SYSTEMS[name](pair[1], gamma=3, shape=(2, 1), exact=True)
 
 
@@ -138,7 +148,7 @@ def test_the_ledger_counts_the_rounds(case):
     assert led.num_emitted_tokens == len(text) == len(clip(sum((r.tokens for r in all_rounds), ()), n, stop))
     assert led.mean_acceptance_length == pytest.approx(np.mean([k + 1 for k in kept]) if kept else 1)
     assert led.draft_acceptance_rate == (sum(kept) / sum(offered) if any(offered) else 0)
-    deepest = max((max(r.tree.depth) for r in all_rounds), default=0)
+    deepest = max((r.tree.depth[c] for r in all_rounds for i in range(len(r.tree)) for c in r.tree.children(i)), default=0)   # offered: probes are no drafts
     assert led.acceptance_rate_per_position == [np.mean([k >= i for k in kept]) for i in range(1, deepest + 1)]
     assert led.models["target"].calls == len(all_rounds) and sum(led.acceptance_rate_per_position) == pytest.approx(led.mean_acceptance_length - 1)
     fates = [s.fate for s in text.sources]

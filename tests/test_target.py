@@ -10,7 +10,7 @@ from contracts import target_contract
 from helpers import models, refuses, seeds, shapes
 from specref.law import exact
 from specref.loop import clip
-from specref.target import Meter, NgramModel, Rows, TableModel, random_table, target_law
+from specref.target import Meter, NgramModel, Rows, TableModel, random_table, target_law, tokens_below
 from specref.tree import Tree
 
 many = settings(max_examples=100)
@@ -39,6 +39,26 @@ def test_rows_refuse_what_is_no_law():
     for bad in ([.5, .6], [np.nan, 1.], [1.], [2., -1.]): refuses(r"p\[1\]", Rows(lambda i: bad, 3, 2).__getitem__, 1)
     for i in (-1, 3): pytest.raises(IndexError, Rows(lambda i: [1., 0], 3, 2).__getitem__, i)
     assert len(list(Rows(lambda i: [1., 0], 3, 2))) == 3
+
+
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3))
+def test_raw_weights_are_the_row_unless_others_are_told(w):
+    "The default is the row itself, made once; other weights need be no law, and reading them makes no row"
+    asked = []
+    row = lambda i: asked.append(i) or exact(1, i + 1)
+    p, q = Rows(row, 3, 2), Rows(row, 3, 2, w.__getitem__)
+    assert p.raw(2) is p[2] is p.raw(2) and asked == [2]
+    assert [q.raw(i) for i in range(3)] == w and asked == [2] and tuple(q[1]) == (Fraction(1, 3), Fraction(2, 3))
+    for rows in (p, q):
+        for i in (-1, 3): pytest.raises(IndexError, rows.raw, i)
+
+
+def test_raw_weights_of_tables_cost_what_their_rows_do():
+    "Counting models warp nothing: the row, read once for both questions"
+    tree = probes([-1, 0], [1], (0,))
+    for model in (random_table(3, 0), NgramModel([0, 1, 2], 3, 2, exact=True)):
+        p = model(tree)
+        assert all(p.raw(i) is p[i] for i in range(2)) and (model.meter.calls, model.meter.tokens) == (1, 2)
 
 
 # Table models
@@ -142,3 +162,19 @@ def test_more_ngram_doors(name, args): refuses(name, NgramModel, *args)
 
 @pytest.mark.parametrize("name, args", [("ctx", ((5,), 1)), ("ctx", ((), 1)), ("n", ((0,), -1))])
 def test_target_law_doors(name, args): refuses(name, target_law, random_table(3, 0), *args)
+
+
+@given(st.recursive(st.one_of(st.none(), st.integers(-1, 4), st.booleans(), st.floats(), st.text(max_size=2)), lambda inner: st.lists(inner, max_size=3)), st.integers(1, 3))
+def test_tokens_below(given, deep):
+    "Nested tuples of equal whole numbers below V, a hash for all of them; everything else is refused by its name"
+    def whole(x, deep): return isinstance(x, (list, str)) and all(whole(y, deep - 1) for y in x) if deep else isinstance(x, int) and 0 <= x < 3
+    def tuples(x): return tuple(map(tuples, x)) if isinstance(x, (list, str)) else int(x)
+    if not whole(given, deep): return refuses("given", tokens_below, 3, deep, given=given)
+    kept = tokens_below(3, deep, given=given)
+    assert kept == tuples(given) == tokens_below(3, deep, given=kept) and isinstance(hash(kept), int)
+
+
+def test_tokens_of_arrays():
+    "Arrays of any whole kind, as Python's own numbers; two axes, shares and a row that is too long for V are refused by name"
+    for kind in (np.uint8, np.int64): assert (got := tokens_below(3, text=np.array([2, 0], kind))) == (2, 0) and type(got[0]) is int
+    for bad in (np.zeros((1, 2), int), np.zeros(2), np.array([3]), np.array([-1]), np.array(1)): refuses("text", tokens_below, 3, text=bad)

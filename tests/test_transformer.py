@@ -312,6 +312,24 @@ def test_warps_are_those_of_chapter_0(options):
     for i in range(len(tree)): assert abs(p[i] - warp(raw[i], **options)).max() < 1e-12
 
 
+@pytest.mark.parametrize("options", [{}, dict(temperature=0), dict(temperature=.4, top_k=3), dict(temperature=2., top_p=.3),
+                                     dict(processors=[lambda ids, z: z.mul_(-1)], top_k=1)])
+def test_raw_weights_stand_before_every_warp(options):
+    "e^(z - max z) of the bare logits, node by node, in their order, read before the law or after it; no pass and no count more"
+    model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 1), (2, 5)])
+    served = HFModel(model, **options)
+    p, meter = served(tree), served.meter.copy()
+    raw = [p.raw(i) for i in range(len(tree))]
+    again = served(tree)   # from the cache
+    for i in range(len(tree)):
+        z, law = plainly(model, tree.text(i)), p[i]
+        assert raw[i].dtype == np.float64 and raw[i].min() >= 0 and raw[i].max() == 1 and abs(raw[i] - np.exp(z - z.max())).max() < 1e-10
+        assert (np.argsort(-raw[i], kind="stable") == np.argsort(-z, kind="stable")).all()
+        assert (p.raw(i) == raw[i]).all() and (again.raw(i) == raw[i]).all()
+        assert (abs(raw[i] / raw[i].sum() - law).max() < 1e-12) == (not options)
+    assert served.meter == meter and meter.calls == 1
+
+
 def test_a_processor_sees_the_true_text_of_each_node():
     model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 5), (2, 6), (2, 4), (3, 3)])
     shared = LogitsProcessorList([lambda ids, z: z.mul_(1.1), RepetitionPenaltyLogitsProcessor(1.7), MinLengthLogitsProcessor(4, 7, device="cpu"), TemperatureLogitsWarper(.6), TopKLogitsWarper(9)])
