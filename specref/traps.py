@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['P', 'Q', 'PAIR', 'ORDER0', 'BINARY', 'KILLER', 'WIDE', 'ONE', 'TWO', 'CORRECTION', 'EDGE', 'EQUAL', 'CUT', 'RARE',
            'RATIO', 'WIDE2', 'SWOR', 'OTHER_ROW', 'CLOCK', 'STRICT', 'BRACKETS', 'TIED', 'OTHER_STATE', 'DRAFT', 'COIN',
-           'DRAWN', 'COUPLED', 'NOISE_SHARED', 'IID2', 'IID3', 'SWOR2', 'HALF', 'by_q', 'by_p', 'TOLD_WRONG', 'TOPS',
-           'TOP1', 'DRAWN_AGAIN', 'BLOCK', 'WHOLE_BLOCK', 'TREE', 'BOTTOM_UP', 'SAME', 'NESTED', 'TWO_CUT', 'ROUNDED',
-           'LAST_DROPPED', 'LIES', 'STOPS', 'LOOP', 'TYPICAL', 'GREEDY', 'LOSSY', 'TLI', 'FOUR', 'WORDS', 'LETTERS',
-           'SLOW', 'BAD', 'WIRES', 'HOT', 'SCALED', 'HONEST', 'SILENT', 'FALSE_ALARMS', 'GALLERY', 'MUTANTS', 'Setting',
-           'Mutant', 'mutant', 'judge', 'redraw', 'free_table', 'last_token', 'without_token', 'on_chain', 'argmax_law',
-           'on_grid', 'states_other_rows', 'sibling_draft', 'Misread', 'elders_too', 'slot_for_depth', 'rejected_stay',
-           'whole_text', 'opened', 'keyed_coin', 'offered', 'in_block', 'match_in_block', 'draws_anew', 'reuses',
-           'one_coin', 'on_star', 'siblings_by_p', 'by_elders', 'asks', 'by_sum', 'k_seq_clamped', 'best_of_two',
-           'fair', 'longest_yes', 'first_failure', 'block_from', 'one_ratio', 'uncapped', 'one_round', 'block_of',
+           'DRAWN', 'COUPLED', 'NOISE_SHARED', 'IID2', 'IID3', 'SWOR2', 'HALF', 'by_q', 'by_p', 'TOLD_WRONG', 'SHARED',
+           'FORKED', 'TOPS', 'DRAWN_AGAIN', 'BLOCK', 'WHOLE_BLOCK', 'TREE', 'BOTTOM_UP', 'SAME', 'NESTED', 'TWO_CUT',
+           'ROUNDED', 'LAST_DROPPED', 'LIES', 'WORDS', 'LETTERS', 'STOPS', 'SPELT', 'LOOP', 'TYPICAL', 'GREEDY',
+           'LOSSY', 'TLI', 'FOUR', 'SLOW', 'BAD', 'WIRES', 'HOT', 'SCALED', 'HONEST', 'SILENT', 'FALSE_ALARMS',
+           'GALLERY', 'MUTANTS', 'Setting', 'Mutant', 'mutant', 'judge', 'redraw', 'free_table', 'last_token',
+           'without_token', 'on_chain', 'argmax_law', 'on_grid', 'states_other_rows', 'sibling_draft', 'Misread',
+           'elders_too', 'slot_for_depth', 'rejected_stay', 'whole_text', 'opened', 'keyed_coin', 'offered', 'in_block',
+           'match_in_block', 'draws_anew', 'reuses', 'one_coin', 'on_star', 'siblings_by_p', 'by_elders', 'each_child',
+           'path_end', 'each_path', 'drawn_anew', 'retrieved', 'by_sum', 'k_seq_clamped', 'best_of_two', 'fair',
+           'longest_yes', 'first_failure', 'block_from', 'one_ratio', 'uncapped', 'one_round', 'block_of',
            'present_state', 'first_state', 'bottom_up', 'law_of_first', 'top_two', 'drops_unlikely', 'looks_ahead',
            'two_level', 'confident', 'Said', 'goes_on', 'leaves_refused', 'past_the_stop', 'bonus_after_stop',
-           'ignores_stop', 'overshoots', 'promised', 'without_bonus', 'first_only', 'forgetful', 'one_row_behind',
-           'encode', 'through_text', 'of_q', 'Wire', 'Inclusive', 'OneStream', 'Unseeded', 'first_number',
-           'strict_at_zero', 'two_streams', 'seed_matters', 'refuses_all', 'rows_untouched', 'logs_of_target', 'spends',
-           'stops_after', 'stops_before', 'certain_if', 'second_if', 'shuffled']
+           'ignores_stop', 'overshoots', 'encode', 'through_text', 'begins_again', 'promised', 'without_bonus',
+           'first_only', 'forgetful', 'one_row_behind', 'of_q', 'Wire', 'Inclusive', 'OneStream', 'Unseeded',
+           'first_number', 'strict_at_zero', 'two_streams', 'seed_matters', 'refuses_all', 'rows_untouched',
+           'logs_of_target', 'spends', 'stops_after', 'stops_before', 'certain_if', 'second_if', 'shuffled']
 
-# %% ../nbs/16_traps.ipynb #32443ecb
+# %% ../nbs/16_traps.ipynb #517493c3
 from dataclasses import dataclass, replace
 from fractions import Fraction as F
 from functools import cache
@@ -32,7 +33,7 @@ from .tree import Tree, edge_laws, iid, in_turn, points, without_replacement
 from .target import Meter, Rows, TableModel, random_table, target_law
 from .loop import Verdict, clip, generate, loop_law, match, nothing, rounds
 from .reject import Chain, reject
-from .siblings import Branching
+from .siblings import Branching, trie
 
 # %% ../nbs/16_traps.ipynb #c98f891f
 @dataclass(frozen=True)
@@ -334,16 +335,40 @@ TOLD_WRONG = [
     mutant("support used up, told as uniform over all", "Infini-AI-Lab/Sequoia, by reading", None, on_star(HALF, 3),
            drafter=sibling_draft(HALF, 3, tell=lambda x, e: HALF(e) if len(e) < 2 else exact(1, 1, 1, 1)))]
 
-# %% ../nbs/16_traps.ipynb #47da3769
-def asks(groups):
-    "Draws a target token for each group of children and descends on a hit; after the last miss it draws once more"
-    def verify(p, tree, rng, i=0):
-        for kids in groups(tree.children(i)):
-            y = rng.pick(p[i])
-            for c in kids:
-                if tree.token[c] == y: return verify(p, tree, rng, c)
-        return Verdict(i, rng.pick(p[i]))
-    return verify
+# %% ../nbs/16_traps.ipynb #e5c2256c
+def each_child(p, tree, rng, i=0):
+    "Draws a target token for each child and descends on a hit; after the last miss it draws once more"
+    for c in tree.children(i):
+        if rng.pick(p[i]) == tree.token[c]: return each_child(p, tree, rng, c)
+    return Verdict(i, rng.pick(p[i]))
+
+# %% ../nbs/16_traps.ipynb #80ddf0c2
+def path_end(p, tree, rng, leaf):
+    "How far the path to `leaf` agrees with target draws of its own, and the draw that follows"
+    node = 0
+    for c in tree.ancestors(leaf):
+        if (y := rng.pick(p[node])) != tree.token[c]: return node, y
+        node = c
+    return node, rng.pick(p[node])
+
+def each_path(p, tree, rng):
+    "Every path draws for itself; the one that agrees longest is taken, the first of equals"
+    ends = [path_end(p, tree, rng, leaf) for leaf in range(len(tree)) if not tree.children(leaf)]
+    return Verdict(*max(ends, key=lambda end: tree.depth[end[0]]))
+
+# %% ../nbs/16_traps.ipynb #9d0eabd0
+def drawn_anew(verify):
+    "`verify`, but the token after the last hit is thrown away and drawn again"
+    def again(p, tree, rng):
+        node = verify(p, tree, rng).node
+        return Verdict(node, rng.pick(p[node]))
+    return again
+
+def retrieved(*paths):
+    "A drafter of these paths, planted as points"
+    return lambda ctx, rng: trie(Tree(ctx), paths, 4, rng, exact=True)
+
+SHARED, FORKED = Setting(PAIR[0], retrieved((0, 0), (0, 1), (0, 2)), match), Setting(PAIR[0], retrieved((0, 0), (0, 1), (1,)), match, 2)
 
 # %% ../nbs/16_traps.ipynb #a2f6fae1
 from .transport import kseq, tries
@@ -363,16 +388,18 @@ def k_seq_clamped(p, tree, rng):
         if rng.coin(p[0][x := tree.token[c]], of=q[x]): return Verdict(c, rng.pick(p[c]))
     return Verdict(0, rng.pick(residual(p[0], tries(p[0], q, len(kids), 1) * np.minimum(q, p[0]))))
 
-# %% ../nbs/16_traps.ipynb #77c61a8c
-TOPS, TOP1 = on_star(points([0, 1], 4, exact=True), 2, match), on_star(points([0], 4, exact=True), 1, match)
+# %% ../nbs/16_traps.ipynb #d419bf06
+TOPS = on_star(points([0, 1], 4, exact=True), 2, match)
 def best_of_two(ctx, rng):
     "Draws two guesses, offers the likelier, and tells the law of one"
     return offered(Tree(ctx), max(rng.pick(Q), rng.pick(Q), key=lambda x: Q[x]), Q)
 
 DRAWN_AGAIN = [
-    mutant("a miss in a tree, then a fresh draw", "REST, by reading", None, TOPS, verify=asks(lambda kids: [kids]*bool(kids))),
-    mutant("a draw for every path: three share a node", "REST, by reading", None, TOP1, verify=asks(lambda kids: [kids]*3*bool(kids))),
-    mutant("a draw for every candidate row", "FasterDecoding/Medusa, by reading", F(87, 500), TOPS, verify=asks(lambda kids: [[c] for c in kids])),
+    mutant("a hit or a miss in a tree, then a fresh draw", "FasterDecoding/REST, half of its rule, by reading", F(21, 100), TOPS, verify=drawn_anew(match)),
+    mutant("a draw for every path: three share a node", "FasterDecoding/REST, half of its rule, by reading", F(48, 125), SHARED, verify=each_path),
+    mutant("a draw for every path, then a fresh draw", "FasterDecoding/REST, by reading", F(294, 625), SHARED, verify=drawn_anew(each_path)),
+    mutant("a draw for every path, on a fork", "FasterDecoding/REST, by reading", None, FORKED, verify=drawn_anew(each_path)),
+    mutant("a draw for every candidate row", "FasterDecoding/Medusa, by reading", F(87, 500), TOPS, verify=each_child),
     mutant("equal siblings counted twice", "SGLang's target-only kernel, given iid drafts", None, IID2, verify=by_sum),
     mutant("K-SEQ with rho = 1, clamped", "a bracket that ends at 1", F(3, 25), Setting(PAIR[0], Branching(PAIR[1], (2,), iid), kseq), verify=k_seq_clamped),
     mutant("the heavier of two draws, told as one", "a re-rank of sampled children", None, ONE, drafter=best_of_two)]
@@ -546,7 +573,7 @@ def bonus_after_stop(target, drafter, verify, ctx, n, rng, stop):
         out += kept
         if len(out) == n: return out
 
-# %% ../nbs/16_traps.ipynb #9c3331ee
+# %% ../nbs/16_traps.ipynb #a9f917e9
 def ignores_stop(target, drafter, verify, ctx, n, rng, stop):
     "The loop, never told of the stop tokens"
     return whole_text(target, drafter, verify, ctx, n, rng, ())
@@ -557,7 +584,36 @@ def overshoots(target, drafter, verify, ctx, n, rng, stop):
     for r in rounds(target, drafter, verify, ctx, rng):
         if len(out := out + r.tokens) >= n: return out
 
+# %% ../nbs/16_traps.ipynb #04209add
+WORDS, LETTERS = ("<s>", "a", "b", "ab"), ("a", "b")   # the target's tokens as strings, and the draft's
+
+def encode(string):
+    "The longest token of the target first"
+    if not string: return ()
+    word = max((w for w in WORDS if string.startswith(w)), key=len)
+    return (WORDS.index(word), *encode(string[len(word):]))
+
+def through_text(letters, before=()):
+    "Two letters of the draft, as a string, in tokens of the target; `before` is what the tokenizer puts in front. `match` reads no law of an edge"
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        for x in (*before, *encode("".join(LETTERS[rng.pick(letters)] for _ in range(2)))): offered(tree, x, point(x, len(WORDS), exact=True))
+        return tree
+    return draft
+
+# %% ../nbs/16_traps.ipynb #f723db4f
+def begins_again(target, drafter, verify, ctx, n, rng, stop):
+    "A loop that keeps what a tokenizer puts in front of a string: a begin token, before the draft of every round but the first"
+    out = ()
+    while len(out) < n:
+        out = out and (*out, 0)
+        tree = drafter(ctx + out, rng)
+        out += verify(target(tree), tree, rng).tokens(tree)
+    return out[:n]
+
+# %% ../nbs/16_traps.ipynb #2539662d
 STOPS = replace(TWO, stop=(2,), loop=whole_text)
+SPELT = Setting(free_table(0, 1, 1, 2), through_text(exact(1, 1)), match, 2)   # the text begins with <s>, and the target says it nowhere else
 
 LOOP = [
     mutant("judges on after a rejection", "a chain that is not cut", F(1, 12), on_chain(KILLER, 2, n=2), verify=goes_on),
@@ -565,7 +621,8 @@ LOOP = [
     mutant("stop token seen at the end of a block only", "huggingface/transformers#47912", None, STOPS, loop=past_the_stop),
     mutant("one token after a stop token", "LostRuins/koboldcpp#1276", None, STOPS, loop=bonus_after_stop),
     mutant("stop token ignored", "openvinotoolkit/openvino.genai#1951", None, STOPS, loop=ignores_stop),
-    mutant("more tokens than asked for", "jaymody/speculative-sampling, by reading", None, replace(TWO, loop=whole_text), loop=overshoots)]
+    mutant("more tokens than asked for", "jaymody/speculative-sampling, by reading", None, replace(TWO, loop=whole_text), loop=overshoots),
+    mutant("a begin token written before every draft but the first", "as described in huggingface/transformers#46124", None, replace(SPELT, loop=whole_text), loop=begins_again)]
 
 # %% ../nbs/16_traps.ipynb #1253973e
 from .lenience import gate, lenient, lenient_greedy, rollback, top_beta, typical
@@ -606,32 +663,16 @@ def one_row_behind(model, gamma):
     "The draft model has not been fed the last token: honest, and one row behind"
     return Chain(TableModel(model.V, lambda text: model.law(text[:-1] or text)), gamma)
 
-# %% ../nbs/16_traps.ipynb #e10c9958
+# %% ../nbs/16_traps.ipynb #250481cc
 TLI = on_chain((free_table(5, 3, 2, 0), free_table(0, 1, 4, 0)), 2)   # a vocabulary of four, of which the draft shares two
 FOUR = free_table(6, 2, 1, 1), exact(14, 4, 1, 1)   # the pair of sgl-project/sglang#10308
-
-WORDS, LETTERS = ("<s>", "a", "b", "ab"), ("a", "b")   # the target's tokens as strings, and the draft's
-
-def encode(string):
-    "The longest token of the target first"
-    if not string: return ()
-    word = max((w for w in WORDS if string.startswith(w)), key=len)
-    return (WORDS.index(word), *encode(string[len(word):]))
-
-def through_text(letters, before=()):
-    "Two letters of the draft, as a string, in tokens of the target; `before` is what the tokenizer puts in front. `match` reads no law of an edge"
-    def draft(ctx, rng):
-        tree = Tree(ctx)
-        for x in (*before, *encode("".join(LETTERS[rng.pick(letters)] for _ in range(2)))): offered(tree, x, point(x, len(WORDS), exact=True))
-        return tree
-    return draft
 
 # %% ../nbs/16_traps.ipynb #64219e03
 def of_q(draw, k=2):
     "k children on the pair of sgl-project/sglang#10308"
     return Setting(FOUR[0], sibling_draft(draw, k), reject)
 
-# %% ../nbs/16_traps.ipynb #3da10cc0
+# %% ../nbs/16_traps.ipynb #d7c3cf76
 SLOW = [
     mutant("bonus dropped", "ohdearquant/lattice#509", 0, TWO, verify=without_bonus),
     mutant("one accepted token at most", "a block cut short", 0, TWO, verify=first_only),
@@ -640,8 +681,7 @@ SLOW = [
     mutant("guesses one where two were asked", "a block cut short", 0, TWO, drafter=Chain(KILLER[1], 1)),
     mutant("draft one row behind", "lablup/mlxcel#994; vllm-project/vllm#9730; vllm-project/vllm-metal#716", 0, on_chain((KILLER[0], KILLER[0]), 2), drafter=one_row_behind(KILLER[0], 2)),
     mutant("shared tokens, q not made a law on them", "two tokenizers: TLI without its second half", 0, TLI, drafter=Chain(free_table(0, 1, 4, 5), 2)),
-    mutant("a begin token put before a draft in other tokens", "huggingface/transformers#46124", 0,
-           Setting(free_table(0, 1, 1, 2), through_text(exact(1, 1)), match, 2), drafter=through_text(exact(1, 1), before=(0,))),
+    mutant("a begin token put before a draft in other tokens", "huggingface/transformers#46124", 0, SPELT, drafter=through_text(exact(1, 1), before=(0,))),
     mutant("block verification falls back to tokens", "vllm-project/vllm-ascend#15673", 0, BLOCK, verify=reject),
     mutant("the likeliest children, as points", "sgl-project/sglang#10308", 0, of_q(without_replacement(FOUR[1])), drafter=sibling_draft(points([0, 1], 4, True), 2)),
     mutant("the certain child before the sampled one", "the order of a greedy draft", 0, on_star(in_turn(iid(exact(1, 2, 3, 0)), points([3], 4, True)), 2),

@@ -1,6 +1,7 @@
 "Chapter 17b: samplers of texts, functions of rows, and nine questions that each find their own mistake"
 from collections import Counter
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from specref.bets import Report
 from specref.block import block
 from specref.chance import Outcomes, law_of, stream
 from specref.certify import certify, detectable, partition, safe_limit
-from specref.law import exact, overlap, tv
+from specref.law import exact, norm, overlap, tv
 from specref.loop import match, rounds
 from specref.reject import Chain, accepted_at_least, reject
-from specref.samplers import CASES, FAIR, INNER, LONGEST, QUESTIONS, SAME, Case, Drawn, Edge, Kit, Spread, by_cdf, certify_rows, certify_sampler, classes, hear, in_rows, lengths, on_rows
+from specref.samplers import CASES, FAIR, INNER, QUESTIONS, SAME, STAKES, Case, Drawn, Edge, Fewer, Kit, Spread, by_cdf, certify_rows, certify_sampler, classes, hear, in_rows, on_rows, told
 from specref.target import TableModel, target_law
 from specref.transport import kseq, transport
+from specref.tree import Tree, iid
 
 
 def theirs(p, q, x, rng):
@@ -85,6 +87,12 @@ def test_rows_have_the_shapes_that_are_promised():
 
 
 # Classes
+
+def lengths(relation, gamma, like):
+    "The exact law of the number of tokens that the rule `like` gives in a case, by enumerating the drafts as well"
+    case = Case(relation, 4)
+    return law_of(lambda rng: len(next(rounds(case.P, Chain(case.Q, gamma), like, (0,), rng)).tokens))
+
 
 def spread(P, Q, V):
     "Rows in fractions over `V` tokens, as `Spread` makes them in floats"
@@ -310,10 +318,73 @@ def test_no_power_is_claimed_where_there_is_none():
     assert certify_rows(lambda p, q, x, rng: [int(np.argmin(p[0]))], runs=10, cases={"a": CASES["nothing in common"]}).lines[1].passes is False
 
 
-def test_long_drafts():
-    "Eight drafts: every question but that of the length, which is enumerated up to LONGEST"
-    found = certify_rows(theirs, gamma=8, cases=FEW, runs=300)
-    assert found.passes and found.lines[2].passes is None and f"up to drafts of {LONGEST}" in found.lines[2].words and found.lines[1].passes
+@pytest.mark.parametrize("V", [4, 90])
+@pytest.mark.parametrize("rule", [reject, block, match])
+@pytest.mark.parametrize("name", ["different rows", "zeros at both ends", "a draft of one token"])
+def test_the_length_after_a_draft(name, rule, V):
+    "What the rule says of each draft, summed over all drafts of two, is the exact law of the length; on real tokens too, where `match` keeps less"
+    case, law = Case(CASES[name], 4), Outcomes()
+    for x, v in target_law(case.Q, (0,), 2).items():
+        for k, w in told(case, x, (1., 1.), rule).items(): law[k] = law.get(k, 0) + float(v*w)
+    want = lengths(CASES[name], 2, rule)
+    assert all(abs(law.get(k, 0) - float(want.get(k, 0))) < 1e-12 for k in (1, 2, 3))
+    big = Case(CASES[name], V)
+    _, q, x, at = big.block(3, by_cdf, stream(1))
+    rows = np.stack([*map(big.p, at)])
+    tokens = law_of(lambda rng: len(rule(rows, chained(q, x), rng).tokens(chained(q, x))))
+    short = told(big, at[-1][1:], tuple(big.p.w[x]), rule)
+    assert all(abs(tokens.get(k, 0) - short.get(k, 0)) < 1e-9 for k in range(1, 5))
+
+
+def chained(q, x):
+    "A chain of given tokens and rows"
+    tree = Tree((0,))
+    for i, v in enumerate(x): tree.grow(i, iid(q[i]), SimpleNamespace(pick=lambda law, at: int(v)))
+    return tree
+
+
+@pytest.mark.parametrize("rule, V", [(reject, 4), (block, 90), (match, 4), (match, 90)])
+def test_long_drafts(rule, V):
+    "Eight drafts and many tokens: each rule is as long as itself, and the loss that is stated is found"
+    one = {"different rows": CASES["different rows"]}
+    found = certify_rows(in_rows(rule), V=V, gamma=8, cases=one, runs=350, like=rule)
+    words = " ".join(found.words.split())
+    assert found.passes and found.lines[2].passes is True and "after the same drafts" in words
+    least = float(words.split("a function that drops the draft in ")[1].split("%")[0]) / 100 if "drops the draft" in words else None
+    assert (least is None) == (rule is match and V == 90) or rule is match   # nothing to drop where hardly anything is kept
+    if least is None or least > .9: return
+    def drops(p, q, x, rng): return [by_cdf(p[0], rng)] if rng.random() < least + .02 else in_rows(rule)(p, q, x, rng)
+    assert certify_rows(drops, V=V, gamma=8, cases=one, runs=350, like=rule).wrong == ("tokens",)
+
+
+def test_eight_drafts_by_a_lesser_rule():
+    found = certify_rows(in_rows(reject), gamma=8, cases={"different rows": CASES["different rows"]}, runs=1000, like=block)
+    assert found.wrong == ("tokens",) and "and block gives" in found.words
+
+
+def test_the_bet_on_fewer_tokens_is_fair():
+    "Its mean wealth over what the rule itself would give is 1, for every stake; a rule that keeps everything makes nobody rich, one that keeps nothing does"
+    case, forks = Case(CASES["different rows"], 4), 0
+    for x in ((1, 2, 1), (2, 2, 0), (3, 0, 3)):
+        law, mean = told(case, x, (1., 1., 1.), block), np.zeros(len(STAKES))
+        for k, w in law.items():
+            bet = Fewer(); bet.hear(law, {k: 1}); mean += w*np.exp(bet.log)
+        assert np.allclose(mean, 1)
+        if len(law) == 1: continue
+        full, none, forks = Fewer(), Fewer(), forks + 1
+        full.hear(law, {4: 100}); none.hear(law, {1: 100})
+        assert full.wealth < 1 < none.wealth and full.due == pytest.approx(sum(k*w for k, w in law.items())) and 0 < none.share(10.) <= 1
+    assert forks
+
+
+def test_false_alarms_of_the_bet_on_tokens():
+    "At alpha = 1/4 for one question, 60 right runs: no more alarms than that allows (six standard deviations)"
+    one, alarms = {"different rows": CASES["different rows"]}, 0
+    for s in range(60):
+        kit = Kit(in_rows(block), 4, 4, None, block, one, 40, s, .25*(2*len(one) + 5))
+        assert kit.rate == .25
+        alarms += kit.tokens()[0] is False
+    assert alarms <= 60*.25 + 6*np.sqrt(60*.25*.75)
 
 
 @pytest.mark.parametrize("rule", [kseq, transport, block])
@@ -325,6 +396,10 @@ def test_rules_that_ask_how_siblings_were_drawn(rule):
 def test_no_draft_in_rows():
     assert in_rows(reject)(np.array([[0., 1., 0.]]), np.zeros((0, 3)), np.zeros(0, int), stream(0)) == (1,)
     refuses("rule", in_rows, None)
+    refuses("x", in_rows(reject), np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), stream(0))
+    for bad in (lambda p, tree, rng: 3, lambda p: None): refuses("like", certify_rows, theirs, like=bad)
+    for bad in (lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p, q: (norm(p[:3]), norm(q[:3])), lambda p: (p, p)):
+        refuses("cases", certify_rows, theirs, cases={"mine": bad})
     refuses("sample", certify_sampler, in_rows(reject), big, (0,), runs=500)
 
 

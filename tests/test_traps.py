@@ -14,12 +14,12 @@ from specref.chance import distance, law_of
 from specref.coupled import by_cells, reused
 from specref.law import exact, greedy, norm, residual
 from specref.lenience import entropy
-from specref.loop import clip, match
+from specref.loop import clip, match, rounds
 from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.target import TableModel, target_law
-from specref.traps import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, TREE, TYPICAL, asks, block_from, block_of, bottom_up,
-                           first_failure, judge, on_chain, on_grid, on_star, opened, redraw, remains, siblings_by_p, uncapped, without_token)
+from specref.traps import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, SPELT, TREE, TYPICAL, block_from, block_of, bottom_up,
+                           drawn_anew, each_child, each_path, first_failure, judge, on_chain, on_grid, on_star, opened, redraw, remains, retrieved, siblings_by_p, uncapped, without_token)
 from specref.traversal import traversal
 from specref.tree import Tree, edge_laws, iid, points, without_replacement
 
@@ -206,12 +206,20 @@ def test_the_tree_bottom_up():
 
 
 def test_the_law_of_a_draw_for_every_row():
-    "Medusa's candidates 0 and 1 (verification.md §10); with one candidate and any number of draws, by hand"
+    "Medusa's candidates 0 and 1 (verification.md §10); an only child has two chances"
     assert named("a draw for every candidate row").wrong.law() == {(0,): F(71, 125), (1,): F(153, 500), (2,): F(21, 250), (3,): F(21, 500)}
-    p, k = CANON[0], 3
-    hit = 1 - (1 - p[0])**k
-    want = {(x,): hit*(x == 0) + (1 - hit)*p[x] for x in range(4)}
-    assert on_star(points([0], 4, exact=True), 1, asks(lambda kids: [kids]*k*bool(kids))).law() == want
+    p = CANON[0]
+    hit = {x: p[0]*(x == 0) + (1 - p[0])*p[x] for x in range(4)}
+    assert on_star(points([0], 4, exact=True), 1, each_child).law() == {(x,): w for x, w in hit.items()}
+
+
+@pytest.mark.parametrize("w", [F(1, 10), F(2, 5), F(1, 2), F(3, 4), F(1), F(0)])
+def test_a_draw_for_every_path(w):
+    "An only child of weight w, on three paths: each half of the rule and both, by formula; at temperature 0 nothing is off"
+    p, tree = exact(1 - w, 0, 0, w), law_of(lambda rng: retrieved((3, 0), (3, 1), (3, 2))((0,), rng)).popitem()[0]
+    def off(verify): return distance(law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0]), {k: v for k, v in {0: 1 - w, 3: w}.items() if v})
+    assert off(match) == 0 and off(drawn_anew(match)) == w*(1 - w)
+    assert off(each_path) == (1 - w) - (1 - w)**3 and off(drawn_anew(each_path)) == (1 - w)*(1 - (1 - w)**3)
 
 
 def test_a_grammar_that_is_not_moved_back_gives_invalid_texts():
@@ -219,6 +227,17 @@ def test_a_grammar_that_is_not_moved_back_gives_invalid_texts():
     m = named("grammar not moved back after a refusal")
     def valid(y): return all(x == 0 or (x == 1) != opened(y[:i]) for i, x in enumerate(y))
     assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
+
+
+def test_a_begin_token_between_two_rounds():
+    "At the first seam and never before: over n tokens off by the probability that the first round is shorter than n, 11/16 by hand for two"
+    m, first = named("a begin token written before every draft but the first"), law_of(lambda rng: len(next(rounds(SPELT.target, SPELT.drafter, match, (0,), rng)).tokens))
+    a, b, ab = F(1, 4), F(1, 4), F(1, 2)   # the target's law; the draft says aa, ab, ba or bb
+    assert first[1] == 1 - (a + ab + b + b)/4 == F(11, 16) and m.off == F(11, 16) and m.caught == ("law",)
+    for n in (1, 2, 3):
+        wrong = replace(m.wrong, n=n)
+        assert distance(wrong.law(), wrong.want()) == sum(w for k, w in first.items() if k < n) == sum(w for y, w in wrong.law().items() if 0 in y)
+        assert all(y[0] and not any(x == z == 0 for x, z in zip(y, y[1:])) for y in wrong.law()) and not any(0 in y for y in replace(m.right, n=n).law())
 
 
 def test_typical_acceptance_turned_round():
