@@ -25,7 +25,7 @@ site: $(READY)  ## write README.md, and the book: _site/index.html opens from di
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 
-bench: $(READY)  ## race every system and transformers' own on this machine (some 15 minutes)
+bench: $(READY)  ## race every system and transformers' own on this machine (some 40 minutes)
 	$(PY) -m specref record
 
 export: $(READY)  ## write specref/ from nbs/

@@ -2,7 +2,7 @@
 from importlib import import_module
 
 __version__ = "0.1.0"
-_CHAPTERS = "law chance tree target loop reject cost lenience siblings block traversal transport coupled certify bets samplers lookup systems".split()  # those that need numpy alone
+_CHAPTERS = "law chance tree target loop reject cost lenience siblings block traversal transport coupled certify bets samplers shapes lookup datastore suffix recycling jacobi lookahead ouroboros systems".split()  # those that need numpy alone
 
 
 def __getattr__(name):

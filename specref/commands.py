@@ -24,18 +24,18 @@ from .certify import certificate, certify as proof
 from .bets import certify_log
 from .systems import SYSTEMS
 
-# %% ../nbs/63_commands.ipynb #96bfe322
+# %% ../nbs/63_commands.ipynb #3782a3f9
 def shipped(name):
     "Is this the name of an embedded model? A path never is"
     from specref.models import DATA
     return name in {f.parent.name for f in DATA.glob("*/config.json")}
 
-def load(role, name, temperature):
+def load(role, name, temperature, top_k=None):
     "An embedded model by its name, or any checkpoint by path or name; raises `ValueError` that names the `role`"
     from specref.models import embedded
     from specref.transformer import HFModel
-    if shipped(name): return embedded(name, temperature=temperature)
-    try: return HFModel.load(name, temperature=temperature)
+    if shipped(name): return embedded(name, temperature=temperature, top_k=top_k)
+    try: return HFModel.load(name, temperature=temperature, top_k=top_k)
     except ValueError as e: raise ValueError(f"{role}: {str(e).partition(': ')[2] or e}") from e
 
 # %% ../nbs/63_commands.ipynb #5357fe28
@@ -47,22 +47,22 @@ def tokenizer_of(role, name):
     try: return AutoTokenizer.from_pretrained(name)
     except Exception as e: raise ValueError(f"{role}: got {name!r}, wanted a checkpoint with a tokenizer ({type(e).__name__}: {e})") from e
 
-# %% ../nbs/63_commands.ipynb #df540d08
-def pair(target, draft, temperature):  # -> tokenizer, target, draft or None
+# %% ../nbs/63_commands.ipynb #ded49688
+def pair(target, draft, temperature, top_k=None):  # -> tokenizer, target, draft or None
     "The models of these names; without a target the embedded pair; raises `ValueError`"
-    check_warp(temperature, None, None)
+    check_warp(temperature, top_k, None)
     for role, name in dict(target=target, draft=draft).items():
         if name == "": raise ValueError(f"{role}: got '', wanted a name or a path")
     import torch, transformers
     torch.set_num_threads(1) if target is None else None; transformers.utils.logging.disable_progress_bar()
     draft = draft or ("small" if target is None else None)
-    tok, p = tokenizer_of("target", target or "target"), load("target", target or "target", temperature)
-    q = draft and load("draft", draft, temperature)
+    tok, p = tokenizer_of("target", target or "target"), load("target", target or "target", temperature, top_k)
+    q = draft and load("draft", draft, temperature, top_k)
     if q and q.V != p.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
     if q: compare(tok, draft)
     return tok, p, q
 
-# %% ../nbs/63_commands.ipynb #c135573b
+# %% ../nbs/63_commands.ipynb #48d70427
 def compare(tok, draft):
     "One line on standard error when the draft's tokenizer, where it has one, gives the tokens other words: the law holds, the guesses are noise"
     try: same = tokenizer_of("draft", draft).get_vocab() == tok.get_vocab()
@@ -72,7 +72,9 @@ def compare(tok, draft):
 def fresh(model):
     "The same weights and warps with an empty cache"
     from specref.transformer import HFModel
-    return HFModel(model.model, temperature=model.temperature, check=False)
+    new = HFModel(model.model, temperature=model.temperature, check=False)
+    new.processors = model.processors
+    return new
 
 # %% ../nbs/63_commands.ipynb #b4400e54
 def known(system, gamma=None):
@@ -106,17 +108,17 @@ def some(n, what):
     "A count in words: 1 token, 2 tokens"
     return f"{n} {what}{'s' * (n != 1)}"
 
-# %% ../nbs/63_commands.ipynb #f0780847
-def decode(prompt, n=128, gamma=None, temperature=0., seed=123, target=None, draft=None, system="speculative sampling"):
+# %% ../nbs/63_commands.ipynb #2fff88b1
+def decode(prompt, n=128, gamma=None, temperature=0., top_k=None, seed=123, target=None, draft=None, system="speculative sampling"):
     "Decode `prompt` plainly and by `system`; prints both texts, their times, acceptance, and the speed-up, measured and predicted; raises `ValueError`"
     at_least(1, n=n); at_least(0, seed=seed); known(system, gamma)
-    tok, p, q = pair(target, draft, temperature)
+    tok, p, q = pair(target, draft, temperature, top_k)
     ids, drafter = room(tok, prompt, p, n), build(system, p, q, gamma).drafter
     if not fits(p, drafter, ids): raise ValueError(f"gamma: got {drafter.depth} drafts after a prompt of {some(len(ids), 'token')}, wanted fewer: {p.why}")
     build(system, p, q, gamma)(fresh(p), ids, min(n, 8), Seeded(seed))
     runs = {name: timed(s, fresh(p), ids, n, seed, tok) for name, s in (("plain", plain), (system, build(system, p, q, gamma)))}
     for name, (text, _) in runs.items(): print(f"--- {name}\n{tok.decode([*ids, *text], skip_special_tokens=True)}")
-    print("---", verdict(*(text for text, _ in runs.values()), temperature))
+    print(fill(f"--- {verdict(*(text for text, _ in runs.values()), temperature)}", 92))
     for name, (text, seconds) in runs.items(): print(f"{name:20} {seconds:7.3f} s  {len(text) / seconds:6.0f} tokens/s")
     report(*runs[system], runs["plain"], p, q, ids)
 
@@ -126,7 +128,7 @@ def timed(system, target, ids, n, seed, tok):  # -> text, seconds
     text = system(target, ids, n, Seeded(seed), stop=(tok.eos_token_id,))
     return text, perf_counter() - then
 
-# %% ../nbs/63_commands.ipynb #4a97e90d
+# %% ../nbs/63_commands.ipynb #30a24525
 def verdict(a, b, temperature):
     "What the comparison of two texts says, in words"
     if a == b: return f"the texts are equal, {some(len(a), 'token')}"
@@ -135,16 +137,16 @@ def verdict(a, b, temperature):
 
 def report(text, seconds, alone, p, q, ids):
     "Acceptance, and the speed-up measured and predicted"
-    from specref.benchmarks import mean_round, predicted
     led, (other, took) = text.ledger, alone
+    n, calls = len(led.rounds), led.models["draft"].calls if "draft" in led.models else 0
     print(f"mean acceptance length {led.mean_acceptance_length:.2f}, draft acceptance rate {led.draft_acceptance_rate:.2f}, {some(len(led.rounds), 'round')}")
     costs = prices(p, q or p, [ids])
     if "draft" not in led.models: costs = replace(costs, draft=0.)   # drafts that no model made
-    now = took / len(other) / (seconds / len(text))
-    print(f"speed-up {now:.2f} measured, {predicted(costs, *mean_round([led])):.2f} predicted, at c = {costs.c:.3f} a drafted token")
-    if led.num_draft_tokens: print(replace(explain(led, costs), measured=now).words)
+    now, due = took / len(other) / (seconds / len(text)), calls/n*costs.draft + costs.seconds(1 + led.num_draft_tokens/n) + costs.rest
+    print(f"speed-up {now:.2f} measured, {len(text)/n*costs.plain()/due:.2f} predicted, at c = {costs.c:.3f} a drafted token")
+    if led.num_draft_tokens: print(fill(replace(explain(led, costs), measured=now).words, 92))
 
-# %% ../nbs/63_commands.ipynb #1d89bd13
+# %% ../nbs/63_commands.ipynb #4035c181
 def bench(target=None, draft=None, temperature=1., prompt=None, n=48):
     "Print the costs of a pair of models, the acceptance rate on texts of the target, and the best gamma; raises `ValueError`"
     at_least(1, n=n)
@@ -155,7 +157,7 @@ def bench(target=None, draft=None, temperature=1., prompt=None, n=48):
     texts = [room(tok, x, min((p, q), key=lambda m: m.most), n, 2) for x in texts]   # a round yields two at most
     costs = prices(p, q, texts)
     alpha = float(np.mean([overlap(r.p[0], r.tree.law[1]) for ids in texts for _, r in zip(range(n), rounds(fresh(p), Chain(fresh(q), 1), reject, tuple(ids), Seeded(0)))]))
-    print(f"target call   {1e3 * costs.plain():.3f} ms for one token; for more:", *(f"{m} tokens x{costs.curve(m):.2f}" for m in sorted(costs.reading) if m > 1))
+    print(f"target call   {1e3 * costs.plain():.3f} ms for one token\n{'':13}", ", ".join(f"{m} tokens x{costs.curve(m):.2f}" for m in sorted(costs.reading) if m > 1))
     print(f"drafted token {1e3 * costs.draft:.3f} ms: c = {costs.c:.3f}\nthe loop      {1e3 * costs.rest:.3f} ms a round\nacceptance    α = {alpha:.3f} at temperature {temperature:g}")
     best = costs.best_gamma(alpha)
     print(f"best gamma    {best}: {costs.speedup(capped_geometric(alpha, best), best):.2f} times as fast as plain decoding" if best else
@@ -206,12 +208,12 @@ def file(out):
     folder(str(Path(out).absolute().parent))
     return out
 
-# %% ../nbs/63_commands.ipynb #35abdcf3
+# %% ../nbs/63_commands.ipynb #7d81b784
 PROMPT, MODELS = ("--prompt", str, "the text to go on from; --prompt=-x for one that begins with a dash"), (("--target", str, "an embedded model (target, large, small), or the path or name of a checkpoint; without it the embedded pair"), ("--draft", str, "the same, for the draft"))
 SEED, SYSTEM, WARM = ("--seed", int, "decides every draw"), ("--system", str, "one of " + ", ".join(SYSTEMS)), ("--temperature", float, "0 takes the likeliest token")
 COMMANDS = {   # command: chapter, what it does, options (name, type, help)
     "tour": ("tour", "decode with every system and print the table", (("--out", folder, "the folder for the plot"),)),
-    "decode": ("commands", "decode a prompt plainly and by a system", (PROMPT, ("--n", int, "how many new tokens"), ("--gamma", int, "how far to draft; without it as far as the system does"), WARM, SEED, *MODELS, SYSTEM)),
+    "decode": ("commands", "decode a prompt plainly and by a system", (PROMPT, ("--n", int, "how many new tokens"), ("--gamma", int, "how far to draft; without it as far as the system does"), WARM, ("--top-k", int, "keeps the k likeliest tokens of both models, for a system that refuses a large vocabulary; without it all"), SEED, *MODELS, SYSTEM)),
     "bench": ("commands", "price a pair of models, and say how far to draft", (*MODELS, WARM, ("--prompt", str, "a text to measure on; without it texts the embedded models never saw"), ("--n", int, "rounds a prompt for the acceptance rate"))),
     "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models; or of recorded rounds", (SYSTEM, ("--log", str, "judge instead the rounds an engine wrote (np.savez): p (N,g+1,V), q (N,g,V), x (N,g), y (N,g+1); laws as floats, tokens as ints, -1 for padding; exit 0 all ok, 1 a check failed, 2 bad file"), ("--like", str, "beside --log: the rule that the engine claims, reject or match, by which kept drafts are due; without it they are noted, not judged"), *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
     "record": ("benchmarks", "measure every system against its baselines", (("--out", file, "the file for the figures"),)),
@@ -222,7 +224,7 @@ class Parser(argparse.ArgumentParser):
     "One line and exit status 2 for a bad value"
     def error(self, message): self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
-# %% ../nbs/63_commands.ipynb #f5c782f1
+# %% ../nbs/63_commands.ipynb #2ce684eb
 def parser():
     "The command line, from `COMMANDS`; defaults are those of the functions"
     top = Parser(prog="specref", description="Speculative decoding: every way derived, run, and checked against its law")
@@ -231,7 +233,7 @@ def parser():
         sub = subs.add_parser(name, help=does, description=does)
         taken = signature(globals()[name]).parameters if name in globals() else {}
         for flag, kind, help in options:
-            usual = taken[flag[2:]].default if taken else None
+            usual = taken[flag[2:].replace("-", "_")].default if taken else None
             sub.add_argument(flag, type=kind, help=help if usual in (None, Parameter.empty) else f"{help} ({usual})", default=argparse.SUPPRESS, required=usual is Parameter.empty)
     return top
 

@@ -66,6 +66,28 @@ def test_decode_repeats_with_its_seed(capsys):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_system_that_refuses_a_large_vocabulary_runs_after_top_k(capsys):
+    "Optimal transport on 512 tokens is refused in one line that says what would help; on the four likeliest it decodes"
+    given = "decode", "--prompt", "def f(x):", "--n", "6", "--temperature", "1", "--gamma", "2", "--system", "optimal transport"
+    refused(capsys, "wanted at most", *given)
+    assert "--- sampled: each run writes a text of its own" in run(capsys, *given, "--top-k", "4")
+
+
+def test_top_k_cuts_both_models(capsys):
+    "The k likeliest tokens keep their ratios, in the target and the draft, also with empty caches; one token is temperature 0"
+    tok, *whole = pair(None, None, 1.)
+    _, *both = pair(None, None, 1., 3)
+    ids = tuple(tok.encode("def f(x):"))
+    for model, full in zip(both, whole):
+        law, want = model.law(ids), full.law(ids)
+        kept = np.argsort(-want)[:3]
+        assert np.flatnonzero(law).tolist() == sorted(kept) and np.allclose(law[kept], want[kept] / want[kept].sum())
+        assert (commands.fresh(model).law(ids) == law).all()
+    said = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12", "--temperature", "1", "--top-k", "1")
+    greedy = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12")
+    assert "the texts are equal, 12 tokens" in said and said.split("---")[1] == greedy.split("---")[1]
+
+
 def test_models_of_your_own(capsys, folder):
     "A path for each model; a target alone with a system that drafts without one"
     own = "--target", str(folder/"target")
@@ -138,6 +160,12 @@ def test_the_help_says_what_a_log_holds(capsys):
     assert end.value.code == 0 and all(x in said for x in ("p (N,g+1,V)", "q (N,g,V)", "x (N,g)", "y (N,g+1)", "-1 for padding", "exit 0 all ok, 1 a check failed, 2 bad file"))
 
 
+def test_decode_and_bench_fit_a_page(capsys):
+    "Every line but those of the text itself, also where two texts part"
+    said = run(capsys, "decode", "--prompt", "The", "--n", "8").split("--- ")[-1] + run(capsys, "bench", "--n", "2", "--prompt", "The")
+    assert max(map(len, said.splitlines())) <= 92
+
+
 def test_certificates_fit_a_page(capsys):
     "Exact ones, a report on a log, and evidence"
     for argv in ((), ("--target", "target", "--system", "autoregressive", "--runs", "120", "--n", "1")):
@@ -179,7 +207,8 @@ def test_decode_reaches_the_last_position(capsys, folder, prompt, n):
 def test_what_is_said_last_agrees_with_what_was_measured(capsys):
     "One measured speed-up, also where the last round is cut"
     said = run(capsys, "decode", "--prompt", "The", "--n", "4", "--gamma", "20", "--draft", "target")
-    assert said.split("speed-up ")[1].split()[0] == said.strip().split("\n")[-1].split()[0]
+    measured, _, words = said.split("speed-up ")[1].partition("\n")
+    assert measured.split()[0] == words.split()[0]
 
 
 def refused(capsys, words, *argv):
@@ -219,6 +248,10 @@ BAD = {
     "n: got 600": ("decode", "--prompt", "x", "--n", "600"),
     "n: got 300": ("bench", "--prompt", "x", "--n", "300"),
     "n: got 700": ("certify", "--target", "small", "--system", "autoregressive", "--n", "700"),
+    "top_k: got 0": ("decode", "--prompt", "x", "--top-k", "0"),
+    "top_k: got -3": ("decode", "--prompt", "x", "--top-k", "-3"),
+    "argument --top-k: invalid int value: '2.5'": ("decode", "--prompt", "x", "--top-k", "2.5"),
+    "unrecognized arguments: --top-k": ("bench", "--top-k", "4"),
     "gamma: got 600": ("decode", "--prompt", "x", "--gamma", "600"),
     "prompt: got 0 tokens": ("bench", "--prompt", ""),
     "prompt: got 600 tokens": ("decode", "--prompt", "\x01" * 600),
@@ -269,13 +302,14 @@ def test_help_tells_the_defaults(capsys):
     said = " ".join(capsys.readouterr().out.split())
     usual = inspect.signature(commands.decode).parameters
     assert f"how many new tokens ({usual['n'].default})" in said and f"({usual['system'].default})" in said and "None" not in said
+    assert "--top-k TOP_K keeps the k likeliest tokens of both models" in said
 
 
 def test_every_option_is_an_argument():
     "The table of commands names functions, and their arguments"
     for name, (chapter, does, options) in COMMANDS.items():
         taken = inspect.signature(getattr(import_module(f"specref.{chapter}"), name)).parameters
-        assert does and {flag.lstrip("-") for flag, _, _ in options} <= taken.keys()
+        assert does and {flag.lstrip("-").replace("-", "_") for flag, _, _ in options} <= taken.keys()
 
 
 def test_what_a_comparison_says():

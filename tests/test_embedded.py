@@ -12,6 +12,7 @@ from specref.chance import Seeded
 from specref.models import DOMAINS, bare, prompts
 from specref.systems import SYSTEMS
 from specref.target import target_law
+from specref.tour import past
 from specref.transformer import HFModel
 
 N = 16
@@ -32,7 +33,7 @@ def greedy_texts(domain):
 def test_greedy_identity(domain, name):
     "At temperature 0, float64, 50 prompts: every lossless system returns exactly what transformers' own `generate` returns"
     target, draft = (HFModel(bare(k, torch.float64), temperature=0, check=False) for k in ("target", "small"))
-    system = SYSTEMS[name](draft)
+    system = SYSTEMS[name](draft, past=past(20_000))
     for p, want in greedy_texts(domain): assert system(target, p, N, Seeded(0), stop=(0,)) == want
 
 
@@ -45,7 +46,7 @@ def test_joint_law(name, gamma, temperature, draft, domain, seed):
     n, prompt, warp = 800, prompts(domain, 1, seed=seed)[0], dict(temperature=temperature, top_k=2, check=False)
     want = target_law(HFModel(bare("target"), **warp), prompt, 3)
     assume(len(pooled(want, n)) >= 4)   # a law that is nearly one text shows nothing
-    target, system = HFModel(bare("target"), **warp), SYSTEMS[name](HFModel(bare(draft), **warp), gamma=gamma, shape=(2, 1))
+    target, system = HFModel(bare("target"), **warp), SYSTEMS[name](HFModel(bare(draft), **warp), gamma=gamma, shape=(2, 1), past=past(20_000))
     test = g_test(Counter(system(target, prompt, 3, Seeded(seed + i)) for i in range(n)), want)
     print(f"{name}, {draft}, γ = {gamma}, T = {temperature}: {test}")
     assert test.fits and test.tv < .45

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import cold, kinds, models, proves, seeds, twins
+from specref import law, transport
 from specref.chance import law_of
 from specref.loop import generate, loop_law
 from specref.systems import SYSTEMS
@@ -13,14 +14,27 @@ contexts = st.sampled_from([(0,), (0, 1, 0), (1, 1, 2, 1), (2, 0, 1, 2, 0)])
 stops = st.sets(st.integers(0, 2), max_size=2)
 
 
+def once(f, laws):
+    "`f`, a function of `laws` arrays and some numbers, worked out once for the same ones: thousands of roads meet the same two laws"
+    known = {}
+    def g(*args):
+        key = (*map(id, args[:laws]), *args[laws:])
+        if key not in known: known[key] = f(*args), args   # the arrays are kept, so that no other gets their id
+        return known[key][0]
+    return g
+
+
 def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
     "The law of `n` tokens by the system, as fractions, is the target law; whole roads are walked unless `merged`"
     system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
-    if merged: law = loop_law(target, system.drafter, system.verify, ctx, n, stop)
-    else: law = law_of(lambda rng: generate(target, system.drafter, system.verify, ctx, n, rng, stop=stop))
+    with pytest.MonkeyPatch.context() as patch:   # the sums that take half of the time: K-SEQ's T(ρ), and whether a law is one
+        patch.setattr(transport, "tries", once(transport.tries, 2))
+        patch.setattr(law, "flaw", once(law.flaw, 1))
+        if merged: found = loop_law(target, system.drafter, system.verify, ctx, n, stop)
+        else: found = law_of(lambda rng: generate(target, system.drafter, system.verify, ctx, n, rng, stop=stop))
     want = target_law(target, ctx, n, stop)
-    assert law == want, max(want, key=lambda y: abs(law.get(y, 0) - want[y]))
-    assert sum(law.values()) == 1 and all(isinstance(w, type(want[y])) for y, w in law.items())
+    assert found == want, max(want, key=lambda y: abs(found.get(y, 0) - want[y]))
+    assert sum(found.values()) == 1 and all(isinstance(w, type(want[y])) for y, w in found.items())
 
 
 @proves("thm-match", "thm-reject", "thm-siblings", "thm-lookup")

@@ -23,7 +23,7 @@ from specref.tree import Tree, iid, points, without_replacement
 N, SEES, WIDER = 5_000, .12, .3   # a lossy rule may have more texts, and rarer ones
 
 
-def top(q): return points([int(x) for x in np.argsort(-q, kind="stable")], len(q), q.dtype == object)
+def top(q): return points([int(x) for x in np.argsort(-q, kind="stable")[:3]], len(q), q.dtype == object)   # three tokens a row: no more are asked for
 
 
 def chain(q): return Chain(q, 3)

@@ -1,9 +1,10 @@
 "Chapter 60: the table of systems and its certificates"
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from helpers import random_table
+from helpers import random_table, refuses
 from specref.certify import Certificate, certificate
 from specref.chance import Seeded
 from specref.loop import System, Verdict
@@ -31,6 +32,22 @@ def test_lossy_systems_say_so(name):
     assert certificate(build).tv > .01 and not certificate(build).passes and name not in SYSTEMS
     system = build(random_table(3, 1))
     assert system.cites and len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
+
+
+@pytest.mark.parametrize("name", ["REST", "DDTree", "SuffixDecoding", "SAM"])
+def test_a_recipe_refuses_a_past_that_is_none(name):
+    "No text, an empty one, what is no text, tokens of another vocabulary; a gamma that is none: each by name"
+    draft = random_table(3, 1)
+    for bad in ((), ((),), 5, (5,), ((7,),), (("a",),)): refuses("past", SYSTEMS[name], draft, past=bad)
+    for bad in (0, -1, 1.5, "4"): refuses("gamma", SYSTEMS[name], draft, gamma=bad)
+    refuses("gamma", SYSTEMS["Sequoia"], draft, gamma="4")
+    assert SYSTEMS[name](draft, past=[np.array([0, 1, 2]), [1, 2]]).name
+
+
+def test_the_automaton_copies_in_its_certificate():
+    "With drafts of two its threshold is two, so that what is certified is a copy and not its substitute alone"
+    sam = SYSTEMS["SAM"](random_table(3, 1), gamma=2, exact=True).drafter.first
+    assert sam.threshold == 2 and len(sam((0, 1, 2, 0, 1), Seeded(0).at(0).draft)) == 3 and SYSTEMS["SAM"](random_table(3, 1)).drafter.first.threshold == 5
 
 
 def test_names_differ(): assert len({build(random_table(3, 1)).name for build in SYSTEMS.values()}) == len(SYSTEMS)
