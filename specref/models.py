@@ -95,13 +95,13 @@ def alpha(p_model, q_model, texts, prompt=32, temperature=1.):  # (n, length) ->
         p, q = ((m(input_ids=texts).logits[:, prompt-1:-1].float() / temperature).softmax(-1) for m in (p_model, q_model))
     return torch.minimum(p, q).sum(-1).mean().item()
 
-# %% ../nbs/08_models.ipynb #1d661d4b
+# %% ../nbs/08_models.ipynb #7cba714c
 @torch.inference_mode()
-def write(model, prompts, length, gen):  # (n, k) -> (n, length)
-    "Each prompt continued by `model` to `length` tokens at temperature 1, all together, in bfloat16"
+def write(model, prompts, length, gen, half=True):  # (n, k) -> (n, length)
+    "Each prompt continued by `model` to `length` tokens at temperature 1, all together; in half precision, or as the model is"
     x, out, cache = prompts, [prompts], Memory()
     for _ in range(length - prompts.shape[1]):
-        with torch.autocast("cpu", torch.bfloat16): y = model(input_ids=x, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        with torch.autocast("cpu", enabled=half): y = model(input_ids=x, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         cache.n += x.shape[1]
-        out.append(x := torch.multinomial(y.softmax(-1), 1, generator=gen))
+        out.append(x := torch.multinomial(y.softmax(-1, torch.promote_types(y.dtype, torch.float32)), 1, generator=gen))
     return torch.cat(out, 1)
