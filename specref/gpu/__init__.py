@@ -1,0 +1,1 @@
+"Speculative decoding on an accelerator: batches of trees, judged where they lie"
