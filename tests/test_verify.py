@@ -156,6 +156,14 @@ def test_power_is_exp():
     assert ((power(x) - x.exp()).abs() / x.exp()).max() < 5e-16
     assert power(torch.tensor([0., -701., -1e9, -torch.inf], dtype=torch.float64)).tolist() == [1., 0., 0., 0.]
 
+@pytest.mark.parametrize("spread", [0., 3., 40.])
+def test_a_softmax_is_too_large_by_one_factor(spread):
+    "Between 1 and 1 + V/2^44, whatever the logits"
+    V, x = 151_936, torch.randn(1, 151_936, generator=torch.Generator().manual_seed(2)) * spread
+    rows, one = Logits(x), torch.tensor([0])
+    share = rows.weigh(one, one, rows.top(one, one))[0] / (x[0].double() - x.max()).exp() * (x[0].double() - x.max()).exp().sum()
+    assert -1e-12 < (share - 1).min() and (share - 1).max() < V * 2**-44 + 1e-12
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_logits_are_their_softmax(kind, device_way):
     "Logits at a temperature for each request, point targets at 0 (the first of equals), tokens masked by -inf: the walk on the laws they stand for"
