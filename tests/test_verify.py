@@ -1,4 +1,5 @@
 "Chapter 42: the walk over a batch of trees against the reference, in every cell of the uniforms, on random tapes, at any size"
+from dataclasses import replace
 from fractions import Fraction as F
 from functools import partial
 from itertools import product
@@ -59,10 +60,11 @@ def grown(*draws):
 
 def heaviest(q): return points(sorted(range(len(q)), key=lambda x: -q[x]), len(q), exact=True)
 def mixed(q): return in_turn(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
+def twice(q): return in_turn(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
 def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # the third sibling is drawn from those not tried
 
 KINDS = {"chain": [(iid, 1), (iid, 1)], "independent": [(iid, 3), (iid, 1)], "without replacement": [(without_replacement, 2), (without_replacement, 2)],
-         "all of them": [(without_replacement, 4)], "support used up": [(narrow, 3)], "points": [(heaviest, 2), (heaviest, 2)], "mixed": [(mixed, 3)], "nothing": []}
+         "all of them": [(without_replacement, 4)], "support used up": [(narrow, 3)], "points": [(heaviest, 2), (heaviest, 2)], "mixed": [(mixed, 3)], "a point, then draws": [(twice, 2), (iid, 1)], "used up, then more": [(narrow, 3), (iid, 1)], "nothing": []}
 
 @pytest.mark.parametrize("V", [3, 4])
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,6 +225,43 @@ def test_of_a_refused_token_nothing_is_left(r, a, w, u):
     if not u * (a * w) < r: assert max(r - a * w, 0) == 0
 
 
+def test_little_of_q_is_left():
+    "Without replacement from a row whose second token is 1e-17: the sum of what is left is right to many digits, in both ways of asking, down to denormals"
+    for small in (1e-17, 1e-200):
+        q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
+        tree = star([q, without_replacement(q)((0,))], [0, 2])
+        batch, rows = pack([tree])
+        assert batch.apart.tolist() == [False, True, True]
+        s = v.Offers(batch, Probs(floats([p]*3)), Probs(rows))
+        for j, c in enumerate((1, 2)): s.note(torch.tensor([True]), j, torch.tensor([c]))
+        full, flat = s.cover(torch.tensor([0]), 1)
+        assert full.item() / ONE == pytest.approx(4*small, rel=1e-9) and not flat
+
+def test_points_beside_hot_logits():
+    "A point that was refused reads no row: logits far above zero elsewhere do not matter"
+    a, b = Tree((0,)), Tree((0,))
+    a.grow(0, points([1], 3), Seeded(0)); b.grow(0, iid(np.array([1., 0., 0.])*.8 + .2/3), Seeded(0))
+    batch, q = pack([a, b])
+    out = walk(batch, floats([[.8, .1, .1]]*batch.n), Logits(torch.tensor([[710., 0., 0.]])), torch.full((batch.n,), .9, dtype=torch.float64), torch.full((2,), .5, dtype=torch.float64), check=False)
+    assert out.tokens[0].tolist() == [0, -1]
+
+def test_a_loose_bound_changes_nothing(device_way):
+    "A height larger than needed: what was refused at the end stays refused"
+    q = exact(1, 1, 0, 0, 0)
+    tree = star([q, without_replacement(q)((0,)), without_replacement(q)((0, 1))], [0, 1, 2])
+    batch, rows = pack([tree])
+    for height in (1, 2, 5):
+        out = walk(replace(batch, height=height), floats([exact(1, 1, 1, 1, 4)]*4), rows, torch.full((4,), .9, dtype=torch.float64), torch.tensor([.1], dtype=torch.float64))
+        assert out.tokens[0, 0] == 4
+
+def test_from_p_where_nothing_remains():
+    "Points cover all of a row whose sum is a little below one: the token is drawn from p itself, never one that is not there"
+    tree = star([exact(1, 0), exact(0, 1)], [0, 1])
+    batch, rows = pack([tree])
+    out = walk(batch, floats([[.5 - 3e-6, .5 - 3e-6]]*3), rows, torch.full((3,), 1 - 2**-53, dtype=torch.float64), torch.tensor([.9], dtype=torch.float64))
+    assert out.tokens[0].tolist() == [1, -1]
+
+
 # What is read
 
 class Noted(Probs):
@@ -292,7 +331,7 @@ WRONG = {
     "one coin for all siblings": lambda s: s.replace("(coins[c] *", "(coins[batch.root.long()] *"),
     "what was refused is forgotten": lambda s: s.replace("for l in range(j):\n            a, x", "for l in range(0):\n            a, x"),
     "points stay": lambda s: s.replace("torch.where(a > 0, 0., r.gather(1, x))", "r.gather(1, x)"),
-    "tried tokens stay in the cover": lambda s: s.replace(".scatter(1, tried, 0.).sum(1)", ".sum(1)"),
+    "tried tokens stay in the cover": lambda s: s.replace("self.offer(i, j).scatter(1, tried, 0.)", "self.offer(i, j)"),
     "never renormalised": lambda s: s.replace("left / cover * w", "w"),
     "uniform over all": lambda s: s.replace("untried * ONE", "self.V * ONE"),
     "the row before": lambda s: s.replace("self.p.weigh(i, self.node[i], self.ptop[i])", "self.p.weigh(i, self.batch.root[i].long(), self.ptop[i])"),
@@ -313,7 +352,6 @@ def test_wrong_walks_are_seen(name):
         exec(compile(text, name, "exec"), space)
         return space["walk"]
     def resorted(batch, *args, **kw):
-        from dataclasses import replace
         child, sibling = batch.child.clone(), batch.sibling.clone()
         for i in range(batch.n):
             kids, c = [], int(batch.child[i])
@@ -355,6 +393,14 @@ def test_doors(name, change):
 
 def test_more_doors():
     args = proper()
+    twins = star([np.array([.5, .5])]*2, [1, 1])
+    same, rows = pack([twins])
+    refuses("token", walk, replace(same, apart=same.q_row >= 0), floats([[.5, .5]]*3), rows, args["coins"], args["picks"])
+    refuses("token", walk, **args | dict(q=torch.tensor([[.75, 0., .25]], dtype=torch.float64)))
+    refuses("batch", walk, **args | dict(batch=None))
+    refuses("p", walk, **args | dict(p=Logits(torch.full((3, 3), -torch.inf))))
+    refuses("x", Logits, [[1.]])
+    for t in "hot", None, [1.]: refuses("temperature", Logits, args["p"], t)
     refuses("temperature", walk, **args | dict(p=Logits(args["p"], -1.)))
     refuses("temperature", walk, **args | dict(p=Logits(args["p"], torch.tensor([1., 1.]))))
     refuses("q_row", walk, **args | dict(q=args["q"][:0]))
