@@ -1,0 +1,479 @@
+"44_engine: a batch is a map of single rows, the draft lags by one at most, ended rows disturb nobody, and a round asks the host nothing"
+import contextlib
+import copy
+import inspect
+import textwrap
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from hypothesis import given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from helpers import ALPHA, g_test, laws, proves, refuses, shapes
+from test_cache import doubled, fresh, llama
+from specref import models
+from specref.chance import Tape, stream
+from specref.gpu import engine as module
+from specref.gpu.cache import StaticRows
+from specref.gpu.engine import Engine, Run, by_level, levels, noise, picked, tape_of
+from specref.gpu.verify import walk
+from specref.law import greedy, warp
+from specref.loop import generate
+from specref.reject import reject
+from specref.shapes import Shaped
+from specref.siblings import Branching
+from specref.transformer import HFModel
+from specref.tree import Tree, iid, points, without_replacement
+
+torch.set_num_threads(1)
+CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1, 0, 2), (-1,)
+made = {}
+
+
+def pair(name="llama"):
+    "A target, and a draft that is like it but not equal"
+    if name not in made:
+        if name == "embedded": made[name] = [doubled(copy.deepcopy(models.bare(x, torch.float64))) for x in ("target", "small")]
+        elif name == "tiny": made[name] = near(llama(3, vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2), .15)
+        else: made[name] = near(llama(0), .03)
+    return made[name]
+
+def near(target, by):
+    draft = copy.deepcopy(target)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for w in draft.parameters(): w.add_(by * torch.randn_like(w))
+    return [target, doubled(draft)]
+
+
+def in_order(q): return points(np.argsort(-q, kind="stable"), len(q))
+
+def alone(target, draft, shape, draw, temperature, ctx, n, seed, stop=()):
+    "The text and ledger of one row by the loop for one text, on the same table of numbers"
+    warm = dict(temperature=temperature, check=False)
+    drafter = Shaped(HFModel(draft, **warm), shape, draw)
+    if not temperature and draw is without_replacement: drafter = Shaped(HFModel(draft, check=False), shape, in_order)
+    return generate(HFModel(target, **warm), drafter, reject, ctx, n, tape_of(noise(stream(seed), max(n, 1), len(shape))), stop=stop)
+
+
+def batch(seed, B, V=64, longest=20):
+    "Prompts, n, seeds and stop tokens of B texts, all different; one prompt of a single token, one text of no tokens, one of one"
+    rng = np.random.default_rng(seed)
+    ctxs = [tuple(rng.integers(V, size=k).tolist()) for k in rng.integers(1, 15, size=B)]
+    n = rng.integers(2, longest, size=B).tolist()
+    stop = [tuple(rng.integers(V, size=k).tolist()) for k in rng.integers(0, 6, size=B)]
+    if B > 2: ctxs[0], n[1], n[2] = ctxs[0][:1], 0, 1
+    return ctxs, n, rng.integers(10**6, size=B).tolist(), stop, [(1., .7, 0.)[b % 3] for b in range(B)]
+
+
+def rounds(text): return [r[:4] for r in text.ledger.rounds]
+
+
+# ---- a batch is a map
+
+@proves("thm-engine-map")
+@pytest.mark.parametrize("B", [1, 3, 16])
+@pytest.mark.parametrize("shape", [CHAIN, TREE, MIXED, NONE])
+@pytest.mark.parametrize("draw", [iid, without_replacement])
+def test_a_batch_is_a_map(B, shape, draw):
+    "Every text, and every count of its ledger, is that of the loop for one text on the same numbers; some end by a stop token, some by n"
+    models, (ctxs, n, seeds, stop, temperature) = pair(), batch(B, B)
+    texts = Engine(*models, shape, draw, temperature, every=3).generate(ctxs, n, seeds, stop)
+    want = [alone(*models, shape, draw, t, *rest) for t, *rest in zip(temperature, ctxs, n, seeds, stop)]
+    assert texts == want and [*map(rounds, texts)] == [*map(rounds, want)]
+    if B == 16:
+        assert {len(x) == k for x, k in zip(texts, n)} == {True, False}
+        assert shape == NONE or {0, 1, 2} <= {accepted for t in texts for _, _, accepted, _ in rounds(t)}
+
+
+@proves("thm-engine-map")
+@pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, without_replacement)])
+def test_the_embedded_models(shape, draw):
+    "The same on the shipped models and real prompts"
+    pairs, ctxs = pair("embedded"), [models.prompts("code", 1, length=k, seed=k)[0] for k in (5, 17, 1)]
+    texts = Engine(*pairs, shape, draw, (1., .7, 0.)).generate(ctxs, (20, 30, 12), (1, 2, 3), (10,))
+    assert texts == [alone(*pairs, shape, draw, t, c, n, s, (10,)) for t, c, n, s in zip((1., .7, 0.), ctxs, (20, 30, 12), (1, 2, 3))]
+    assert max(t.ledger.mean_acceptance_length for t in texts) > 2
+
+
+@proves("thm-engine-map")
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_neighbours_and_their_order_do_not_matter(seed, shape, draw, every, random):
+    "Any shape, any order, any subset, however often the host looks: each row's text is the same"
+    pairs, rows = pair(), [*zip(*batch(seed, 4, longest=8))]
+    chosen = random.sample(rows, random.randint(1, 4))
+    def texts(rows, every):
+        ctxs, n, seeds, stop, temperature = zip(*rows)
+        return dict(zip(seeds, Engine(*pairs, shape, draw, temperature, every=every).generate(ctxs, n, seeds, stop)))
+    whole, part = texts(rows, 1), texts(chosen, every)
+    assert all(part[s] == whole[s] for s in part)
+
+
+@proves("thm-engine-map")
+def test_the_law_of_a_plan_is_told_to_the_judge():
+    "At temperature 0 every child is a point; else it has its parent's row, and is apart from its siblings just if they are drawn so"
+    for draw in iid, without_replacement:
+        e = Engine(*pair(), TREE, draw, (0., 1.))
+        b = Run(e, e.ask([(1,), (2,)], 5, (0, 1))).batch
+        assert b.q_row.tolist() == [-1]*8 + [-1, *(7 + u for u in TREE[1:])]
+        assert b.apart.tolist() == [False]*9 + [draw is without_replacement]*7
+
+
+@given(shapes(9))
+def test_levels_are_those_of_shaped(parent):
+    "The numbering is that of the tree that `Shaped` grows, and each level names its parents and all of its children in order"
+    plan = by_level(parent)
+    grown = Shaped(lambda tree: [np.ones(2) / 2] * len(tree), tuple(parent), iid)((0,), Tape({("pick", c): .5 for c in range(20)}))
+    assert list(plan) == grown.parent
+    seen = [0]
+    for start, end, who, kids, there in levels(grown):
+        assert {grown.depth[i] for i in range(start, end)} == {grown.depth[start]} and len(who) == len(kids)
+        assert [(start + who[i // len(kids[0])], sum(kids, [])[i]) for i in there] == [(grown.parent[c], c) for u in range(start, end) for c in grown.children(u)]
+        seen += [sum(kids, [])[i] for i in there]
+    assert seen == [*range(len(parent))]
+
+
+@given(laws(5), st.integers(0, 2**12 - 1))
+def test_a_pick_is_the_pick_of_chapter_one(law, k):
+    "On laws and numbers that floats hold exactly, the sums in whole numbers give the same token"
+    law = np.array([int(64 * x) for x in law], dtype=float)
+    if law.sum():
+        law[0] += 2**9 - law.sum()
+        w = torch.tensor(law / 2**9)[None]
+        assert picked(w, torch.tensor([k / 2**12], dtype=torch.float64)).item() == Tape({("pick", 0): k / 2**12}).pick(law / 2**9, at=0)
+
+
+def children(z, u, temperature, apart):  # (B, m, V), (B, m, K) -> (B, m, K)
+    run = SimpleNamespace(b=torch.arange(len(z)), temperature=torch.tensor(temperature, dtype=torch.float64), engine=SimpleNamespace(apart=apart))
+    return Run.children(run, z, torch.as_tensor(u, dtype=torch.float64)).view(u.shape)
+
+
+@proves("prop-cold")
+@given(st.permutations([-3., -1., 0., 1.5, 2., 4.]), st.integers(1, 6), st.integers(0, 10**6))
+def test_cold_draws(z, K, seed):
+    "The probability of the tokens in order of their logits tends to one as bounded, and temperature 0 draws just these, whatever the numbers"
+    order = np.argsort(-np.array(z))
+    for T in (.2, .05, .01):
+        draw = without_replacement(warp(z, T))
+        kept = np.prod([draw(tuple(order[:j]))[order[j]] for j in range(K)])
+        assert kept >= 1 - K * len(z) * np.exp(-.5 / T) - 1e-12
+    u, rows = np.random.default_rng(seed).random((2, 1, K)), torch.tensor([[z], [z]])
+    assert children(rows, u, [0., .01], True)[0, 0].tolist() == order[:K].tolist()
+    assert set(children(rows, u, [0., .01], False)[0, 0].tolist()) == {order[0]}
+
+
+def test_when_nothing_is_left():
+    "A row with one token in its support: the next siblings are uniform over the others, as Sequoia has it; with temperature 0, in order"
+    z, u = torch.tensor([[[0., -1e5, -2e5, -1.5e5]]]), np.array([[[.3, .1, .99]]])
+    assert children(z, u, [1.], True).flatten().tolist() == [0, 1, 3] and children(z, u, [0.], True).flatten().tolist() == [0, 1, 3]
+    assert children(z, np.array([[[.3, .5, .1]]]), [1.], True).flatten().tolist() == [0, 2, 1]
+
+
+# ---- the law
+
+def target_law(target, ctx, n, temperature):
+    "The law of n tokens, by passes that have no past"
+    law = {(): 1.}
+    for _ in range(n): law = {(*t, x): w * v for t, w in law.items() for x, v in enumerate(warp(fresh(target, ctx + t)[1].numpy(), temperature))}
+    return law
+
+
+@proves("cor-engine-law")
+@pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, iid), (TREE, without_replacement)])
+def test_the_law(shape, draw):
+    "Joint law of the first tokens of 4,000 texts, at two temperatures: false alarm 1e-9, and what distance is seen"
+    target, draft = pair("tiny")
+    for temperature, n, sees in (1., 2, .25), (2., 2, .25):
+        e = Engine(target, draft, shape, draw, temperature)
+        test = g_test(Counter(map(tuple, e.generate([(0, 3, 1)]*4000, n, range(4000)))), target_law(target, (0, 3, 1), n, temperature))
+        assert test.fits and test.tv < sees, test
+
+
+@proves("cor-engine-law")
+def test_texts_are_independent():
+    "The first two tokens of neighbours, over 3,000 pairs, have the product law; with shared numbers they do not"
+    target, draft = pair("tiny")
+    law = target_law(target, (2,), 2, 1.)
+    both = {(*a, *b): v * w for (a, v), (b, w) in product(law.items(), law.items())}
+    def test(seeds):
+        texts = [*map(tuple, Engine(target, draft, CHAIN, iid).generate([(2,)]*6000, 2, seeds))]
+        return g_test(Counter(a + b for a, b in zip(texts[::2], texts[1::2])), both)
+    assert test(range(6000)).fits and not test([s // 2 for s in range(6000)]).fits
+
+
+# ---- the caches, the lag, the room
+
+def turns(e, *asked):
+    "A run, looked at after every round, with every check on"
+    run = Run(e, e.ask(*asked))
+    run.rows.check = run.drafts.check = True
+    yield run
+    while max(run.wants):
+        run.advance()
+        yield run
+
+
+def far(net, rows, text, n):
+    return (rows[:, :, :, :n] - fresh(net, text[:n])[0]).abs().max().item() if n else 0.
+
+
+@proves("thm-engine-map", "lem-lag")
+@pytest.mark.parametrize("name, shape", [("llama", CHAIN), ("llama", TREE), ("llama", MIXED), ("embedded", TREE)])
+def test_the_caches_after_every_round(name, shape):
+    "Both caches of every live row are those of fresh passes; the draft lacks one row more just after a node of the last level was kept"
+    pairs, (ctxs, n, seeds, _, temperature) = pair(name), batch(5, 4)
+    if name == "embedded": ctxs, n = ctxs[:3], n[:3]
+    n, seen = [k + 12 for k in n[:len(ctxs)]], set()
+    for run in turns(Engine(*pairs, shape, temperature=temperature[:len(ctxs)], every=1), ctxs, n, seeds[:len(ctxs)]):
+        for b, (ctx, out) in enumerate(zip(ctxs, run.out)):
+            text, length, lag = ctx + tuple(out), run.rows.lengths[b].item(), (run.rows.lengths - run.drafts.lengths)[b].item()
+            if not run.wants[b]: continue
+            last = run.ledgers[b].rounds[-1] if out else (0, 0, -1)
+            assert length == len(text) - 1 and run.root[b] == text[-1] and lag == (last[2] == run.height)
+            assert far(pairs[0], run.rows.rows[:, :, b], text, length) < 1e-10 and far(pairs[1], run.drafts.rows[:, :, b], text, length - lag) < 1e-10
+            seen.add(lag)
+    assert seen == {0, 1}
+
+
+def refusing(batch, *rest, **kw):
+    "A judge that is offered nothing"
+    return walk(replace(batch, child=torch.full_like(batch.child, -1)), *rest, **kw)
+
+
+@proves("prop-room")
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_room(n, monkeypatch):
+    "The stated slots are all written where every draft is refused, none more is, and one less is too few; a slot past the end raises"
+    e = Engine(*pair(), TREE, judge=refusing)
+    run = Run(e, e.ask([(1, 2, 3), (4,)], (n, 3), (0, 1)))
+    assert run.size == max(3 + max(n, 1), 4) - 2 + 8
+    for _ in range(7): run.engine.every = 1; run.wants[0] = max(run.wants[0], 1); run.advance()
+    assert run.rows.rows[:, :, 0 if n else 1].abs().sum((0, 1, 2, 4)).gt(0).all() or n < 2
+    run.wants = [0, 0]
+    if n == 5:
+        monkeypatch.setattr(Engine, "slots", lambda self, a: len(a.ctx) + max(a.n, 1) - 3 + len(self.plan))
+        with pytest.raises((RuntimeError, IndexError)): e.generate([(1, 2, 3), (4,)], (n, 3), (0, 1))
+
+
+def test_ended_rows_stand_still():
+    "Ten rounds after the end, lengths, roots and slots before the lengths are what they were, in both caches"
+    e = Engine(*pair(), TREE, every=5)
+    run = Run(e, e.ask([(1, 2, 3), (4,), (5, 6)], (9, 3, 0), (0, 1, 2), [(), range(64), ()]))
+    while max(run.wants): run.advance()
+    def state(): return [run.root.clone(), run.rows.lengths.clone(), *(c.rows[:, :, b, :, :k].clone() for c in (run.rows, run.drafts) for b, k in enumerate(run.rows.lengths.tolist()))]
+    def tell(): run.noise.copy_(torch.rand_like(run.noise)); run.turn.zero_(); [run.round() for _ in range(5)]
+    tell()
+    was = state()
+    tell(); tell()
+    assert all(torch.allclose(a.double(), b.double(), rtol=0, atol=1e-12) for a, b in zip(was, state())) and not run.told[:, :, 0].any()
+    assert [*map(len, run.texts())] == [9, 1, 0]
+
+
+# ---- ends
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_short_texts(n):
+    "n = 0, 1, 2 for prompts of one token, alone and together; the ledger of a text without rounds is empty"
+    for ctxs in [(3,)], [(3,), (5,), (3, 5)]:
+        texts = Engine(*pair(), TREE).generate(ctxs, n, range(len(ctxs)))
+        assert texts == [alone(*pair(), TREE, without_replacement, 1., c, n, s) for s, c in enumerate(ctxs)] and all(len(t) == n for t in texts)
+        assert n or all(t.ledger.num_drafts == t.ledger.num_emitted_tokens == 0 for t in texts)
+
+
+def test_a_stop_token_inside_an_accepted_run():
+    "Whatever token of a text is made a stop token, the text ends with its first occurrence, and a prompt's last token stops nothing"
+    e = Engine(*pair("embedded"), CHAIN, temperature=0.)
+    ctx = models.prompts("code", 1, length=12, seed=4)[0]
+    whole = e.generate([ctx], 20, [0])[0]
+    assert any(r[2] >= 2 for r in whole.ledger.rounds)
+    stops = sorted(set(whole)) + [ctx[-1]]
+    texts = e.generate([ctx]*len(stops), 20, [0]*len(stops), [{s} for s in stops])
+    assert texts == [whole[:whole.index(s) + 1] if s in whole else whole for s in stops]
+
+
+def test_to_the_last_position():
+    "A text may fill the model's positions but for the tree's room, and one more is refused"
+    target, draft = near(llama(0, max_position_embeddings=40), .08)
+    e = Engine(target, draft, TREE)
+    n = 40 + 2 - 8 - 4
+    assert e.generate([(1, 2, 3, 4), (5,)], (n, 3), (0, 1))[0] == alone(target, draft, TREE, without_replacement, 1., (1, 2, 3, 4), n, 0)
+    refuses("n", e.generate, [(1, 2, 3, 4), (5,)], (n + 1, 3), (0, 1))
+
+
+def test_the_door(monkeypatch):
+    "Bad input is named before anything is allocated or run"
+    target, draft = pair()
+    e = Engine(target, draft, TREE)
+    monkeypatch.setattr(module, "StaticRows", None)
+    for name, args in [("prompts", ([], 3, [])), ("prompts", ([()], 3, [0])), ("prompts", ([(1,), ()], 3, [0, 1])), ("prompts", ([(64,)], 3, [0])), ("prompts", ([(-1,)], 3, [0])),
+                       ("prompts", ((1, 2), 3, [0])), ("prompts", (["ab"], 3, [0])), ("prompts", (5, 3, [0])), ("n", ([(1,)], -1, [0])), ("n", ([(1,)], 2.5, [0])), ("n", ([(1,)], [3, 3], [0])),
+                       ("n", ([(1,)], [2.5], [0])), ("n", ([(1,)], 10**6, [0])), ("n", ([(1,)*3000], 1, [0])), ("seeds", ([(1,)], 3, 0)), ("seeds", ([(1,)], 3, [])), ("seeds", ([(1,)], 3, [0, 1])),
+                       ("seeds", ([(1,)], 3, [-1])), ("seeds", ([(1,)], 3, [.5])), ("stop", ([(1,)], 3, [0], 7)), ("stop", ([(1,)], 3, [0], (64,))), ("stop", ([(1,)], 3, [0], [(1,), (2,)])),
+                       ("stop", ([(1,)], 3, [0], [("a",)]))]:
+        refuses(name, e.generate, *args)
+    for t in -1., float("inf"), float("nan"), (1., 1.), "warm", None: refuses("temperature", Engine(target, draft, TREE, temperature=t).generate, [(1,)], 3, [0])
+    small = llama(0, vocab_size=32)
+    for name, f in [("target", lambda: Engine(HFModel(target), draft, TREE)), ("draft", lambda: Engine(target, None, TREE)), ("draft", lambda: Engine(target, small, TREE)),
+                    ("draft", lambda: Engine(target, copy.deepcopy(draft).to("meta"), TREE)), ("parent", lambda: Engine(target, draft, (-1, 2, 0))), ("parent", lambda: Engine(target, draft, ())),
+                    ("draw", lambda: Engine(target, draft, TREE, "iid")), ("shape", lambda: Engine(*pair("tiny"), (-1, 0, 0, 0, 0, 0))), ("judge", lambda: Engine(target, draft, TREE, judge=None)),
+                    ("every", lambda: Engine(target, draft, TREE, every=0))]: refuses(name, f)
+
+
+# ---- known mistakes
+
+WRONG = [
+    ("settle", "count = torch.where(self.room > 0, length, 0)", "count = torch.where(self.room > 0, length - 1, 0)"),
+    ("settle", "count = torch.where(self.room > 0, length, 0)", "count = torch.where(self.room > 0, length + 1, 0)"),
+    ("settle", "count = torch.where(self.room > 0, length, 0)", "count = length"),
+    ("settle", "count = torch.where(self.room > 0, length, 0)", "count = torch.where(self.room > 0, length.min(), 0)"),
+    ("settle", "self.drafts.keep(said.nodes, self.batch.root, count.clamp_max(self.height))", "self.drafts.lengths += count.clamp_max(self.height)"),
+    ("settle", "self.drafts.keep(said.nodes, self.batch.root, count.clamp_max(self.height))", "pass"),
+    ("settle", "count.clamp_max(self.height)", "count"),
+    ("settle", "self.drafts.lengths.copy_(base)", "pass"),
+    ("settle", "self.last.copy_(said.tokens[:, max(self.height - 1, 0)])", "self.last.copy_(self.root)"),
+    ("settle", "self.rows.keep(said.nodes, self.batch.root, count)", "self.rows.lengths += count"),
+    ("settle", "torch.where(new == until, 0, self.room - new)", "self.room - new"),
+    ("settle", "torch.where(ends, place + 1", "torch.where(ends, place + 2"),
+    ("catch_up", "return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))", "return z[:, :1]"),
+    ("catch_up", "return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))", "return z[:, 1:]"),
+    ("catch_up", "lag, at = (base", "base = self.drafts.lengths; lag, at = (base"),
+    ("draft", "self.drafts.lengths.copy_(base + start)", "pass"),
+    ("draft", "base[:, None] + self.depth[start:end]", "base[:, None] + torch.arange(start, end)"),
+    ("draft", "u[:, kids]", "u[:1, kids].expand(len(base), -1, -1)"),
+    ("children", "w, z = others(w, z, tokens[-1], cold)", "pass"),
+    ("children", "Logits(z, self.temperature)", "Logits(z, 1.)"),
+    ("round", "base[:, None] + self.depth", "base[:, None] + torch.arange(self.N)"),
+    ("round", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
+    ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
+    ("round", "(Logits(z.flatten(0, 1), self.temperature) for z in (p, q))", "(Logits(z.flatten(0, 1), self.temperature.mean()) for z in (p, q))"),
+    ("prefill", "lengths = [len(a.ctx) - 1 for a in self.asked]", "lengths = [max(len(a.ctx) for a in self.asked) - 1 for a in self.asked]"),
+]
+
+@pytest.mark.parametrize("method, old, new", WRONG, ids=range(len(WRONG)))
+def test_wrong_variants_are_seen(method, old, new, monkeypatch):
+    "Each known mistake, written into the round, changes a text, breaks off, or never ends, where the right round gives what each row gives alone"
+    ctxs, n, seeds, stop, temperature = batch(3, 8)
+    n, stop = [k + 12 for k in n], [*stop[:4], *[range(0, 64, 4)]*4]
+    def run(): return [t for shape in (CHAIN, TREE) for t in Engine(*pair(), shape, without_replacement, temperature).generate(ctxs, n, seeds, stop)]
+    if "texts" not in made: made["texts"] = [alone(*pair(), shape, without_replacement, t, *rest) for shape in (CHAIN, TREE) for t, *rest in zip(temperature, ctxs, n, seeds, stop)]
+    assert run() == made["texts"]
+    source = textwrap.dedent(inspect.getsource(getattr(Run, method)))
+    assert source.count(old) == 1
+    scope = {}
+    exec(source.replace(old, new), vars(module) | {"__name__": "wrong"}, scope)
+    monkeypatch.setattr(Run, method, scope[method])
+    calls, advance = [], Run.advance
+    def limited(self):
+        calls.append(1)
+        if len(calls) > 100: raise RuntimeError("no end")
+        advance(self)
+    monkeypatch.setattr(Run, "advance", limited)
+    try: assert run() != made["texts"]
+    except (RuntimeError, IndexError, ValueError): pass
+
+
+# ---- on the device
+
+FORBIDDEN = "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "is_nonzero", "unique", "equal", "allclose", "bincount"
+
+class Asynchronous(TorchDispatchMode):
+    "Refuses what waits for a GPU: a number read back, a shape that depends on values, a tensor made from the host's numbers"
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        name = f.overloadpacket.__name__
+        if any(name.startswith(x) for x in FORBIDDEN): raise AssertionError(f"{name} waits for the device")
+        if name.startswith("index") and any(torch.is_tensor(i) and i.dtype in (torch.bool, torch.uint8) for i in (args[1] if isinstance(args[1], (list, tuple)) else ())):
+            raise AssertionError("a boolean index waits for the device")
+        if name == "repeat_interleave" and torch.is_tensor(args[0]) and kwargs.get("output_size") is None: raise AssertionError("repeat_interleave waits for the device")
+        return f(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("draw", [iid, without_replacement])
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+def test_a_round_asks_the_host_nothing(shape, draw, monkeypatch):
+    "With the walk as on a GPU: no operation of a round waits, all of its tensors stay where they were, and the texts are the same"
+    ctxs, n, seeds, stop, temperature = batch(3, 6)
+    e = Engine(*pair(), shape, draw, temperature)
+    want, run = e.generate(ctxs, n, seeds, stop), Run(e, e.ask(ctxs, n, seeds, stop))
+    places = {k: x.data_ptr() for k, x in vars(run).items() if torch.is_tensor(x)} | {k: getattr(run, k).rows.data_ptr() for k in ("rows", "drafts")}
+    step = run.step
+    def watched():
+        with monkeypatch.context() as m, Asynchronous():
+            m.setattr(torch.compiler, "is_compiling", lambda: True)
+            step()
+    run.step = watched
+    while max(run.wants): run.advance()
+    assert run.texts() == want
+    assert places == {k: x.data_ptr() for k, x in vars(run).items() if torch.is_tensor(x)} | {k: getattr(run, k).rows.data_ptr() for k in ("rows", "drafts")}
+
+
+def test_the_watch_sees_a_wait():
+    "Each kind of waiting is refused"
+    x = torch.arange(3)
+    for f in (lambda: x.max().item(), lambda: x[x > 1], lambda: int(x[0]), lambda: x.nonzero(), lambda: bool((x > 0).all()), lambda: x.new_tensor([1, 2]), lambda: x.repeat_interleave(x)):
+        with pytest.raises(AssertionError), Asynchronous(): f()
+
+
+class Graph:
+    "A CUDA graph's manners without one: recording runs nothing, replaying runs what was recorded"
+    def __init__(self): self.recorded = None
+    def replay(self): self.recorded()
+
+
+def test_the_warm_up_leaves_no_trace(monkeypatch):
+    "The calls for a CUDA graph in their order, with fakes: three rounds of warm-up change neither lengths nor roots nor any text"
+    ctxs, n, seeds, stop, temperature = batch(4, 5)
+    e = Engine(*pair(), TREE, temperature=temperature)
+    want, run, warm = e.generate(ctxs, n, seeds, stop), Run(e, e.ask(ctxs, n, seeds, stop)), []
+    was = [run.room.clone(), run.root.clone(), run.rows.lengths.clone(), run.drafts.lengths.clone()]
+    stream = SimpleNamespace(wait_stream=lambda other: warm.append("wait"))
+    for name, fake in dict(Stream=lambda: stream, CUDAGraph=Graph, current_stream=lambda: stream, stream=lambda s: contextlib.nullcontext()).items(): monkeypatch.setattr(torch.cuda, name, fake)
+    class Shown:
+        root, room, turn = SimpleNamespace(device=torch.device("cuda")), run.room, run.turn
+        recording = False
+        def round(self): return warm.append("recorded") if self.recording else (warm.append("round"), run.round())
+    shown = Shown()
+    @contextlib.contextmanager
+    def recording(graph):
+        shown.recording, graph.recorded = True, run.round
+        yield
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    run.step = module.recorded(shown)
+    assert warm == ["wait", *["round"]*3, "wait", "recorded"]
+    assert all(torch.equal(a, b) for a, b in zip(was, [run.room, run.root, run.rows.lengths, run.drafts.lengths]))
+    while max(run.wants): run.advance()
+    assert run.texts() == want
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_captured_round_on_cuda():
+    "Where there is a GPU: rounds replayed from a graph, under the watch for synchronisation, give the texts of the CPU"
+    cuda = [copy.deepcopy(m).cuda() for m in near(llama(0), .03)]
+    ctxs, n, seeds, stop, temperature = batch(3, 6)
+    run = Run(e := Engine(*cuda, TREE, temperature=temperature), e.ask(ctxs, n, seeds, stop))
+    step = run.step
+    def watched():
+        torch.cuda.set_sync_debug_mode("error")
+        try: step()
+        finally: torch.cuda.set_sync_debug_mode("default")
+    run.step = watched
+    while max(run.wants): run.advance()
+    assert run.texts() == Engine(*pair(), TREE, temperature=temperature).generate(ctxs, n, seeds, stop)
+
+
+@proves("prop-waiting")
+def test_the_batch_waits_for_its_slowest_text():
+    "Looked at every round, a batch takes as many rounds as its slowest text alone, and each text is noted in as many as it takes alone"
+    e, (ctxs, n, seeds, _, _) = Engine(*pair(), TREE, every=1), batch(2, 5)
+    run = Run(e, e.ask(ctxs, n, seeds))
+    steps, step = [], run.step
+    run.step = lambda: (steps.append(1), step())
+    while max(run.wants): run.advance()
+    R = [len(alone(*pair(), TREE, without_replacement, 1., *rest).ledger.rounds) for rest in zip(ctxs, n, seeds)]
+    assert len(steps) == max(R) and [len(l.rounds) for l in run.ledgers] == R and len(set(R)) > 2
