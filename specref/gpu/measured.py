@@ -473,5 +473,5 @@ def cpu_table(got):  # -> lines
         yield f"{r['tree']:9}{r['kind']:8} threads {r['threads']}: twin {r['twin_ms']:6.2f} ms, reference {r['reference_ms']:6.2f} ms, ratio {r['ratio']:.2f}, {share:3.0%} of a copy" + ("" if r["same"] else ", DIFFERENT")
     yield from failures(got)
 
-# %% ../../nbs/45_measured.ipynb #2e02a983
+# %% ../../nbs/45_measured.ipynb #9fb68bd8
 if __name__ == "__main__" and "get_ipython" not in globals(): main()
