@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['TREES', 'AGREE', 'RULES', 'ticks', 'queued', 'replayed', 'on_host', 'seconds', 'bounds', 'Case', 'laws', 'cases',
-           'how_many', 'bytes_read', 'attempt', 'timed', 'softmax_first', 'flashinfer', 'forest', 'parity', 'picked',
-           'tables', 'drafted', 'counted', 'joint_law', 'shallow', 'shipped', 'weight_bytes', 'timed_run', 'theirs',
-           'raced', 'Task', 'recorded', 'with_compiler', 'fused', 'gpu_tasks', 'by_reference', 'against_reference',
-           'copied', 'cpu_tasks', 'processor', 'facts', 'main', 'sound', 'speed', 'failures', 'gpu_table', 'wanted',
-           'cpu_table']
+           'how_many', 'bytes_read', 'attempt', 'timed', 'softmax_first', 'flashinfer', 'forest', 'parity', 'tables',
+           'drafted', 'counted', 'joint_law', 'shallow', 'shipped', 'weight_bytes', 'timed_run', 'theirs', 'raced',
+           'Task', 'recorded', 'with_compiler', 'fused', 'gpu_tasks', 'by_reference', 'against_reference', 'copied',
+           'cpu_tasks', 'processor', 'facts', 'main', 'sound', 'speed', 'failures', 'gpu_table', 'wanted', 'cpu_table']
 
 # %% ../../nbs/45_measured.ipynb #1f560157
 import argparse, json, os, platform, subprocess
@@ -27,7 +26,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
-# %% ../../nbs/45_measured.ipynb #d47d9399
+# %% ../../nbs/45_measured.ipynb #a3d11c20
 from ..certify import g_test
 from ..chance import tape
 from ..law import at_least
@@ -37,7 +36,7 @@ from ..shapes import sequoia
 from ..training import whole
 from .layout import Batch, flat, repeated, unpack
 from .verify import Logits, walk, walk_back
-from .engine import Engine, Run
+from .engine import Engine, Run, picked
 
 # %% ../../nbs/45_measured.ipynb #f529e2c5
 def ticks(enqueue, repeats):  # -> ms, of each repetition
@@ -193,12 +192,7 @@ def parity(judges, rule, V, B, device, logits=False):
     def differ(judge): return int(torch.stack([(a != b).reshape(B, -1).any(1) for a, b in zip(out(judge, device), want)]).any(0).sum())
     return dict(trees=B, nodes=batch.n, differ={name: attempt(partial(differ, f)) for name, f in dict(twin=twin, **judges).items()})
 
-# %% ../../nbs/45_measured.ipynb #cf9fedca
-def picked(rows, u):  # (m, V), (m,) -> (m,)
-    "A token from each row"
-    sums = rows.cumsum(1)
-    return (sums <= u[:, None] * sums[:, -1:]).sum(1).clamp_max(rows.shape[1] - 1)
-
+# %% ../../nbs/45_measured.ipynb #8c412c28
 def tables(V, depth, noise, sharp):  # -> (1 + V + ... + V^depth, V)
     "A random law behind every text of up to `depth` tokens"
     return (sharp * torch.randn((V**(depth + 1) - 1) // (V - 1), V, dtype=torch.float64, generator=noise, device=noise.device)).softmax(1)
@@ -206,13 +200,13 @@ def tables(V, depth, noise, sharp):  # -> (1 + V + ... + V^depth, V)
 def drafted(q, B, noise):  # -> tokens (B, 5), q rows (B, 3)
     "Two siblings without replacement, each with a child: tokens, and the rows that they were drawn from"
     V, token, u = q.shape[1], torch.zeros(B, 5, dtype=torch.int64, device=q.device), torch.rand(B, 4, dtype=torch.float64, generator=noise, device=q.device)
-    token[:, 1] = picked(q[:1].expand(B, V), u[:, 0])
-    token[:, 2] = picked(q[:1].repeat(B, 1).scatter_(1, token[:, 1:2], 0.), u[:, 1])
+    token[:, 1] = picked(q[:1].expand(B, V), u[:, 0])[:, 0]
+    token[:, 2] = picked(q[:1].repeat(B, 1).scatter_(1, token[:, 1:2], 0.), u[:, 1])[:, 0]
     rows = torch.stack([0*token[:, 0], 1 + token[:, 1], 1 + token[:, 2]], 1)
-    for c in (1, 2): token[:, c + 2] = picked(q[rows[:, c]], u[:, c + 1])
+    for c in (1, 2): token[:, c + 2] = picked(q[rows[:, c]], u[:, c + 1])[:, 0]
     return token, rows
 
-# %% ../../nbs/45_measured.ipynb #01eefa99
+# %% ../../nbs/45_measured.ipynb #54b87417
 def counted(judge, p, q, B, noise):  # -> (V^3,) counts
     "The texts of three tokens that `B` judged trees give, completed by the target"
     V, (token, rows) = p.shape[1], drafted(q, B, noise)
@@ -222,7 +216,7 @@ def counted(judge, p, q, B, noise):  # -> (V^3,) counts
     u = torch.rand(B, 9, dtype=torch.float64, generator=noise, device=p.device)
     out, text, code = judge(batch, p[at.flatten()], q[rows.flatten()], u[:, :5].flatten(), u[:, 5].clone(), check=False), 0, 0*token[:, 0]
     for i in range(3):
-        x = torch.where(out.tokens[:, i] < 0, picked(p[code], u[:, 6 + i]), out.tokens[:, i].long())
+        x = torch.where(out.tokens[:, i] < 0, picked(p[code], u[:, 6 + i])[:, 0], out.tokens[:, i].long())
         text, code = V*text + x, V*code + 1 + x
     return torch.bincount(text, minlength=V**3).cpu()
 
