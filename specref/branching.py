@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from .law import at_least
 
-# %% ../nbs/30d_branching.ipynb #9fc5290f
+# %% ../nbs/30d_branching.ipynb #34aca1a3
 def branching(B, tail):  # -> LlamaForCausalLM, float64, V = B (tail + 1)
     "The source as a transformer made by hand: token b (tail + 1) + j is followed by the next of its tail, the last one by a uniform branch; its state is the token"
     at_least(1, B=B, tail=tail)
@@ -28,6 +28,7 @@ def branching(B, tail):  # -> LlamaForCausalLM, float64, V = B (tail + 1)
         model.model.embed_tokens.weight.copy_(torch.eye(V, d)); head.copy_(says / d**.5)
     return model
 
+# %% ../nbs/30d_branching.ipynb #c18b935d
 def following(x, B, tail):  # -> tokens
     "What may follow token x of the source"
     return [x + 1] if (x + 1) % (tail + 1) else [b*(tail + 1) for b in range(B)]

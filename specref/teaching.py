@@ -47,7 +47,7 @@ def batch(lessons, step, rows, seed):  # -> rows of lessons
     "Batch number `step`, chosen by a generator of its own"
     return lessons[np.sort(np.random.default_rng((seed, step)).choice(len(lessons.x), min(rows, len(lessons.x)), replace=False))]
 
-# %% ../nbs/30b_teaching.ipynb #819294c9
+# %% ../nbs/30b_teaching.ipynb #d17ff714
 @torch.inference_mode()
 def lessons(base, x, layers, folder, rows=32):  # (n, T) -> Lessons
     "What the target thinks of the texts `x` in `layers`, read from `folder` where it was kept there; raises `ValueError`"
@@ -64,6 +64,7 @@ def lessons(base, x, layers, folder, rows=32):  # (n, T) -> Lessons
         for k, f in missing.items(): kept[k].flush(); f.replace(name[k])
     return Lessons(x, {k: np.load(f, mmap_mode="r") for k, f in name.items()})
 
+# %% ../nbs/30b_teaching.ipynb #64965abe
 def half(states, layer):
     "States in half precision; raises `ValueError` where they do not fit"
     if not states.abs().max() < 65504: raise ValueError(f"layers: got layer {layer}, whose states pass 65,504, wanted one that half precision can hold")
@@ -82,7 +83,7 @@ def marks(net, base, batch, depth):  # -> tokens a round, (depth,) mean overlaps
         total, betas = total + kept.mean().item(), [*betas, torch.minimum(p.exp(), q.exp()).sum(-1).mean().item()]
     return total, betas
 
-# %% ../nbs/30b_teaching.ipynb #d4f4d721
+# %% ../nbs/30b_teaching.ipynb #8c7355c2
 def teach(net, base, train, held, steps, peak, folder, look=100, patience=3, rows=16, depth=4, seed=0, until=None, decay=.01):
     "Minimise `net.loss(batch, step/steps)`, marking it on `held` every `look` steps, and keep the best; resumes in `folder` (Proposition taught); -> net, marks"
     at_least(1, steps=steps, look=look, patience=patience, rows=rows, depth=depth)
@@ -99,6 +100,7 @@ def teach(net, base, train, held, steps, peak, folder, look=100, patience=3, row
     if told: net.load_state_dict(torch.load(folder/"best.pt", weights_only=True))
     return net.eval(), told
 
+# %% ../nbs/30b_teaching.ipynb #0218d23f
 def stale(told, patience):
     "Have the last `patience` looks all brought less than the best before them?"
     return len(told) > patience and max(m for _, m in told[-patience:]) <= max(m for _, m in told[:-patience])
