@@ -199,6 +199,45 @@ def tails(): return compared(range(100, 104), (37, 129, 1000), (16, 128, 1024), 
 def wide(): return compared(range(200, 202), (4099,), (2048, 4096, 8192), False)
 
 
+@check("walks")
+def strides():
+    "Views: rows cut from wider ones, columns first, one row for all nodes, uniforms and links with gaps"
+    V, rng = 11, np.random.default_rng(1)
+    batch, q = pack([ragged(np.random.default_rng(s), V, False) for s in (3, 5, 8)], V=V)
+    gaps = lambda x: torch.stack([x, torch.full_like(x, 1) - x], -1)[..., 0]
+    p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, batch.B)
+    views = [torch.nn.functional.pad(p, (0, 5))[:, :V], p.t().contiguous().t(), p[:1].expand(batch.n, V), gaps(p)]
+    for x in views:
+        assert not x.is_contiguous()
+        assert same(walk(batch, x, gaps(q), gaps(coins), gaps(picks)), kernels.fused_walk(replace(batch, child=gaps(batch.child), token=gaps(batch.token)), x, gaps(q), gaps(coins), gaps(picks), block=4))
+    return len(views) * batch.B
+
+
+@check("walks")
+def temperatures():
+    "From nearly 0 to 1e300, one for all or one for each, bfloat16 logits with masked tokens, logits far from 0"
+    V, n, rng = 11, 0, np.random.default_rng(2)
+    batch, q = pack([ragged(np.random.default_rng(s), V, False) for s in (3, 5, 8)], V=V)
+    p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, batch.B)
+    for t in (5e-324, 1e-300, 1e-3, 0., -0., 1e3, 1e300, torch.tensor([1e-30, 0., 1e30]), torch.tensor([.7]).expand(3)):
+        for kind in (torch.float64, torch.bfloat16):
+            x, z = Logits((1e30 * p.log()).to(kind) if n % 4 else p.log().to(kind), t), Logits(q.log().to(kind))
+            assert same(walk(batch, x, z, coins, picks), kernels.fused_walk(batch, x, z, coins, picks, block=4)), f"temperature {t}, {kind}"
+            n += batch.B
+    return n
+
+
+@check("walks")
+def next_to_nothing():
+    "A row of which a denormal number is left: all untried tokens are equal, for twin and kernel"
+    batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
+    p, u = torch.tensor([[.1, .2, .3, .4]]*3).double(), torch.full((3,), .99).double()
+    for least in (5e-324, 2.**-1023, 2.**-1021):
+        args = batch, p, torch.tensor([[1., least, 0., 0.]]).double(), u, u[:1]
+        assert same(walk(*args, check=False), b := kernels.fused_walk(*args, check=False, block=4)) and 0 <= b.tokens[0, 0] < 4
+    return 3
+
+
 @check("chains")
 def short(): return compared(range(6), (2, 3, 5), (1, 2, 4, 8), True)
 

@@ -67,8 +67,9 @@ def test_refusals():
     chain = flat([-1, 0], [0, 1], [-1, 0])
     for kernel in (fused_walk, fused_walk_back):
         p2, u2 = p[:2], u[:2]
-        refuses("block", kernel, chain, p2, q, u2, pick, block=3)
-        refuses("warps", kernel, chain, p2, q, u2, pick, warps=0)
+        for wrong in 3, 0, -2, 4., "4", True, None, 2**19: refuses("block", kernel, chain, p2, q, u2, pick, block=wrong)
+        for wrong in 0, 64, 8.: refuses("warps", kernel, chain, p2, q, u2, pick, warps=wrong)
+        refuses("batch", kernel, None, p2, q, u2, pick)
         refuses("coins", kernel, chain, p2, q, u2 + 1, pick)
         refuses("coins", kernel, chain, p2, q, u2.float(), pick)
         refuses("picks", kernel, chain, p2, q, u2, u2)

@@ -90,15 +90,16 @@ def loaded(rows, row, v, none):
     "The numbers of a row at the tokens `v`, `none` behind its end"
     return tl.load(rows.x + row.to(tl.int64) * rows.V + v, mask=v < rows.V, other=none).to(tl.float64)
 
-# %% ../../nbs/42a_kernels.ipynb #a6c71f79
+# %% ../../nbs/42a_kernels.ipynb #4471f4b5
 @triton.jit
 def weigh(rows, row, v, top):
     "The weights of the tokens `v` in a row"
     if rows.LOGITS:
         x = loaded(rows, row, v, float("-inf"))
-        return tl.where(rows.slope < float("inf"), power((x - top.most) * rows.slope), (v == top.at).to(tl.float64)) * top.share
+        w = tl.where(rows.slope < float("inf"), power((x - top.most) * rows.slope), (v == top.at).to(tl.float64)) * top.share
     else:
-        return loaded(rows, row, v, 0.0)
+        w = loaded(rows, row, v, 0.0)
+    return w   # one exit: triton 3.6 inlines no function with two
 
 # %% ../../nbs/42a_kernels.ipynb #e389139b
 @triton.jit
@@ -165,7 +166,7 @@ def drawn(p, q, at, j, past, u, BLOCK: tl.constexpr, NB: tl.constexpr):
     w = counted(rest(p, q, block * BLOCK + tl.arange(0, BLOCK), at, j, past))
     return block * BLOCK + tl.sum((tl.cumsum(w, 0) + before <= mark).to(tl.int32), 0)
 
-# %% ../../nbs/42a_kernels.ipynb #c90e023c
+# %% ../../nbs/42a_kernels.ipynb #f376b155
 @triton.jit
 def covered(q, j, past, BLOCK: tl.constexpr):
     "`cover` of the twin: the weight of offer j without the tokens tried before; whether nothing is left of its row"
@@ -175,7 +176,7 @@ def covered(q, j, past, BLOCK: tl.constexpr):
     for k in range(0, j):
         again = (past.tok == entry(past.tok, k)) & (tl.arange(0, past.tok.shape[0]) < k)
         untried -= tl.where(tl.sum(again.to(tl.int32), 0) > 0, 0, 1)
-    return tl.where(top > 0, z.to(tl.float64) / ROOM * top * ONE, untried.to(tl.float64) * ONE), (top == 0).to(tl.int32)
+    return tl.where(top < TINY, untried.to(tl.float64) * ONE, z.to(tl.float64) / ROOM * top * ONE), (top < TINY).to(tl.int32)
 
 # %% ../../nbs/42a_kernels.ipynb #2287c9b3
 @triton.jit
@@ -272,29 +273,30 @@ def walking_back(p, q, p_slope, q_slope, p_slopes, q_slopes, root, token, child,
     tl.store(tokens + b * (height + 1) + d, drawn(p, q, at, j, past, tl.load(picks + b), BLOCK, NB))
     tl.store(length + b, d + 1)
 
-# %% ../../nbs/42a_kernels.ipynb #ea4d3af4
+# %% ../../nbs/42a_kernels.ipynb #2daddab3
 def launched(kernel, K, batch, p, q, coins, picks, check, block, warps):  # long: the arguments of a kernel  # -> Walk
     "A kernel with vectors of at least `K` entries on the arrays of a batch, one program a tree"
-    for name, x in dict(block=block, warps=warps).items():
-        if x < 1 or x & x - 1: raise ValueError(f"{name}: got {x}, wanted a power of two")
+    for name, x, most in ("block", block, 2**18), ("warps", warps, 32):
+        if type(x) is not int or not 0 < x <= most or x & x - 1: raise ValueError(f"{name}: got {x!r:.80}, wanted a power of two up to {most}")
     p, q = given(batch, p, q, coins, picks, check)
     q, B, V, h = q or p, batch.B, p.x.shape[1], batch.height
     slopes = [x.slope if isinstance(x, Logits) else picks[:1] for x in (p, q)]   # probabilities have none, and any number will do
     out = torch.full((2*B*(h + 1),), -1, dtype=torch.int32, device=batch.device).split([B*(h + 1), B*h, B])
     walk = Walk(out[0].view(B, h + 1), out[1].view(B, h), out[2])
-    kernel[(B,)](p.x, q.x, *slopes, *map(len, slopes), batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.apart, coins, picks,
+    there = torch.Tensor.contiguous   # a kernel knows no strides
+    kernel[(B,)](*map(there, (p.x, q.x, *slopes)), *map(len, slopes), *map(there, (batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.apart, coins, picks)),
                  walk.tokens, walk.nodes, walk.length, V, h, K=triton.next_power_of_2(K), BLOCK=block, NB=triton.next_power_of_2(triton.cdiv(V, block)),
                  P=isinstance(p, Logits), Q=isinstance(q, Logits), num_warps=warps, maxnreg=min(255, 2048//warps), enable_fp_fusion=False)
     return walk
 
 def fused_walk(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> Walk
     "`walk` in one launch (Theorem same-integers), over rows in blocks of `block` tokens; raises `ValueError`"
-    return launched(walking, max(batch.width, 1), batch, p, q, coins, picks, check, block, warps)
+    return launched(walking, max(getattr(batch, "width", 1), 1), batch, p, q, coins, picks, check, block, warps)
 
 def fused_walk_back(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> Walk
     "`walk_back` in one launch (Theorem same-integers); raises `ValueError`, also where a node has siblings"
-    if batch.width > 1: raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains, which have one child a node")
-    return launched(walking_back, batch.height + 1, batch, p, q, coins, picks, check, block, warps)
+    if getattr(batch, "width", 1) > 1: raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains, which have one child a node")
+    return launched(walking_back, getattr(batch, "height", 0) + 1, batch, p, q, coins, picks, check, block, warps)
 
 # %% ../../nbs/42a_kernels.ipynb #0c0d127e
 def met(batch, node, kept):  # lists, node, accepted child or -1 -> full rows of q, of p?, rows of the drawn tokens tested
