@@ -140,7 +140,7 @@ class Bar:
             self.bar = tqdm(total=n, unit="tok")
     def __call__(self, k): return self.bar and self.bar.update(k)
 
-# %% ../nbs/04_loop.ipynb #04b2d5a2
+# %% ../nbs/04_loop.ipynb #97a41af3
 @dataclass
 class Ledger:
     "Counts and seconds of one generation, round by round, and what each model did"
@@ -181,9 +181,9 @@ class Ledger:
 
     def __repr__(self):
         rates = " ".join(f"{a:.3f}" for a in self.acceptance_rate_per_position)
-        work = "; ".join(f"{k}: {m.calls} calls, {m.tokens} tokens" for k, m in self.models.items())
+        work = "".join(f"; {k}: {m.calls} calls, {m.tokens} tokens" for k, m in self.models.items())
         return (f"{self.num_emitted_tokens} tokens in {len(self.rounds)} rounds; mean_acceptance_length {self.mean_acceptance_length:.3f}, "
-                f"draft_acceptance_rate {self.draft_acceptance_rate:.3f}, per position [{rates}]; {work}")
+                f"draft_acceptance_rate {self.draft_acceptance_rate:.3f}, per position [{rates}]{work}")
 
 # %% ../nbs/04_loop.ipynb #72e872ba
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from transformers import Cache
 
 from helpers import proves, refuses, seeds, shapes
 from specref import models
-from specref.gpu.attention import ancestors, attend, fits, flex, positions, read_bytes, tree_blocks, tree_mask
-from specref.gpu.layout import Batch
+from specref.gpu.attention import ancestors, attend, depths, fits, flex, read_bytes, tree_blocks, tree_mask
+from specref.gpu.layout import Batch, positions
 from specref.tree import Tree, ancestor_mask
 from test_transformer import bare as network
 
@@ -50,7 +50,7 @@ class Layer:
         self.lengths = torch.from_numpy(rng.integers(0, longest + 1, B)).to(device)
         self.q, self.k, self.v = (torch.randn(B, h, self.size, d, generator=g, dtype=torch.float64).to(device, dtype) for h in (heads * group, heads, heads))
         self.see = ancestors(self.parent)
-        self.at, self.mask = positions(self.lengths, self.see), tree_mask(self.lengths, self.see, self.size)
+        self.at, self.mask = positions(self.lengths, depths(self.see)), tree_mask(self.lengths, self.see, self.size)
 
     def alone(self, b, i):  # -> (H, d)
         "Node i of tree b as the last token of a causal run over its own text, in float64"
@@ -85,7 +85,7 @@ def test_ancestors_by_doubling(parent, random):
     see = ancestors(torch.tensor([parent, mixed], dtype=torch.int32))
     assert (see[0].numpy() == ancestor_mask(tree)).all()
     assert (see[1][order][:, order].numpy() == ancestor_mask(tree)).all()
-    assert positions(torch.tensor([7, 0]), see)[0].tolist() == [7 + d for d in tree.depth]
+    assert positions(torch.tensor([7, 0]), depths(see))[0].tolist() == [7 + d for d in tree.depth]
 
 
 @settings(max_examples=60)
@@ -106,7 +106,7 @@ def test_nothing_is_read_from_the_device():
     parent, lengths = torch.empty(2, 5, dtype=torch.long, device="meta"), torch.empty(2, dtype=torch.int32, device="meta")
     see = ancestors(parent)
     q, k, v = (torch.empty(2, h, n, 8, device="meta") for h, n in ((4, 5), (2, 16), (2, 16)))
-    assert positions(lengths, see).shape == (2, 5) and attend(q, k, v, tree_mask(lengths, see, 16)).shape == (2, 4, 5, 8)
+    assert positions(lengths, depths(see)).shape == (2, 5) and attend(q, k, v, tree_mask(lengths, see, 16)).shape == (2, 4, 5, 8)
     with pytest.raises(RuntimeError): fits(lengths, 5, 16)   # the one that reads, and says so
 
 
@@ -119,7 +119,7 @@ def test_parents_of_a_padded_batch():
                   ids([1, 3, *[-1] * 3, 6, 7, 8, 9, -1]), ids([-1, 2, *[-1] * 8]), none, none < -1, 4, 2)   # node 4 is padding: nothing links to it
     see = ancestors((batch.parent.view(2, 5) - batch.root[:, None]).clamp(min=-1))
     assert torch.equal(see, ancestors(torch.tensor(local)))
-    assert torch.equal(positions(ids([3, 8]), see), ids([[3], [8]]) + batch.depth.view(2, 5))
+    assert torch.equal(positions(ids([3, 8]), depths(see)), ids([[3], [8]]) + batch.depth.view(2, 5))
 
 
 # ---- one layer
@@ -139,8 +139,8 @@ WRONG = {
     "position by slot": lambda x: (x.lengths[:, None] + torch.arange(x.N), x.mask),
     "mask transposed": lambda x: (x.at, tree_mask(x.lengths, x.see.mT, x.size)),
     "siblings seen": lambda x: (x.at, tree_mask(x.lengths, torch.ones_like(x.see).tril(), x.size)),
-    "length one short": lambda x: (positions(x.lengths - 1, x.see), tree_mask(x.lengths - 1, x.see, x.size)),
-    "length one long": lambda x: (positions(x.lengths + 1, x.see), tree_mask(x.lengths + 1, x.see, x.size)),
+    "length one short": lambda x: (positions(x.lengths - 1, depths(x.see)), tree_mask(x.lengths - 1, x.see, x.size)),
+    "length one long": lambda x: (positions(x.lengths + 1, depths(x.see)), tree_mask(x.lengths + 1, x.see, x.size)),
     "mask alone one short": lambda x: (x.at, tree_mask(x.lengths - 1, x.see, x.size)),
     "itself not seen": lambda x: (x.at, tree_mask(x.lengths, x.see & ~torch.eye(x.N, dtype=torch.bool), x.size)),
     "parent alone seen": lambda x: (x.at, tree_mask(x.lengths, (x.parent[..., None] == torch.arange(x.N)) | torch.eye(x.N, dtype=torch.bool), x.size)),
@@ -161,7 +161,7 @@ def test_chains_alone_would_not_see_two_of_them():
     layer = Layer(3, N=12)
     layer.parent = torch.arange(-1, 11).expand(3, -1)
     layer.see = ancestors(layer.parent)
-    layer.at, layer.mask = positions(layer.lengths, layer.see), tree_mask(layer.lengths, layer.see, layer.size)
+    layer.at, layer.mask = positions(layer.lengths, depths(layer.see)), tree_mask(layer.lengths, layer.see, layer.size)
     for name in WRONG:
         blind = name in ("position by slot", "siblings seen")
         assert ((layer.got(*WRONG[name](layer)) - layer.want()).abs().max() < 1e-12) == blind
@@ -183,7 +183,7 @@ def test_nodes_in_any_order(seed, random):
         for new, old in ((moved_k, k), (moved_v, v)): new[b, :, L + order] = old[b, :, L:L+layer.N]
     moved = attend(moved_q, moved_k, moved_v, tree_mask(layer.lengths, ancestors(parent), layer.size))
     assert (moved[:, :, order] - layer.got()).abs().max() < 1e-12
-    assert (positions(layer.lengths, ancestors(parent))[:, order] == layer.at).all()
+    assert (positions(layer.lengths, depths(ancestors(parent)))[:, order] == layer.at).all()
 
 
 @proves("cor-padding")
@@ -305,9 +305,9 @@ class Requests:
         self.parent = torch.cat([self.parent, torch.tensor([[-1] + [i // 2 for i in range(N - 1)]])])
         self.tokens[:, 0] = self.texts[torch.arange(3), self.lengths]
         self.see, self.cache, zero = ancestors(self.parent), Slots(self.size), torch.zeros(3, dtype=torch.long)
-        self.at, self.mask = positions(self.lengths, self.see), tree_mask(self.lengths, self.see, self.size)
+        self.at, self.mask = positions(self.lengths, depths(self.see)), tree_mask(self.lengths, self.see, self.size)
         chain = ancestors(torch.arange(-1, top - 1).expand(3, -1))
-        tree_pass(model, self.cache, zero, self.texts, positions(zero, chain), tree_mask(zero, chain, self.size))
+        tree_pass(model, self.cache, zero, self.texts, positions(zero, depths(chain)), tree_mask(zero, chain, self.size))
     def said(self, at, mask): return tree_pass(self.model, self.cache, self.lengths, self.tokens, at, mask)
     @torch.inference_mode()
     def plainly(self, b, i):
@@ -368,7 +368,8 @@ def test_bad_input_is_named():
     see, lengths, parent = torch.ones(2, 3, 3, dtype=torch.bool), torch.tensor([1, 2]), torch.tensor([[-1, 0, 0]])
     far = lambda x: x.to("meta")
     for bad in ([[-1, 0]], parent[0], parent.double(), torch.empty(0, 3, dtype=torch.long)): refuses("parent", ancestors, bad)
-    for f in (lambda *a: tree_mask(*a, 9), positions, lambda *a: tree_blocks(*a, 9)):
+    for bad in (see.int(), see[0], torch.tensor(True), None): refuses("ancestors", depths, bad)
+    for f in (lambda *a: tree_mask(*a, 9), lambda *a: tree_blocks(*a, 9)):
         for bad in (see.int(), see[0], see[:, :2], see[:, :, :2], torch.tensor(True), None): refuses("ancestors", f, lengths, bad)
         for bad in (lengths.double(), lengths[:1], lengths[:, None], far(lengths), [1, 2]): refuses("lengths", f, bad, see)
     for bad in (2, 0, 4., None, True):

@@ -12,7 +12,9 @@ from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
 from test_transformer import REFUSED, SMALL, V, bare
 from specref import models
+from specref.gpu import cache as module
 from specref.gpu.cache import StaticRows, commit, moves
+from specref.gpu.layout import positions
 from specref.transformer import Unservable
 
 torch.set_num_threads(1)
@@ -178,7 +180,7 @@ def visible(cache, parent):  # (B, N) -> (B, 1, N, size) bool
 def read(net, cache, token, parent):  # lists (B, N) -> (B, N, V)
     "One pass over a tree for each row of the batch"
     depth = whole([depths(up) for up in parent])
-    return net(input_ids=whole(token), position_ids=cache.positions(depth), attention_mask=visible(cache, whole(parent)), past_key_values=cache, use_cache=True).logits
+    return net(input_ids=whole(token), position_ids=positions(cache.lengths, depth), attention_mask=visible(cache, whole(parent)), past_key_values=cache, use_cache=True).logits
 
 
 def prompted(net, texts, size, check=True):
@@ -317,7 +319,7 @@ def test_the_mask_and_the_positions_matter(spoil, monkeypatch):
     "A causal mask over the slots, or slots for positions, is off by far more than rounding"
     net, texts = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     cache = prompted(net, texts, 90)
-    if spoil == "positions": monkeypatch.setattr(StaticRows, "positions", lambda self, depth: self.lengths[:, None] + torch.arange(depth.shape[1]))
+    if spoil == "positions": monkeypatch.setitem(globals(), "positions", lambda lengths, depth: lengths[:, None] + torch.arange(depth.shape[1]))
     else: monkeypatch.setitem(globals(), "visible", lambda cache, parent: (torch.arange(cache.size) <= (cache.lengths[:, None] + torch.arange(parent.shape[1]))[:, :, None])[:, None])
     for r in range(4): texts, _ = turn(net, cache, texts, r)
     assert far(net, cache, texts) > 1e-3
@@ -372,7 +374,7 @@ def test_a_round_is_one_graph():
     torch._dynamo.reset(); torch._dynamo.utils.counters.clear()
     net, begun = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     def whole_round(cache, token, parent, depth, nodes, root):
-        z = net(input_ids=token, position_ids=cache.positions(depth), attention_mask=visible(cache, parent), past_key_values=cache, use_cache=True).logits
+        z = net(input_ids=token, position_ids=positions(cache.lengths, depth), attention_mask=visible(cache, parent), past_key_values=cache, use_cache=True).logits
         cache.keep(nodes, root)
         return z
     captured = torch.compile(whole_round, fullgraph=True, backend="eager", dynamic=False)
@@ -393,7 +395,7 @@ def test_no_number_comes_back():
         assert cache.rows.is_meta and cache.lengths.is_meta
         ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
         mask = torch.zeros(2, 1, 4, 30, dtype=torch.bool, device="meta")
-        with torch.inference_mode(): z = net(input_ids=ids, position_ids=cache.positions(ids), attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        with torch.inference_mode(): z = net(input_ids=ids, position_ids=positions(cache.lengths, ids), attention_mask=mask, past_key_values=cache, use_cache=True).logits
         cache.keep(ids[:, 1:], ids[:, 0])
         return z
     assert round(False).shape == (2, 4, V)
@@ -413,7 +415,7 @@ def test_replayed_in_a_cuda_graph():
     def round(cache):
         node = cache.places - cache.lengths[:, None]
         mask = ((node < 0)[:, None] | see[:, node.clamp(0, 4)].transpose(0, 1) & (node < 5)[:, None])[:, None]
-        net(input_ids=token, position_ids=cache.positions(depth), attention_mask=mask, past_key_values=cache, use_cache=True)
+        net(input_ids=token, position_ids=positions(cache.lengths, depth), attention_mask=mask, past_key_values=cache, use_cache=True)
         cache.keep(nodes, root)
     with torch.inference_mode():
         side = torch.cuda.Stream()
@@ -445,6 +447,27 @@ def test_sizes_that_are_refused():
     assert StaticRows(mistral, 1, 9).rows.shape == (2, 2, 1, 2, 9, 8)
     with pytest.raises(Unservable, match="size: got 13, wanted at most 12: .*no later position"): StaticRows(bare("GPT2", n_positions=12), 1, 13)
     for name, batch, size in ("batch", 0, 5), ("size", 1, 0), ("batch", 1.5, 5), ("size", 1, True): refuses(name, StaticRows, model("gqa"), batch, size)
+    for dtype in "float32", float, 0: refuses("dtype", StaticRows, model("gqa"), 1, 5, dtype)
+
+
+def local(): return doubled(transformers.AutoModelForCausalLM.from_config(transformers.GPTNeoConfig(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4,
+    max_position_embeddings=16, attention_types=[[["global", "local"], 1]], window_size=9, bos_token_id=None, eos_token_id=None, embed_dropout=0, attention_dropout=0, resid_dropout=0)).double().eval())
+
+def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
+    "GPT-Neo counts its window from the end of the table, and has no mask beyond its positions: a table at the bound serves it, a longer one does not, although the text is as short"
+    net, text, up, boolean = local(), (3, 1, 4, 1), [-1, 0, 0, 2], visible
+    monkeypatch.setitem(globals(), "visible", lambda cache, parent: (~boolean(cache, parent)).double() * torch.finfo(torch.float64).min)   # its attention adds the mask
+    with torch.no_grad():
+        for w in net.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
+    def off(size):
+        said = read(net, prompted(net, [text], size), [[1, 5, 9, 2]], [up])
+        told = [text[:3] + tuple([1, 5, 9, 2][j] for j in [0, *path(up, i)]) for i in range(4)]
+        return max((z - fresh(net, t)[1]).abs().max().item() for z, t in zip(said[0], told))
+    assert off(9) < 1e-10
+    with pytest.raises(Unservable, match="size: got 10, wanted at most 9"): off(10)
+    monkeypatch.setattr(module, "limit", lambda config: (99, ""))
+    assert off(9) < 1e-10 and off(16) > 1e-3
+    with pytest.raises(RuntimeError): off(17)
 
 
 def test_texts_that_do_not_fit():
@@ -453,6 +476,9 @@ def test_texts_that_do_not_fit():
     cache = StaticRows(net, 1, 10, check=True)
     cache.admit(6, 5)
     refuses("tokens", cache.admit, 7, 5)
+    for bad in 0, -1, 2.5, True:
+        refuses("tokens", cache.admit, bad, 5)
+        refuses("nodes", cache.admit, 6, bad)
     rows = torch.zeros(1, 2, 5, 8, dtype=torch.float64)
     cache.lengths[0] = 5
     cache.update(rows, rows, 0)
@@ -463,14 +489,14 @@ def test_texts_that_do_not_fit():
 
 @pytest.mark.parametrize("name, change", [("keys", lambda x: x.float()), ("keys", lambda x: x[:1]), ("keys", lambda x: x[:, :1]), ("keys", lambda x: x[..., :4]),
                                           ("keys", lambda x: x.expand(-1, -1, 11, -1)), ("keys", lambda x: x.to("meta")), ("values", lambda x: x.float()),
-                                          ("values", lambda x: x[..., :4]), ("values", lambda x: x.expand(-1, -1, 2, -1))])
+                                          ("values", lambda x: x[..., :4]), ("values", lambda x: x.expand(-1, -1, 2, -1)), ("keys", lambda x: x[:, :, :0].expand(-1, -1, 0, -1)[..., :3])])
 def test_rows_that_are_refused(name, change):
     cache, good = StaticRows(model("gqa"), 2, 10), torch.zeros(2, 2, 1, 8, dtype=torch.float64)
     cache.update(good, good, 0)
     refuses(name, lambda **new: cache.update(new["keys"], new["values"], 0), **{"keys": good, "values": good, name: change(good)})
 
 
-@pytest.mark.parametrize("name, change", [("nodes", lambda x: x.float()), ("nodes", lambda x: x[:1]), ("nodes", lambda x: x[0]), ("nodes", lambda x: x[..., None]), ("nodes", lambda x: x.to("meta")),
+@pytest.mark.parametrize("name, change", [("nodes", lambda x: x.float()), ("nodes", lambda x: x[:1]), ("nodes", lambda x: x[0]), ("nodes", lambda x: x[..., None]), ("nodes", lambda x: x.to("meta")), ("nodes", lambda x: x.tolist()), ("nodes", lambda x: None), ("nodes", lambda x: x[0, 0]), ("root", lambda x: x.tolist()), ("count", lambda x: 3),
                                           ("root", lambda x: x[:1]), ("root", lambda x: x.bool()), ("count", lambda x: x[:1]), ("count", lambda x: x.double()), ("count", lambda x: x[:, None])])
 def test_walks_of_a_wrong_form_are_refused(name, change):
     "By form, which the host knows: always, and before anything moves"

@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from types import SimpleNamespace
 
@@ -17,18 +18,19 @@ from hypothesis import given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import ALPHA, g_test, laws, proves, refuses, shapes
 from test_cache import doubled, fresh, llama
+from test_transformer import REFUSED, SMALL
 from specref import models
-from specref.chance import Tape, stream
+from specref.chance import Streams, Tape, distance, stream
 from specref.gpu import engine as module
 from specref.gpu.cache import StaticRows
 from specref.gpu.engine import Engine, Run, by_level, levels, noise, picked, tape_of
-from specref.gpu.verify import walk
+from specref.gpu.verify import cells, walk
 from specref.law import greedy, warp
 from specref.loop import generate
 from specref.reject import reject
 from specref.shapes import Shaped
-from specref.siblings import Branching
-from specref.transformer import HFModel
+from specref.target import TableModel, target_law as law_of_target
+from specref.transformer import HFModel, Unservable
 from specref.tree import Tree, iid, points, without_replacement
 
 torch.set_num_threads(1)
@@ -73,6 +75,15 @@ def batch(seed, B, V=64, longest=20):
 
 
 def rounds(text): return [r[:4] for r in text.ledger.rounds]
+
+
+def altered(owner, method, old, new):
+    "A method or function whose source says `new` in the one place where it said `old`"
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    assert source.count(old) == 1
+    scope = {}
+    exec(source.replace(old, new), vars(inspect.getmodule(owner) or owner) | {"__name__": "wrong"}, scope)
+    return scope[method]
 
 
 # ---- a batch is a map
@@ -185,6 +196,79 @@ def target_law(target, ctx, n, temperature):
     return law
 
 
+class Asked:
+    "The questions of one round and one side, put to an enumerating rng under addresses of their own"
+    def __init__(self, rng, *address): self.rng, self.address = rng, address
+    def at(self, i): return Streams(Asked(self.rng, i, "draft"), Asked(self.rng, i, "judge"))
+    def pick(self, law, at=None, key=None): return self.rng.pick(law, at=(*self.address, at))
+    def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at=(*self.address, at))
+
+
+def table_of(net, temperature):
+    "The laws of a network as fractions: every float is one, and they are scaled to sum to one"
+    def f(text):
+        w = np.array([Fraction(x) for x in warp(fresh(net, text)[1].numpy(), temperature)])
+        return w / w.sum()
+    return TableModel(net.config.vocab_size, f)
+
+
+class Middles:
+    "In the place of a text's generator: the middle of one cell, round after round, and .5 for what the cell does not ask"
+    def __init__(self, cell, rounds, N):
+        self.table, self.done = np.full((rounds, 2, N), .5), 0
+        for (i, side, c), u in cell.coins.items(): self.table[i, 1, c] = u
+        for (i, side, c), u in cell.picks.items(): self.table[i, 0, c if side == "draft" else 0] = u
+    def random(self, shape):
+        part = self.table[self.done:self.done + shape[0]]
+        self.done += len(part)
+        return np.concatenate([part, np.full((shape[0] - len(part), *shape[1:]), .5)])
+
+
+ROUNDS = [(3, (-1, 0, 0), without_replacement, 2., 2), (3, CHAIN[:3], iid, 1., 2), (3, (-1, 0, 0, 0), without_replacement, 1., 2), (2, (-1, 0, 0, 1, 1, 2), without_replacement, 1., 2),
+          (2, CHAIN, iid, 2., 2), (3, NONE, iid, 1., 2)]
+
+def through_the_engine(monkeypatch, V, shape, draw, temperature, n, ctx=(0, 1)):
+    "Every cell of the numbers that n tokens ask for, all of them as one batch: cells, texts of the engine, and the target's law in fractions"
+    nets = near(llama(3, vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2), .3)
+    p, q = (table_of(net, temperature) for net in nets)
+    if (case := (V, shape, draw, temperature, n)) not in made: made[case] = [*cells(lambda rng: generate(p, Shaped(q, shape, draw), reject, ctx, n, Asked(rng)))]
+    boxes = made[case]
+    with monkeypatch.context() as m:
+        m.setattr(module, "stream", lambda seed: Middles(boxes[seed], n, len(shape)))
+        texts = Engine(*nets, shape, draw, temperature, every=2).generate([ctx]*len(boxes), n, range(len(boxes)))
+    return boxes, texts, law_of_target(p, ctx, n)
+
+def law_in(boxes, texts):
+    law = Counter()
+    for box, text in zip(boxes, texts): law[tuple(text)] += box.volume
+    return law
+
+
+@proves("cor-engine-law", "thm-engine-map")
+@pytest.mark.parametrize("V, shape, draw, temperature, n", ROUNDS)
+def test_the_law_exactly(V, shape, draw, temperature, n, monkeypatch):
+    "One round and more, from draws to commit: in the middle of every cell of all numbers the engine's text and ledger are the reference's, and the volumes of the cells sum to the target's law, fraction by fraction"
+    boxes, texts, want = through_the_engine(monkeypatch, V, shape, draw, temperature, n)
+    assert sum(box.volume for box in boxes) == 1 and min(box.volume for box in boxes) > 1e-12
+    assert texts == [box.outcome for box in boxes] and [*map(rounds, texts)] == [rounds(box.outcome) for box in boxes]
+    assert law_in(boxes, texts) == want and len(want) == V**n
+
+
+def test_the_exact_laws_take_a_round_and_two():
+    "Among the cells are texts of one round and of two, with nothing, one and two tokens accepted"
+    assert {len(box.outcome.ledger.rounds) for case in ROUNDS[:5] for box in made[case]} == {1, 2}
+    assert {r[2] for box in made[ROUNDS[1]] for r in box.outcome.ledger.rounds} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("method, old, new", [("round", "coins.flatten()", "picks.flatten()"), ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
+                                              ("children", "w, z = others(w, z, tokens[-1], cold)", "pass"), ("draft", "u[:, kids]", "u[:, kids] * .5"), ("draft", "u[:, kids]", "u[:, kids].roll(1, 2)")])
+def test_the_exact_law_sees_wrong_numbers(method, old, new, monkeypatch):
+    "A number read twice, halved or by another node, or a draw with replacement that claims to be without: the law is another one"
+    monkeypatch.setattr(Run, method, altered(Run, method, old, new))
+    boxes, texts, want = through_the_engine(monkeypatch, *ROUNDS[0])
+    assert distance(law_in(boxes, texts), want) > 1e-4
+
+
 @proves("cor-engine-law")
 @pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, iid), (TREE, without_replacement)])
 def test_the_law(shape, draw):
@@ -227,7 +311,7 @@ def far(net, rows, text, n):
 @proves("thm-engine-map", "lem-lag")
 @pytest.mark.parametrize("name, shape", [("llama", CHAIN), ("llama", TREE), ("llama", MIXED), ("embedded", TREE)])
 def test_the_caches_after_every_round(name, shape):
-    "Both caches of every live row are those of fresh passes; the draft lacks one row more just after a node of the last level was kept"
+    "Both caches of every live row are those of fresh passes, whatever the depth of the last refusal; the draft lacks one row more just after a node of the last level was kept"
     pairs, (ctxs, n, seeds, _, temperature) = pair(name), batch(5, 4)
     if name == "embedded": ctxs, n = ctxs[:3], n[:3]
     n, seen = [k + 12 for k in n[:len(ctxs)]], set()
@@ -238,8 +322,8 @@ def test_the_caches_after_every_round(name, shape):
             last = run.ledgers[b].rounds[-1] if out else (0, 0, -1)
             assert length == len(text) - 1 and run.root[b] == text[-1] and lag == (last[2] == run.height)
             assert far(pairs[0], run.rows.rows[:, :, b], text, length) < 1e-10 and far(pairs[1], run.drafts.rows[:, :, b], text, length - lag) < 1e-10
-            seen.add(lag)
-    assert seen == {0, 1}
+            seen.add((last[2], lag))
+    assert {lag for _, lag in seen} == {0, 1} and {d for d, _ in seen} == {-1, *range(run.height + 1)}
 
 
 def refusing(batch, *rest, **kw):
@@ -304,7 +388,16 @@ def test_to_the_last_position():
     e = Engine(target, draft, TREE)
     n = 40 + 2 - 8 - 4
     assert e.generate([(1, 2, 3, 4), (5,)], (n, 3), (0, 1))[0] == alone(target, draft, TREE, without_replacement, 1., (1, 2, 3, 4), n, 0)
-    refuses("n", e.generate, [(1, 2, 3, 4), (5,)], (n + 1, 3), (0, 1))
+    with pytest.raises(ValueError, match=f"^n: got {n + 1} after a prompt of 4 tokens, wanted at most {n} beside a tree of 8 nodes: the model knows no later position"): e.generate([(1, 2, 3, 4), (5,)], (n + 1, 3), (0, 1))
+    with pytest.raises(ValueError, match="^prompts: got one of 34 tokens, wanted at most 33 beside a tree of 8 nodes"): e.generate([(1,)*34], 1, [0])
+    assert len(e.generate([(1,)*33], 1, [0])[0]) == 1
+
+
+def test_a_tree_as_large_as_the_model():
+    "Eight positions hold a tree of eight nodes and one new token after a prompt of one; seven do not"
+    target, draft = near(llama(0, max_position_embeddings=8), .08)
+    assert Engine(target, draft, TREE).generate([(5,)], 1, [0])[0] == alone(target, draft, TREE, without_replacement, 1., (5,), 1, 0)
+    refuses("shape", Engine, *near(llama(0, max_position_embeddings=7), .08), TREE)
 
 
 def test_the_door(monkeypatch):
@@ -314,16 +407,69 @@ def test_the_door(monkeypatch):
     monkeypatch.setattr(module, "StaticRows", None)
     for name, args in [("prompts", ([], 3, [])), ("prompts", ([()], 3, [0])), ("prompts", ([(1,), ()], 3, [0, 1])), ("prompts", ([(64,)], 3, [0])), ("prompts", ([(-1,)], 3, [0])),
                        ("prompts", ((1, 2), 3, [0])), ("prompts", (["ab"], 3, [0])), ("prompts", (5, 3, [0])), ("n", ([(1,)], -1, [0])), ("n", ([(1,)], 2.5, [0])), ("n", ([(1,)], [3, 3], [0])),
-                       ("n", ([(1,)], [2.5], [0])), ("n", ([(1,)], 10**6, [0])), ("n", ([(1,)*3000], 1, [0])), ("seeds", ([(1,)], 3, 0)), ("seeds", ([(1,)], 3, [])), ("seeds", ([(1,)], 3, [0, 1])),
+                       ("n", ([(1,)], [2.5], [0])), ("n", ([(1,)], 10**6, [0])), ("prompts", ([(1,)*3000], 1, [0])), ("prompts", ([(1,), (1,)*2042], 0, [0, 1])), ("n", ([(1,)*2041], 2, [0])), ("prompts", (None, 3, [0])), ("seeds", ([(1,)], 3, None)), ("stop", ([(1,)], 3, [0], None)), ("seeds", ([(1,)], 3, 0)), ("seeds", ([(1,)], 3, [])), ("seeds", ([(1,)], 3, [0, 1])),
                        ("seeds", ([(1,)], 3, [-1])), ("seeds", ([(1,)], 3, [.5])), ("stop", ([(1,)], 3, [0], 7)), ("stop", ([(1,)], 3, [0], (64,))), ("stop", ([(1,)], 3, [0], [(1,), (2,)])),
                        ("stop", ([(1,)], 3, [0], [("a",)]))]:
         refuses(name, e.generate, *args)
-    for t in -1., float("inf"), float("nan"), (1., 1.), "warm", None: refuses("temperature", Engine(target, draft, TREE, temperature=t).generate, [(1,)], 3, [0])
+    for t in -1., float("inf"), float("nan"), (1., 1.), "warm", None, [None], "1", 10**400, 1j: refuses("temperature", Engine(target, draft, TREE, temperature=t).generate, [(1,)], 3, [0])
+    refuses("temperature", Engine(target, draft, TREE, temperature="warm").generate, [(1,)]*4, 3, range(4))
     small = llama(0, vocab_size=32)
     for name, f in [("target", lambda: Engine(HFModel(target), draft, TREE)), ("draft", lambda: Engine(target, None, TREE)), ("draft", lambda: Engine(target, small, TREE)),
-                    ("draft", lambda: Engine(target, copy.deepcopy(draft).to("meta"), TREE)), ("parent", lambda: Engine(target, draft, (-1, 2, 0))), ("parent", lambda: Engine(target, draft, ())),
+                    ("draft", lambda: Engine(target, copy.deepcopy(draft).to("meta"), TREE)), ("shape", lambda: Engine(target, draft, (-1, 2, 0))), ("shape", lambda: Engine(target, draft, ())), ("shape", lambda: Engine(target, draft, 5)), ("shape", lambda: Engine(target, draft, "abc")),
+                    ("shape", lambda: Engine(target, llama(0, max_position_embeddings=7), TREE)),
                     ("draw", lambda: Engine(target, draft, TREE, "iid")), ("shape", lambda: Engine(*pair("tiny"), (-1, 0, 0, 0, 0, 0))), ("judge", lambda: Engine(target, draft, TREE, judge=None)),
                     ("every", lambda: Engine(target, draft, TREE, every=0))]: refuses(name, f)
+
+
+def test_unservable_models_are_named_by_their_place():
+    "A target or a draft that one masked pass does not serve, or whose weights are no numbers: `Unservable`, under the argument's own name"
+    good = pair()[0]
+    sick = copy.deepcopy(good)
+    with torch.no_grad(): next(sick.parameters()).fill_(float("nan"))
+    for bad in sick, *(REFUSED[why][0]() for why in ("recurrent state", "ALiBi", "encoder-decoder", "no head")):
+        with pytest.raises(Unservable, match="^target: got "): Engine(bad, good, TREE)
+        with pytest.raises(Unservable, match="^draft: got "): Engine(good, bad, TREE)
+
+
+def test_stop_tokens_in_any_collection():
+    "A set, a list, an array, an iterator that can be read once, for all or for each: the same ends"
+    e, ctxs = Engine(*pair(), CHAIN), [(1, 2, 3), (4,), (5, 6)]
+    want = e.generate(ctxs, 15, range(3), range(0, 64, 5))
+    assert min(map(len, want)) < 15
+    for stop in {*range(0, 64, 5)}, [*range(0, 64, 5)], np.arange(0, 64, 5), iter(range(0, 64, 5)), [range(0, 64, 5)]*3, (iter(range(0, 64, 5)) for _ in ctxs): assert e.generate(ctxs, 15, range(3), stop) == want
+
+
+def test_a_stop_token_that_the_prompt_holds():
+    "Tokens of a prompt end nothing, wherever they stand in it; the same token ends the text when it is new"
+    e = Engine(*pair(), CHAIN)
+    for ctx in (7, 1, 2), (1, 7, 2), (1, 2, 7):
+        plain = e.generate([ctx], 25, [3])[0]
+        for x in 7, plain[4]:
+            got = e.generate([(x, *ctx)], 25, [3], (x,))[0]
+            whole = e.generate([(x, *ctx)], 25, [3])[0]
+            assert got == (whole[:whole.index(x) + 1] if x in whole else whole) and len(got) > 0
+
+
+@pytest.mark.parametrize("temperature", [1e300, 1e9, 1e-3, 1e-12])
+def test_extreme_temperatures(temperature):
+    "Nearly uniform laws, and laws that are nearly points: still the text of each row alone"
+    ctxs, n, seeds, stop, _ = batch(6, 3)
+    assert Engine(*pair(), TREE, temperature=temperature).generate(ctxs, n, seeds, stop) == [alone(*pair(), TREE, without_replacement, temperature, *rest) for rest in zip(ctxs, n, seeds, stop)]
+
+
+def test_equal_prompts():
+    "Equal prompts and seeds give equal texts; equal prompts with other seeds do not"
+    texts = Engine(*pair(), TREE).generate([(1, 2, 3)]*4, 12, [5, 5, 6, 7])
+    assert texts[0] == texts[1] and len({*map(tuple, texts)}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_models_in_few_bits(dtype):
+    "Neither model in double precision, or one alone: texts of the wanted lengths with tokens of the vocabulary"
+    def net(seed): return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL)).eval()
+    for p, q in (net(0).to(dtype), net(1).to(dtype)), (net(0).to(dtype), net(1).double()):
+        texts = Engine(p, q, TREE, temperature=(1., 0., .7)).generate([(1, 2), (3,), (4, 5, 6)], 9, range(3))
+        assert [*map(len, texts)] == [9]*3 and {x for t in texts for x in t} <= {*range(64)}
 
 
 # ---- known mistakes
@@ -345,11 +491,11 @@ WRONG = [
     ("catch_up", "return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))", "return z[:, 1:]"),
     ("catch_up", "lag, at = (base", "base = self.drafts.lengths; lag, at = (base"),
     ("draft", "self.drafts.lengths.copy_(base + start)", "pass"),
-    ("draft", "base[:, None] + self.depth[start:end]", "base[:, None] + torch.arange(start, end)"),
+    ("draft", "positions(base, self.depth[start:end])", "base[:, None] + torch.arange(start, end)"),
     ("draft", "u[:, kids]", "u[:1, kids].expand(len(base), -1, -1)"),
     ("children", "w, z = others(w, z, tokens[-1], cold)", "pass"),
     ("children", "Logits(z, self.temperature)", "Logits(z, 1.)"),
-    ("round", "base[:, None] + self.depth", "base[:, None] + torch.arange(self.N)"),
+    ("round", "positions(base, self.depth)", "base[:, None] + torch.arange(self.N)"),
     ("round", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
     ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
     ("round", "(Logits(z.flatten(0, 1), self.temperature) for z in (p, q))", "(Logits(z.flatten(0, 1), self.temperature.mean()) for z in (p, q))"),
@@ -364,11 +510,7 @@ def test_wrong_variants_are_seen(method, old, new, monkeypatch):
     def run(): return [t for shape in (CHAIN, TREE) for t in Engine(*pair(), shape, without_replacement, temperature).generate(ctxs, n, seeds, stop)]
     if "texts" not in made: made["texts"] = [alone(*pair(), shape, without_replacement, t, *rest) for shape in (CHAIN, TREE) for t, *rest in zip(temperature, ctxs, n, seeds, stop)]
     assert run() == made["texts"]
-    source = textwrap.dedent(inspect.getsource(getattr(Run, method)))
-    assert source.count(old) == 1
-    scope = {}
-    exec(source.replace(old, new), vars(module) | {"__name__": "wrong"}, scope)
-    monkeypatch.setattr(Run, method, scope[method])
+    monkeypatch.setattr(Run, method, altered(Run, method, old, new))
     calls, advance = [], Run.advance
     def limited(self):
         calls.append(1)
@@ -426,10 +568,11 @@ class Graph:
     def replay(self): self.recorded()
 
 
-def test_the_warm_up_leaves_no_trace(monkeypatch):
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_warm_up_leaves_no_trace(every, monkeypatch):
     "The calls for a CUDA graph in their order, with fakes: three rounds of warm-up change neither lengths nor roots nor any text"
     ctxs, n, seeds, stop, temperature = batch(4, 5)
-    e = Engine(*pair(), TREE, temperature=temperature)
+    e = Engine(*pair(), TREE, temperature=temperature, every=every)
     want, run, warm = e.generate(ctxs, n, seeds, stop), Run(e, e.ask(ctxs, n, seeds, stop)), []
     was = [run.room.clone(), run.root.clone(), run.rows.lengths.clone(), run.drafts.lengths.clone()]
     stream = SimpleNamespace(wait_stream=lambda other: warm.append("wait"))

@@ -181,13 +181,22 @@ def test_masks_and_positions(trees, more):
     "Each row is the tree's own ancestor mask, and positions are the tree's own, for any N that is large enough"
     batch, N = exact_batch(trees)[0], max(map(len, trees)) + more
     mask = lineage(batch, N)
-    where = positions(batch, torch.tensor([len(t.ctx) for t in trees]))
+    where = positions(torch.tensor([len(t.ctx) - 1 for t in trees]), batch.depth, batch.tree)
     assert mask.shape == (batch.n, N)
     for t, r in zip(trees, batch.root.tolist()):
         assert (mask[r:r + len(t), :len(t)].numpy() == ancestor_mask(t)).all() and not mask[r:r + len(t), len(t):].any()
         assert where[r:r + len(t)].tolist() == tree_positions(t).tolist()
         assert batch.slot[r:r + len(t)].tolist() == [*range(len(t))]
     assert [trees[b].token[s] if s else trees[b].ctx[-1] for b, s in zip(batch.tree.tolist(), batch.slot.tolist())] == batch.token.tolist()
+
+
+def test_positions_of_padded_and_of_like_trees():
+    "Depths as a table, as one row for all trees, or flat with the tree of each node: the same sums; lengths that are not one a tree are refused"
+    lengths, depth = torch.tensor([5, 0, 2]), torch.tensor([[0, 1, 2], [0, 1, 1], [0, 0, 0]])
+    want = [[5, 6, 7], [0, 1, 1], [2, 2, 2]]
+    assert positions(lengths, depth).tolist() == want and positions(lengths, depth.flatten(), torch.arange(9) // 3).view(3, 3).tolist() == want
+    assert positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2], [2, 3, 4]]
+    for bad in (lengths[:1], lengths[:2], lengths[0], lengths[:, None]): refuses("lengths", positions, bad, depth)
 
 
 @proves("prop-doubling")
@@ -366,7 +375,7 @@ def test_nothing_is_read_on_the_host():
     with mode:
         fake = replace(batch, **{name: mode.from_tensor(x) for name, x in batch.arrays().items()})
         mask = lineage(fake, N)
-        from_bits(to_bits(mask), N), parents_of(mask.view(2, N, N)), positions(fake, torch.ones(2, dtype=torch.int32)), repeated(fake, 3, 2)
+        from_bits(to_bits(mask), N), parents_of(mask.view(2, N, N)), positions(torch.ones(2, dtype=torch.int32), fake.depth, fake.tree), repeated(fake, 3, 2)
         again = linked(*(slots(fake, x).view(2, N) for x in (fake.token, fake.child, fake.sibling)), 2, 2)
         assert again.n == 16 and mask.shape == (16, 8)
         with pytest.raises(Exception, match="data-dependent|DataDependent|aten._local_scalar_dense"): padded(fake, 9)

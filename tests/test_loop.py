@@ -15,7 +15,7 @@ from specref.lookup import PromptLookup
 from specref.reject import Chain, reject
 from specref.siblings import Branching
 from specref.systems import SYSTEMS
-from specref.target import TableModel, target_law
+from specref.target import Meter, TableModel, target_law
 from specref.tree import Tree
 
 some = st.sampled_from(sorted(SYSTEMS))
@@ -267,6 +267,13 @@ def test_open_doors(what):
 
 
 def test_seconds_of_nothing(): assert Ledger().seconds == dict(draft=0, target=0, verify=0)
+
+
+def test_what_a_ledger_shows_of_its_models():
+    "Each model behind a semicolon of its own, and none behind the rates where no model is counted"
+    shown = [repr(Ledger(models=models)) for models in ({}, dict(target=Meter(2, 5)), dict(target=Meter(2, 5), draft=Meter(3, 7)))]
+    assert shown[0].endswith("per position []")
+    assert [text[len(shown[0]):] for text in shown] == ["", "; target: 2 calls, 5 tokens", "; target: 2 calls, 5 tokens; draft: 3 calls, 7 tokens"]
 
 
 def test_probes_have_no_position():

@@ -2,16 +2,17 @@
 import json
 from fractions import Fraction as F
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np, pytest, torch
 from helpers import proves, refuses
-from specref.gpu import measured as m
+from specref.gpu import measured as m, verify
+from specref.gpu.race import shallow
 from specref.gpu.verify import Logits, Probs, walk, walk_back
 
 CPU = torch.device("cpu")
 pytest.importorskip("triton", reason="the count of rows stands beside the kernels, which need triton")
-small = partial(m.shallow, layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
+def small(device, temperature): return shallow(device, temperature, layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
 
 
 # The floor
@@ -130,8 +131,9 @@ def test_forests_have_what_is_claimed():
     pair = (batch := m.forest("independent", 300, 5)[0]).sibling
     assert (batch.token[pair >= 0] == batch.token[pair[pair >= 0].long()]).any()
 
-def test_the_joint_law_fits_and_a_mutant_does_not():
-    "200,000 drafts at a false alarm of 1e-9: the walk fits; one coin for both siblings, or a bonus drawn with a coin, does not"
+def test_the_joint_law_fits_and_a_mutant_does_not(monkeypatch):
+    "200,000 drafts at a false alarm of 1e-9, all trees at once as on a device: the walk fits; one coin for both siblings does not"
+    monkeypatch.setattr(verify, "asks", lambda mask: False)
     def shared(batch, p, q, coins, picks, check): return walk(batch, p, q, coins.view(-1, 5)[:, :1].expand(-1, 5).flatten(), picks, check=check)
     said = m.joint_law(dict(kernel=walk, mutant=shared), 200_000, CPU, chunk=70_000)
     assert said["kernel"]["fits"] and said["kernel"]["draws"] == 200_000 and said["kernel"]["sees"] < .02 and not said["mutant"]["fits"]
@@ -170,7 +172,7 @@ class Fake:
 @pytest.mark.parametrize("clock", [m.replayed, m.queued])
 def test_the_clocks_of_a_device(clock, monkeypatch):
     "On a device of which all is known: two milliseconds a call, the sleep and the recording not counted, every call in the graph"
-    graphs = []
+    Fake.now, graphs = 0., []
     monkeypatch.setattr(torch.cuda, "Event", Fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(Fake()) or graphs[-1])
     monkeypatch.setattr(torch.cuda, "graph", lambda g: g)
@@ -196,60 +198,79 @@ def test_flashinfer_is_asked_for_the_same_rows(monkeypatch):
     q, ids, p = seen
     assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32 and torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
 
-def test_early_layers_are_a_draft():
-    "The draft shares weights with the target; what the late layers add is scaled; the smaller the scale, the more the two agree; an eighth of the bytes at full size"
-    agree, x = [], torch.tensor([[1, 2, 3, 4]])
-    for scale in (0., .1, 1.):
-        target, draft = small(CPU, scale=scale)
-        assert draft.model.layers[0] is target.model.layers[0] and draft.lm_head.weight is target.lm_head.weight and len(draft.model.layers) == 2
-        with torch.inference_mode(): agree.append(torch.minimum(*(f(input_ids=x).logits.softmax(-1) for f in (target, draft))).sum(-1).mean().item())
-    assert agree[0] == pytest.approx(1) and agree[0] > agree[1] > agree[2]
-    with torch.device("meta"): full = [m.AutoModelForCausalLM.from_config(m.LlamaConfig(num_hidden_layers=n, vocab_size=32_000, hidden_size=2048, intermediate_size=5632, num_attention_heads=32, num_key_value_heads=4, tie_word_embeddings=True)) for n in (26, 2)]
-    assert .1 < m.weight_bytes(full[1]) / m.weight_bytes(full[0]) < .15 and 1e9 < sum(w.numel() for w in full[0].parameters()) < 1.4e9
+def test_the_two_attentions_agree():
+    "On the same rows, as the compiler would be given them; a compiler that fails loses one figure"
+    row = m.attentions("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=lambda f: f, clock=None)
+    assert row["apart"] < 1e-5 and all(x > 0 for x in row["us"].values())
+    def broken(f):
+        def g(*args, **kw): raise RuntimeError("no inductor")
+        return g
+    row = m.attentions("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=broken)
+    assert row["us"]["FlexAttention"] == row["apart"] == "RuntimeError: no inductor" and row["us"]["SDPA"] > 0
 
-def test_shipped_models_are_copies():
-    "What is moved to a device is not what other chapters hold"
-    target, draft = m.shipped(CPU)
-    assert target is not m.bare("target") and draft is not m.bare("small") and torch.equal(target.lm_head.weight, m.bare("target").lm_head.weight)
+@pytest.mark.parametrize("logits", [False, True])
+def test_large_trees_are_compared(logits):
+    "The twin agrees with itself; a judge that sees the first tree's rows everywhere, as one does whose addresses wrap, does not"
+    def wraps(batch, p, q, coins, picks, check):
+        rows = Logits(p.x[:16].repeat(6, 1)) if logits else p[:16].repeat(6, 1)
+        return walk(batch, rows, q, coins, picks, check=check)
+    ask = lambda f: m.at_size(f, "16 nodes", 60, 6, "typical", CPU, logits)
+    assert ask(walk) == dict(entries=6*16*60, differ=0) and ask(wraps)["differ"] > 0
 
-@pytest.mark.parametrize("temperature, B", [(0., 1), (1., 2)])
-def test_the_race(temperature, B):
-    "Everyone who can run has run, and the figures stand beside each other; at temperature 0 all write the same text"
-    row = m.raced(dict(x=small), walk, "x", (-1, 0, 1), temperature, B, 8, 1, CPU)
-    assert set(row["tokens_per_s"]) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])} and all(x > 0 for x in row["tokens_per_s"].values())
-    assert 1 <= row["tokens_a_round"] <= 3 and row["predicted"] == pytest.approx(row["tokens_a_round"] / (1 + 2*row["c"])) and row["engine over plain"] > 0
-    if not temperature:
-        target, draft = small(CPU)
-        ctxs = m.prompts("code", 1)
-        ours = [list(m.timed_run(m.Engine(target, draft, shape, temperature=0., judge=walk), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
-        other = [m.theirs(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
-        assert ours[0] == ours[1] == other[0] == other[1]
-
-def test_the_race_goes_on_without_one(monkeypatch):
-    "A contestant that fails is named, and the others have figures"
-    def broken(*args): raise RuntimeError("out of memory")
-    monkeypatch.setattr(m, "theirs", broken)
-    row = m.raced(dict(x=small), walk, "x", (-1, 0), 1., 1, 4, 1, CPU)
-    assert row["tokens_per_s"]["generate"] == "RuntimeError: out of memory" and row["tokens_per_s"]["engine"] > 0 and "engine over generate" not in row
+def test_inputs_are_laid_out_alike():
+    "Every array of every case begins where an allocation begins, so that a kernel specialised for the first fits all"
+    for tree, B in ("chain 5", 1), ("64 nodes", 1):
+        for c in m.cases(m.TREES[tree], 40, B, 3, .7, CPU):
+            for x in (c.batch.token, c.coins, c.picks): assert x.storage_offset() == 0 and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
 
 
 # The file and the table
 
 KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01", machine="a machine", load=.1, copy=1e12, launch_us=2.)
 
-def tiny_run(tmp_path):
-    tasks = m.gpu_tasks(CPU, (walk, walk_back), Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),), draws=3000, models=dict(shallow=small), texts=(1,), n=4, repeats=1)
-    return m.recorded([t for t in tasks if t.part != "twin"], tmp_path/"gpu.json", 60., KNOWN)
+def tiny_run(tmp_path, judges=(walk, walk_back), race=dict(models=dict(shallow=small))):
+    tasks = m.gpu_tasks(CPU, judges, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),), draws=3000, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=())
+    return m.recorded([t for t in tasks if t.part != "compiled"], tmp_path/"gpu.json", 60., KNOWN)
 
 def test_a_run_is_written_whole(tmp_path):
     "Every part with every setting; the file is what was returned; no row is skipped, and only FlashInfer, which is not here, has failed"
     got = tiny_run(tmp_path)
     assert json.loads((tmp_path/"gpu.json").read_text()) == json.loads(json.dumps(got)) and [f.name for f in tmp_path.iterdir()] == ["gpu.json"]
-    assert {part: len(rows) for part, rows in got["parts"].items()} == dict(parity=12, law=1, probabilities=6, logits=2, flashinfer=2, engine=2)
+    assert {part: len(rows) for part, rows in got["parts"].items()} == dict(parity=12, size=2, law=1, probabilities=6, logits=2, flashinfer=2, engine=2, twin=1)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(m.gpu_table(got))
     assert any("judged otherwise: twin 0, kernel 0" in l for l in lines) and any(l.startswith("law, kernel") and l.endswith("fits") for l in lines) and any("ModuleNotFoundError" in l for l in lines)
-    assert max(map(len, lines)) <= 90
+    assert max(map(len, lines)) <= 100
+
+def test_the_grid_is_that_of_the_issue():
+    "Sizes of the full run: parity on ten thousand trees for each rule, ten million draws, every vocabulary, batch, tree and regime; the race at both temperatures; parts in the order of their shares of the time"
+    tasks = list(m.gpu_tasks(CPU, (walk, walk_back)))
+    given = lambda part: [t.given for t in tasks if t.part == part]
+    for rule in m.RULES: assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
+    assert [g["draws"] for g in given("law")] == [10**7]
+    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*product((32_000, 128_256, 151_936), (1, 8, 64, 256), ("chain 5", "16 nodes", "64 nodes"), m.AGREE)}
+    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*product(("shallow", "shipped"), (0., 1.), (1, 16))}
+    assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
+    assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
+
+@pytest.mark.parametrize("part", ["kernel", "race"])
+def test_a_failing_part_loses_no_other(part, tmp_path):
+    "A kernel that does not compile, or a chapter that cannot be imported: its figures are words, all others are numbers, and the table can be printed"
+    def broken(*args, **kw): raise RuntimeError("PassManager::run failed")
+    got = tiny_run(tmp_path, (broken, broken)) if part == "kernel" else tiny_run(tmp_path, race=dict(models={}))
+    lines = list(m.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
+    if part == "race": assert got["parts"]["engine"][0]["error"] == "KeyError: 'shallow'" and not any("error" in r for name, rows in got["parts"].items() if name != "engine" for r in rows)
+    else: assert got["parts"]["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in got["parts"]["parity"]} == {0} and got["parts"]["engine"][0]["tokens_per_s"]["generate"] > 0
+    assert any("PassManager" in l or "KeyError" in l for l in lines) and sum("not measured yet" in l for l in lines) >= 1
+
+def test_the_table_copes_with_what_is_missing(tmp_path):
+    "Without any one part, without the bounds, with rows that did not come back: lines, and no exception"
+    got = tiny_run(tmp_path)
+    for part in got["parts"]: assert list(m.gpu_table(got | dict(parts={k: v for k, v in got["parts"].items() if k != part})))
+    bare = {k: v for k, v in got.items() if k not in ("copy", "launch_us", "minutes")}
+    assert any("nan" in l for l in m.gpu_table(bare)) and not any("wanted 60%" in l and "worst" in l for l in m.gpu_table(bare))
+    lost = got | dict(parts={k: [dict(r, error=m.LOST) for r in v] for k, v in got["parts"].items()})
+    assert sum(l.endswith(m.LOST) for l in m.gpu_table(lost)) == len(got["parts"]) and list(m.gpu_table(KNOWN | dict(parts={})))
 
 def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
     "What fails is in the file in words; what comes too late is named; the others stand"
@@ -260,11 +281,52 @@ def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
     assert m.sound(got, "a") == [dict(x=1, y=1), dict(x=3, y=3)] and m.sound(got, "a", x=3) == [dict(x=3, y=3)] and m.sound(got, "c") == []
     assert list(m.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
+def test_a_run_goes_on_behind_a_lost_task(tmp_path):
+    "A row that did not come back stays, its part is left alone, and the others are run; the time that was spent is not given again"
+    tasks = [m.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
+    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.LOST)]), began=m.time())
+    got = m.recorded(tasks, tmp_path/"x.json", 1., was)
+    assert got["parts"] == dict(a=[dict(x=0, y=0), dict(x=1, error=m.LOST), dict(x=3, skipped="a task of this part did not come back")], b=[dict(x=2, y=2)])
+    late = m.recorded(tasks, tmp_path/"y.json", 1., dict(parts={}, began=m.time() - 61))
+    assert {r["skipped"] for rows in late["parts"].values() for r in rows} == {"no time was left"}
+
+def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
+    "Where nothing more can be asked of the device, the row is written and the program is left with an error, so that a fresh one goes on"
+    def sticky(): raise RuntimeError("an illegal memory access was encountered")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", sticky)
+    with pytest.raises(SystemExit, match="illegal"): m.recorded([m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})], tmp_path/"x.json", 1., {})
+    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error="RuntimeError: an illegal memory access was encountered")])
+
+CHILD = """
+import sys, os, time, json, pathlib
+out = pathlib.Path(sys.argv[1])
+done = len(out.read_text()) if out.exists() else 0
+for i in range(done, 4):
+    out.write_text("x" * (i + 1))
+    if i == 1: os._exit(139)      # dies in the second task
+    if i == 2: time.sleep(600)    # hangs in the third
+"""
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_the_keeper(hangs, tmp_path):
+    "A child that dies, then one that hangs, are begun anew behind their task; one that dies before it has written anything is not; nobody outlives the time"
+    import sys
+    out, then = tmp_path/"x", m.time()
+    if not hangs:
+        m.kept([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
+        assert not out.exists() and m.time() - then < 10
+    else:
+        m.kept([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
+        assert out.read_text() == "xxxx" and 1 < m.time() - then < 15
+        m.kept([sys.executable, "-c", "import time; time.sleep(600)"], out, .01, patience=60., grace=.01)
+        assert m.time() - then < 25
+
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
     def stop(): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): m.recorded([m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})], tmp_path/"x.json", 1., {})
-    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(y=1)]*2)
+    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[*[dict(y=1)]*2, dict(error=m.LOST)])
 
 def test_wishes_beside_what_was_reached():
     "Nothing measured, nothing claimed; else the worst and the median, in the units of the wish"
@@ -286,6 +348,36 @@ def test_the_cpu_run(tmp_path):
     assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped" and "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
     got["parts"]["twin"][0]["same"] = False
     assert list(m.cpu_table(got))[3].endswith("DIFFERENT")
+
+def test_without_triton_the_times_stand(monkeypatch):
+    "The count of bytes is a word then, and the table has no share of a copy"
+    monkeypatch.setattr(m, "bytes_read", lambda *a: __import__("no_triton_here"))
+    row = m.against_reference("chain 8", 30, 2, "float64", 1, 1)
+    assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
+    got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[dict(row, tree="chain 8", kind="float64", threads=1)]))
+    assert "nan% of a copy" in list(m.cpu_table(got))[3] and "1 failures" in list(m.cpu_table(got))[4]
+
+@pytest.mark.parametrize("module", ["transformers"])
+def test_the_walk_is_measured_without(module):
+    "The module is imported where transformers is not there; only the race asks for it"
+    import subprocess, sys
+    said = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['{module}'] = None\nfrom specref.gpu import measured as m\nprint(m.attempt(lambda: m.elsewhere('race', 'raced', name='shallow')))"], capture_output=True, text=True, cwd=m.Path(m.__file__).parents[2])
+    assert module in said.stdout and "Error" in said.stdout, said.stderr
+
+def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
+    "The keeper runs this module with --here in the same directory and interpreter; an old file is gone first; the table is what is printed last"
+    got, asked = dict(KNOWN, parts={}, began=0.), []
+    (tmp_path/"gpu.json").write_text("old")
+    def kept(command, out, minutes):
+        assert not out.exists()
+        asked.extend(command); m.saved(out, got)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(m, "fused", lambda: (walk, walk_back))
+    monkeypatch.setattr(m, "kept", kept)
+    m.main(["--out", str(tmp_path), "--minutes", "3"])
+    assert asked[1:] == ["-m", "specref.gpu.measured", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
+    monkeypatch.setattr(m, "kept", lambda *a: None)
+    with pytest.raises(SystemExit, match="was not written"): m.main(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [(["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"), (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):

@@ -22,9 +22,9 @@ def commit(rows, source, into):  # (..., B, heads, size, width), (B, height), (B
     at = lambda slots: slots[:, None, :, None].expand(*rows.shape[:-2], -1, rows.shape[-1])
     rows.scatter_(-2, at(into), rows.gather(-2, at(source)))
 
-# %% ../../nbs/43_cache.ipynb #767cd8f2
+# %% ../../nbs/43_cache.ipynb #210c32f5
 def shape(model, size):  # -> layers, heads, width
-    "What a model stores of a token; raises `Unservable`, a `ValueError`, for a model or a size that the theorem does not cover"
+    "What a model stores of a token; raises `Unservable`, a `ValueError`, for a model or a table that the theorem does not cover"
     if wrong := refusal(model): raise Unservable(f"model: got {type(model).__name__}, wanted one that a masked pass serves: {wrong}")
     config = model.config.get_text_config(decoder=True)
     most, why = limit(config)
@@ -33,7 +33,8 @@ def shape(model, size):  # -> layers, heads, width
     return config.num_hidden_layers, heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 def expect(name, x, wanted, kinds, device):
-    "Refuse, with a `ValueError`, a tensor of another shape, type or device; reads no value"
+    "Refuse, with a `ValueError`, what is no tensor, or one of another shape, type or device; reads no value"
+    if not torch.is_tensor(x): raise ValueError(f"{name}: got {type(x).__name__}, wanted a tensor")
     if x.shape != wanted or x.dtype not in kinds or x.device != device:
         raise ValueError(f"{name}: got {tuple(x.shape)}, {x.dtype} on {x.device}, wanted {tuple(wanted)}, {kinds[0]} on {device}")
 
@@ -49,15 +50,16 @@ def sound(lengths, nodes, root, count, size):
     if not ((count >= 0) & (count <= 1 + (nodes >= 0).sum(1))).all():
         raise ValueError(f"count: got {count.tolist()}, wanted at least 0 and at most the accepted nodes and their root")
 
-# %% ../../nbs/43_cache.ipynb #f5158302
+# %% ../../nbs/43_cache.ipynb #a0aa9d6d
 class StaticRows(Cache):  # long: what transformers asks of a cache, and the commit
     "A static cache for `batch` texts of their own lengths, with `size` slots each (Theorem static-cache); raises `ValueError`"
     is_croppable = False
-    def __init__(self, model, batch, size, dtype=None, device=None, check=False):
+    def __init__(self, model, batch, size, dtype=None, check=False):
         super().__init__(layers=[])
         at_least(1, batch=batch, size=size)
         layers, heads, width = shape(model, size)
-        self.rows = torch.zeros(layers, 2, batch, heads, size, width, dtype=dtype or model.dtype, device=device or model.device)
+        if not isinstance(dtype, torch.dtype | None): raise ValueError(f"dtype: got {dtype!r}, wanted a torch.dtype")
+        self.rows = torch.zeros(layers, 2, batch, heads, size, width, dtype=dtype or model.dtype, device=model.device)
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=self.rows.device)
         self.places, self.size, self.check = torch.arange(size, device=self.rows.device), size, check
 
@@ -72,6 +74,7 @@ class StaticRows(Cache):  # long: what transformers asks of a cache, and the com
 
     def admit(self, tokens, nodes):
         "Refuse, with a `ValueError`, texts that would grow to `tokens` tokens beside trees of `nodes` nodes, the root included"
+        at_least(1, tokens=tokens, nodes=nodes)
         if tokens - 1 + nodes > self.size: raise ValueError(f"tokens: got {tokens}, wanted at most {self.size + 1 - nodes} beside {nodes} nodes in {self.size} slots")
 
     @torch.no_grad()
@@ -85,15 +88,11 @@ class StaticRows(Cache):  # long: what transformers asks of a cache, and the com
         table[1].scatter_(2, at, values)
         return table[0], table[1]
 
-    def positions(self, depth):  # (B, N) -> (B, N)
-        "The position of each node in its own text"
-        return self.lengths[:, None] + depth
-
     @torch.no_grad()
     def keep(self, nodes, root, count=None):  # (B, height), (B,), (B,)
         "Put the accepted nodes' rows behind their root's, and count `count` rows to each text, all of them by default; raises `ValueError`"
         (B,), device = self.lengths.shape, self.rows.device
-        expect("nodes", nodes, (B, *nodes.shape[-1:]), WHOLE, device)
+        expect("nodes", nodes, (B, *getattr(nodes, "shape", ())[-1:]), WHOLE, device)
         count = 1 + (nodes >= 0).sum(1) if count is None else count
         for name, x in dict(root=root, count=count).items(): expect(name, x, (B,), WHOLE, device)
         if self.check: sound(self.lengths, nodes, root, count, self.size)

@@ -178,7 +178,7 @@ def grown(tree, root, q, lists, probes):  # -> tree
         free(child[i], sibling[i], *probes.get(i, []))
     return tree
 
-# %% ../../nbs/40_layout.ipynb #43271b6d
+# %% ../../nbs/40_layout.ipynb #880d1954
 def lineage(batch, N):  # -> (n, N) bool
     "Entry (i, s): is node s of i's tree the node i or one of its ancestors (Proposition doubling)? `N`: the most nodes of a tree"
     ids = torch.arange(max(batch.n, N), dtype=torch.int32, device=batch.device)
@@ -186,9 +186,11 @@ def lineage(batch, N):  # -> (n, N) bool
     for _ in range((N - 1).bit_length()): mask, up = mask | mask[up], up[up]
     return mask
 
-def positions(batch, length):  # length (B,) of the contexts -> (n,)
-    "The position in its text of each node's token"
-    return batch.depth + (length - 1)[batch.tree]
+def positions(lengths, depth, tree=None):  # (B,), (N,) or (B, N); or (n,) and the tree of each node -> (B, N) or (n,)
+    "The position of each node in its own text: the `lengths` tokens that stand before its root, and its depth; raises `ValueError`"
+    if lengths.ndim != 1 or depth.ndim == 2 and tree is None and len(depth) != len(lengths):
+        raise ValueError(f"lengths: got shape {tuple(lengths.shape)} beside depths of {tuple(depth.shape)}, wanted one length a tree")
+    return (lengths[:, None] if tree is None else lengths[tree]) + depth
 
 def parents_of(mask):  # (..., N, N) bool -> (..., N) int32
     "The parents, as slots, that an ancestor mask shows: the greatest number in a row but the node's own; -1 for none"
