@@ -18,6 +18,15 @@ from specref.transformer import HFModel
 N = 16
 
 
+class Once(HFModel):
+    "A model that reads each tree once: asked again, it gives the rows that it gave"
+    def __init__(self, *args, **kw): super().__init__(*args, **kw); self.given = {}
+    def __call__(self, tree):
+        key = tree.ctx, *map(tuple, (tree.parent, tree.token))
+        if key not in self.given: self.given[key] = super().__call__(tree)
+        return self.given[key]
+
+
 @cache
 def greedy_texts(domain):
     "25 held-out prompts and what transformers' own `generate` says after them, in float64"
@@ -38,15 +47,15 @@ def test_greedy_identity(domain, name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@settings(max_examples=1, phases=[Phase.generate])
+@settings(max_examples=2, phases=[Phase.generate])
 @given(gamma=st.integers(1, 4), temperature=st.sampled_from([1., 1.5, 2.]), draft=st.sampled_from(["small", "large"]),
        domain=st.sampled_from(sorted(DOMAINS)), seed=st.integers(0, 10**6))
 def test_joint_law(name, gamma, temperature, draft, domain, seed):
     "Three tokens from the embedded models, top-2 laws: G-test at 1e-9, power .999 at the distance printed"
-    n, prompt, warp = 800, prompts(domain, 1, seed=seed)[0], dict(temperature=temperature, top_k=2, check=False)
+    n, prompt, warp = 2000, prompts(domain, 1, seed=seed)[0], dict(temperature=temperature, top_k=2, check=False)
     want = target_law(HFModel(bare("target"), **warp), prompt, 3)
     assume(len(pooled(want, n)) >= 4)   # a law that is nearly one text shows nothing
-    target, system = HFModel(bare("target"), **warp), SYSTEMS[name](HFModel(bare(draft), **warp), gamma=gamma, shape=(2, 1), past=past(20_000))
+    target, system = Once(bare("target"), **warp), SYSTEMS[name](Once(bare(draft), **warp), gamma=gamma, shape=(2, 1), past=past(20_000))
     test = g_test(Counter(system(target, prompt, 3, Seeded(seed + i)) for i in range(n)), want)
     print(f"{name}, {draft}, γ = {gamma}, T = {temperature}: {test}")
-    assert test.fits and test.tv < .45
+    assert test.fits and test.tv < .3

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, laws, models, pairs, proves, refuses, sizes
 from specref.chance import distance, law_of
-from specref.law import NOISE, as_law, d_lk, exact, greedy, norm, overlap, point, residual, tv, warp
+from specref.law import NOISE, adds_up, as_law, d_lk, exact, greedy, norm, overlap, point, residual, tv, warp
 from specref.target import target_law
 
 many = settings(max_examples=200)
@@ -33,6 +33,15 @@ def test_canon():
     p, q = CANON
     assert (overlap(p, q), d_lk(p, q)) == (Fraction(3, 5), Fraction(2, 5))
     assert tuple(residual(p, q)) == (Fraction(3, 4), Fraction(1, 4), 0, 0)
+
+
+@many
+@given(st.lists(st.builds(Fraction, st.integers(-1, 4), st.integers(1, 6)), min_size=1, max_size=5) | sizes.flatmap(laws))
+def test_whole_numbers_say_what_fractions_say(p):
+    "`adds_up` is the sum and the least of the fractions; of other numbers it says nothing"
+    p = np.array(p, dtype=object)
+    assert adds_up(p) == (sum(p) == 1 and min(p) >= 0)
+    assert not adds_up(p.astype(float)) and not adds_up(np.array([*p, 0.], dtype=object)) and not adds_up(np.array([1, 0], dtype=object))
 
 
 @proves("lem-dlk")

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers import g_test
-from test_statistical import nearby
+from test_statistical import enough, nearby
 
 from specref.block import block
 from specref.chance import Seeded, distance
@@ -20,7 +20,7 @@ from specref.transport import greedy_draft, importance, kseq, spechub, transport
 from specref.traversal import generous, layered, traversal
 from specref.tree import Tree, iid, points, without_replacement
 
-N, SEES, WIDER = 5_000, .12, .3   # a lossy rule may have more texts, and rarer ones
+N, SEES, WIDER = 5_000, .12, .3   # runs at most; a lossy rule may have more texts, and rarer ones
 
 
 def top(q): return points([int(x) for x in np.argsort(-q, kind="stable")[:3]], len(q), q.dtype == object)   # three tokens a row: no more are asked for
@@ -51,7 +51,7 @@ def pair():
     return (*(TableModel(m.V, lambda text, m=m: m(Tree(text))[0]) for m in models), prompt)
 
 
-def counted(target, drafter, verify, ctx): return Counter(tuple(System("", drafter, verify)(target, ctx, 3, Seeded(0, (0, run)))) for run in range(N))
+def counted(target, drafter, verify, ctx, n): return Counter(tuple(System("", drafter, verify)(target, ctx, 3, Seeded(0, (0, run)))) for run in range(n))
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -59,7 +59,7 @@ def test_three_tokens_of_the_transformer(name, pair):
     "The counts fit the target's law at 1e-9, and the same counts do not fit a law at the distance stated"
     (target, draft, ctx), (build, verify) = pair, LOSSLESS[name]
     want = target_law(target, ctx, 3)
-    report = g_test(seen := counted(target, build(draft), verify, ctx), want)
+    report = g_test(seen := counted(target, build(draft), verify, ctx, enough(want, N, SEES)), want)
     print(f"{name:34} {report}")
     assert report.fits and report.tv < SEES and not g_test(seen, nearby(want, SEES)).fits
 
@@ -69,7 +69,7 @@ def test_three_tokens_of_a_lossy_rule(name, pair):
     "The counts fit the law that was computed for the rule, and where that is further from the target's than the counts see, they reject the target's"
     target, draft, ctx = pair
     want, plain = loop_law(target, chain(draft), LOSSY[name], ctx, 3), target_law(target, ctx, 3)
-    report = g_test(seen := counted(target, chain(draft), LOSSY[name], ctx), want)
+    report = g_test(seen := counted(target, chain(draft), LOSSY[name], ctx, N), want)
     print(f"{name:16} off by {distance(want, plain):.3f}  {report}")
     assert report.fits and report.tv < WIDER and not g_test(seen, nearby(want, WIDER)).fits
     if distance(want, plain) > g_test(seen, plain).tv: assert not g_test(seen, plain).fits
