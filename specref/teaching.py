@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['Base', 'Lessons', 'batch', 'lessons', 'half', 'marks', 'teach', 'stale', 'save', 'load', 'differ', 'put']
 
-# %% ../nbs/30b_teaching.ipynb #d4c9f10f
+# %% ../nbs/30b_teaching.ipynb #2da76c46
 import hashlib, json, os
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save as to_bytes
 from torch import nn
 from .law import at_least
 from .training import fit, whole
@@ -105,12 +105,13 @@ def stale(told, patience):
     "Have the last `patience` looks all brought less than the best before them?"
     return len(told) > patience and max(m for _, m in told[-patience:]) <= max(m for _, m in told[:-patience])
 
-# %% ../nbs/30b_teaching.ipynb #976f2e5e
+# %% ../nbs/30b_teaching.ipynb #f1eb4841
 def save(net, base, folder, **made):
     "Write a drafter's weights (safetensors, float16) and what made them into `folder`"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    whole(folder/"model.safetensors", lambda f: save_file({k: w.half().contiguous() for k, w in net.state_dict().items()}, f))
+    weights = {k: (w.half() if w.is_floating_point() else w).contiguous() for k, w in net.state_dict().items()}
+    whole(folder/"model.safetensors", lambda f: f.write_bytes(to_bytes(weights)))
     card = dict(kind=type(net).__name__, settings=net.settings, target=base.facts(), **made)
     whole(folder/"config.json", lambda f: f.write_text(json.dumps(card, indent=1)))
 
@@ -119,7 +120,7 @@ def load(make, base, folder):
     card = json.loads((Path(folder)/"config.json").read_text())
     if card["kind"] != make.__name__: raise ValueError(f"folder: got a {card['kind']}, wanted a {make.__name__}")
     differ(card["target"], base.facts())
-    net = make(base, **card["settings"])
+    net = make(base, **card["settings"]).to(base.head.weight.device, base.head.weight.dtype)
     return put(net, load_file(Path(folder)/"model.safetensors"))
 
 # %% ../nbs/30b_teaching.ipynb #76e4d68f

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COMMENT', 'SKIP', 'is_prose', 'docstring_nodes', 'two_halves', 'compiled_docs', 'files_of', 'library_texts',
            'held_out', 'write_corpus', 'whole', 'train_tokenizer', 'some', 'llama', 'rate', 'optimiser', 'fit',
-           'one_step', 'next_token_loss', 'deepen', 'write_samples', 'distil_loss', 'Recipe', 'train', 'tokenizer_in',
-           'ship']
+           'one_step', 'next_token_loss', 'deepen', 'narrow', 'write_samples', 'distil_loss', 'Recipe', 'train',
+           'tokenizer_in', 'ship']
 
 # %% ../nbs/08a_training.ipynb #c6aae836
 import ast, hashlib, importlib, inspect, json, lzma, math, os, platform, re, sys, sysconfig, time
@@ -176,14 +176,16 @@ def deepen(model):
         for last in (layer.self_attn.o_proj, layer.mlp.down_proj) if i % 2 else (): torch.nn.init.zeros_(last.weight)
     return deep
 
-# %% ../nbs/08a_training.ipynb #e48ecd58
-def write_samples(model, ids, folder, tokens, rows=256, length=256, prompt=32):
+# %% ../nbs/08a_training.ipynb #afec47cc
+def narrow(V): return np.uint16 if V <= 2**16 else np.uint32   # what tokens are kept as
+
+def write_samples(model, ids, folder, tokens, rows=256, length=256, prompt=32, half=True):
     "About `tokens` tokens that `model` writes from training prompts, kept in parts so that an interrupted run goes on"
     parts = math.ceil(tokens / (rows*(length - prompt)))
     for i in tqdm(range(parts), desc="samples", mininterval=5):
         if (f := Path(folder)/f"part{i:03}.npy").exists(): continue
-        x = write(model, windows(ids, i, rows, prompt, seed=1), length, torch.Generator().manual_seed(1000 + i)).numpy()
-        whole(f, lambda f: np.save(f.open("wb"), x.astype(np.uint16)))
+        x = write(model, windows(ids, i, rows, prompt, seed=1), length, torch.Generator().manual_seed(1000 + i), half).numpy()
+        whole(f, lambda f: np.save(f.open("wb"), x.astype(narrow(model.get_output_embeddings().out_features))))
     return np.concatenate([np.load(Path(folder)/f"part{i:03}.npy") for i in range(parts)])
 
 # %% ../nbs/08a_training.ipynb #77e5baf6
