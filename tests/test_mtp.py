@@ -360,9 +360,9 @@ def test_a_release_that_does_not_fit():
 
 # At size
 
-MADE = {"mtp": (Gloeckle, SelfDraft, 3, 3.5e6), "deepseek": (Recursive, Features, 4, 1.8e6), "fastmtp": (Recursive, Features, 4, 1.8e6)}
+MADE = {"mtp": (Gloeckle, SelfDraft, 3, 3.5e6), "deepseek": (Recursive, Features, 4, 1.8e6)}
 made = pytest.mark.parametrize("name", MADE)
-LEAST = {"mtp": 1.25, "deepseek": 1.95, "fastmtp": 2.1}
+LEAST = {"mtp": 1.25, "deepseek": 1.95}
 
 
 def shipped(name, dtype=torch.float64):
@@ -389,9 +389,9 @@ def test_shipped_marks_and_size(name):
 
 
 def test_overlaps_at_size():
-    "After true tokens the modules beat the heads at every depth; taught on its own states a module falls less, and loses nothing at depth 0"
-    heads, once, again = (marks(net, base, written(), 3)[1] for base, net in map(shipped, MADE))
-    assert all(b > a + .1 for a, b in zip(heads, once)) and all(b > a + .03 for a, b in zip(once[1:], again[1:])) and abs(once[0] - again[0]) < .03
+    "After true tokens the module beats the heads at every depth; taught with D = 1, it falls where it first meets its own state"
+    heads, module = (marks(net, base, written(), 3)[1] for base, net in map(shipped, MADE))
+    assert all(b > a + .1 for a, b in zip(heads, module)) and module[0] > module[1] + .05
 
 
 @made
