@@ -208,7 +208,7 @@ def file(out):
     folder(str(Path(out).absolute().parent))
     return out
 
-# %% ../nbs/63_commands.ipynb #7d81b784
+# %% ../nbs/63_commands.ipynb #6c062668
 PROMPT, MODELS = ("--prompt", str, "the text to go on from; --prompt=-x for one that begins with a dash"), (("--target", str, "an embedded model (target, large, small), or the path or name of a checkpoint; without it the embedded pair"), ("--draft", str, "the same, for the draft"))
 SEED, SYSTEM, WARM = ("--seed", int, "decides every draw"), ("--system", str, "one of " + ", ".join(SYSTEMS)), ("--temperature", float, "0 takes the likeliest token")
 COMMANDS = {   # command: chapter, what it does, options (name, type, help)
@@ -217,14 +217,14 @@ COMMANDS = {   # command: chapter, what it does, options (name, type, help)
     "bench": ("commands", "price a pair of models, and say how far to draft", (*MODELS, WARM, ("--prompt", str, "a text to measure on; without it texts the embedded models never saw"), ("--n", int, "rounds a prompt for the acceptance rate"))),
     "certify": ("commands", "check the law of systems: exactly on tables and, with a target or a draft, by counting on models; or of recorded rounds", (SYSTEM, ("--log", str, "judge instead the rounds an engine wrote (np.savez): p (N,g+1,V), q (N,g,V), x (N,g), y (N,g+1); laws as floats, tokens as ints, -1 for padding; exit 0 all ok, 1 a check failed, 2 bad file"), ("--like", str, "beside --log: the rule that the engine claims, reject or match, by which kept drafts are due; without it they are noted, not judged"), *MODELS, ("--prompt", str, "on models: the text to go on from"), ("--n", int, "on models: tokens a text"), ("--runs", int, "on models: texts to count"), ("--seed", int, "on models: decides every draw"))),
     "record": ("benchmarks", "measure every system against its baselines", (("--out", file, "the file for the figures"),)),
-    "train": ("training", "make the embedded models anew", (("--out", folder, "the folder for the models"),))}
+    "train": ("drafters", "teach a drafter, or without a name make the embedded models anew; goes on where it stopped", (("name", str, "one of medusa, hydra, eagle, … (a wrong one is told them all)"), ("--target", str, "the path or name of a checkpoint to teach it for; without it the embedded target"), ("--out", folder, "the folder for texts, states and weights"), ("--steps", int, "how long"), ("--texts", int, "how many texts the target writes"), ("--length", int, "tokens a text"), ("--seed", int, "decides every draw")))}
 
 # %% ../nbs/63_commands.ipynb #2650005a
 class Parser(argparse.ArgumentParser):
     "One line and exit status 2 for a bad value"
     def error(self, message): self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
-# %% ../nbs/63_commands.ipynb #2ce684eb
+# %% ../nbs/63_commands.ipynb #5c5087b8
 def parser():
     "The command line, from `COMMANDS`; defaults are those of the functions"
     top = Parser(prog="specref", description="Speculative decoding: every way derived, run, and checked against its law")
@@ -234,7 +234,8 @@ def parser():
         taken = signature(globals()[name]).parameters if name in globals() else {}
         for flag, kind, help in options:
             usual = taken[flag[2:].replace("-", "_")].default if taken else None
-            sub.add_argument(flag, type=kind, help=help if usual in (None, Parameter.empty) else f"{help} ({usual})", default=argparse.SUPPRESS, required=usual is Parameter.empty)
+            how = dict(required=usual is Parameter.empty) if flag.startswith("-") else dict(nargs="?")
+            sub.add_argument(flag, type=kind, help=help if usual in (None, Parameter.empty) else f"{help} ({usual})", default=argparse.SUPPRESS, **how)
     return top
 
 # %% ../nbs/63_commands.ipynb #5e4b010f

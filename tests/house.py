@@ -310,8 +310,8 @@ def unproved(root=ROOT):
 
 def unfaithful(root=ROOT):
     "Systems without a test of a property that a toy lacks, and tests of systems that are not in the table"
-    file, tests = root/'specref/systems.py', marked('faithful', root)
-    tables = [n.value for n in ast.parse(file.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id == 'SYSTEMS'] if file.is_file() else []
+    tests, files = marked('faithful', root), [f for f in (root/'specref/systems.py', root/'specref/drafters.py') if f.is_file()]
+    tables = [n.value for f in files for n in ast.parse(f.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id in ('SYSTEMS', 'TAUGHT')]
     systems = {k.value for t in tables for k in t.keys}
     yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
     yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in sorted(tests.keys() - systems))

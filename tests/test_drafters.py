@@ -1,0 +1,150 @@
+"32c_drafters: every taught system decodes what the target says, and one command teaches any drafter for any target"
+import json
+from types import SimpleNamespace
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from hypothesis import given, settings, strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+from specref.chance import Seeded
+from specref.commands import main
+from specref.drafters import COURSES, SHIPPED, TAUGHT, card_of, cooled, taught, train
+from specref.loop import plain
+from specref.models import DOMAINS, bare, prompts, tokenizer
+from specref.teaching import Base
+from specref.training import llama
+from specref.transformer import HFModel
+
+torch.set_num_threads(1)
+names = pytest.mark.parametrize("name", TAUGHT)
+
+
+@names
+def test_greedy_text_is_plain(name):
+    "In double precision, at temperature 0, every system writes the text of plain decoding, and keeps some drafts"
+    double = bare("target", torch.float64)
+    for domain in DOMAINS:
+        start = prompts(domain, 1, seed=9)[0]
+        target, system = taught(name, 0, model=double)
+        out = system(target, start, 20, Seeded(0))
+        assert list(out) == list(plain(HFModel(double, 0, check=False), start, 20, Seeded(0)))
+        assert out.ledger.num_accepted_tokens > 0
+
+
+@names
+def test_the_targets_states_cost_no_pass(name):
+    "After the first round, which reads the prompt for its states, the target is called once a round"
+    target, system = taught(name, 1)
+    out = system(target, prompts("code", 1)[0], 16, Seeded(1))
+    assert target.meter.calls == len(out.ledger.rounds) + 1
+
+
+def test_what_is_shipped():
+    "A card and weights for every course, made for the embedded target; together less than 22 MB (20 are wanted); the card says by what recipe, data and versions"
+    facts = Base(bare("target")).facts()
+    for name, course in COURSES.items():
+        card = card_of(SHIPPED/name)
+        assert card["kind"] == course.make.__name__ and card["target"] == facts and card["recipe"]["steps"] and card["recipe"]["peak"]
+        assert {"data_sha256", "torch"} <= {*card, *card["recipe"]}
+    assert sum(f.stat().st_size for f in SHIPPED.glob("*/*")) < 22e6
+
+
+@given(st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
+def test_cooled_is_the_limit(z):
+    "The draw at temperature 0 is that of sampling without replacement at a small one"
+    z = np.array(z) / 10
+    (_, warm), (_, cold) = cooled(None, 1), cooled(SimpleNamespace(V=len(z), meter=None), 0)
+    q = np.exp((z - z.max()) / .004); raw = np.exp(z - z.max())
+    earlier, a, b = (), warm(q / q.sum()), cold(raw / raw.sum())
+    for _ in z:
+        left = [x for x in range(len(z)) if x not in earlier]
+        law = np.asarray(b(earlier), float)
+        assert law.argmax() == max(left, key=lambda x: z[x]) and law.max() == 1
+        if len(earlier) == 0: assert a(earlier)[law.argmax()] > 1 - 1e-9
+        earlier = (*earlier, int(law.argmax()))
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    "A target of one's own with a tokenizer beside it"
+    folder = tmp_path_factory.mktemp("mine"); torch.manual_seed(0)
+    llama(6, 32, 64).save_pretrained(folder); tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def short(monkeypatch):
+    "A tenth of a percent of the corpus, so that cutting it into tokens takes no time"
+    import specref.drafters as drafters
+    rows = [r for d in DOMAINS for r in [r for r in drafters.corpus() if r["domain"] == d and not r["held_out"]][:6]]
+    monkeypatch.setattr(drafters, "corpus", lambda: rows)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", COURSES)
+def test_the_command_teaches(name, mine, tmp_path, capsys):
+    "Texts, states, lesson, checkpoint, and a system that decodes the target's text: one command and three lines, for every course"
+    train(name, str(mine), tmp_path, steps=100, texts=6, length=48)
+    assert f"{name}: a chain of" in capsys.readouterr().out
+    card = card_of(tmp_path/"data"/name)
+    assert card["recipe"]["steps"] == 100 and card["tokens"] >= 1 and len(card["data_sha256"]) == 64
+    system = next(s for s, (course, *_) in TAUGHT.items() if course == name)
+    model = HFModel.load(mine).model
+    target, made = taught(system, 0, tmp_path/"data", model)
+    assert list(made(target, (1, 2, 3), 8, Seeded(0))) == list(plain(HFModel(model, 0), (1, 2, 3), 8, Seeded(0)))
+
+
+@pytest.mark.usefixtures("short")
+def test_interrupted_it_goes_on(mine, tmp_path, monkeypatch):
+    "Stopped while writing and while learning, the command ends with the same weights"
+    import specref.training as training
+    train("eagle", str(mine), tmp_path/"a", steps=200, texts=80, length=48)
+    saves, whole = [], training.whole
+    for stop in (1, 3):
+        def failing(path, write, stop=stop, seen=[]):
+            seen.append(path)
+            if len(seen) > stop: raise KeyboardInterrupt
+            whole(path, write)
+        with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+            m.setattr(training, "whole", failing)
+            train("eagle", str(mine), tmp_path/"b", steps=200, texts=80, length=48)
+    train("eagle", str(mine), tmp_path/"b", steps=200, texts=80, length=48)
+    assert (tmp_path/"a"/"data"/"eagle"/"model.safetensors").read_bytes() == (tmp_path/"b"/"data"/"eagle"/"model.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("short")
+def test_on_another_family(tmp_path):
+    "EAGLE for a GPT-2"
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path/"gpt")
+    tokenizer().save_pretrained(tmp_path/"gpt")
+    train("eagle", str(tmp_path/"gpt"), tmp_path, steps=100, texts=4, length=48)
+    model = HFModel.load(tmp_path/"gpt").model
+    target, system = taught("EAGLE-2", 0, tmp_path/"data", model)
+    assert list(system(target, (1, 2), 6, Seeded(0))) == list(plain(HFModel(model, 0), (1, 2), 6, Seeded(0)))
+
+
+def refuses(f, start):
+    with pytest.raises(ValueError, match=start): f()
+
+
+def test_bad_requests(mine, tmp_path):
+    "Unknown names, a folder without a drafter, another target, numbers out of range, a target without a tokenizer; nothing is written"
+    refuses(lambda: taught("EAGLE-9"), "^system: .*EAGLE-2")
+    refuses(lambda: train("eagle9", out=tmp_path/"x"), "^name: .*eagle3")
+    refuses(lambda: taught("EAGLE", folder=tmp_path), "^folder: ")
+    refuses(lambda: taught("EAGLE", model=llama(24, 192, 512)), "^target: .*head_sha256")
+    refuses(lambda: train("eagle", out=tmp_path/"x", steps=0), "^steps: ")
+    refuses(lambda: train("eagle", out=tmp_path/"x", length=4), "^length: ")
+    torch.manual_seed(0); llama(2, 32, 64).save_pretrained(tmp_path/"bare")
+    refuses(lambda: train("eagle", str(tmp_path/"bare"), tmp_path/"x"), "^target: ")
+    refuses(lambda: train("eagle", str(tmp_path/"nowhere"), tmp_path/"x"), "^path: ")
+    assert not (tmp_path/"x").exists()
+
+
+def test_at_the_command_line(capsys):
+    "A wrong name is one line and status 2"
+    with pytest.raises(SystemExit) as e: main(["train", "eagle9"])
+    said = capsys.readouterr()
+    assert e.value.code == 2 and said.err.count("\n") == 1 and "eagle3" in said.err
