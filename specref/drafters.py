@@ -108,7 +108,7 @@ def taught(system, temperature=1., folder=SHIPPED, model=None, **kw):  # -> targ
     target = HFModel(base.model, temperature, keep=net.reads, check=False, **kw)
     return target, System(system, drafter(course.model(net, target), temperature, card), reject, cites)
 
-# %% ../nbs/32c_drafters.ipynb #74107dfd
+# %% ../nbs/32c_drafters.ipynb #77af49d0
 def train(name=None, target=None, out="trained", steps=600, texts=2048, length=256, seed=0):  # long: what a recipe is, in its order
     "Without a name make the embedded models anew; else teach the drafter `name` for `target` (a checkpoint; by default the embedded one): weights and card lie in `out`/data; resumes; raises `ValueError`"
     if name is None: return train_models(out)
@@ -116,8 +116,9 @@ def train(name=None, target=None, out="trained", steps=600, texts=2048, length=2
     at_least(1, steps=steps, texts=texts); at_least(48, length=length)
     model, tok = (bare("target"), tokenizer()) if target is None else (HFModel.load(target).model, tokenizer_of(target))
     base, ids = Base(model), written(tok, model)
-    own = write_samples(model, ids, out/"samples", (texts + 64)*(length - 32), rows=64, length=length, half=False)[:texts + 64]
-    net, told, held = learn(course, base, ids, own, out, name, steps, seed)
+    work = out/f"{base.key}-{length}"   # nothing that was made for one target, or with other numbers, is gone on with for another
+    own = write_samples(model, ids, work/"samples", (texts + 64)*(length - 32), rows=64, length=length, half=False)[:texts + 64]
+    net, told, held = learn(course, base, ids, own, work, name, steps, seed)
     mean, overlaps = marks(net, base, held, deep(net))
     recipe = dict(name=name, steps=steps, peak=course.peak, corpus=course.corpus, texts=texts, length=length, rows=16, seed=seed, threads=torch.get_num_threads())
     save(net, base, out/"data"/name, recipe=recipe, told=told, tokens=mean, overlaps=overlaps, **course.note(net, held), **made(own))
@@ -128,15 +129,15 @@ def tokenizer_of(path):
     try: return AutoTokenizer.from_pretrained(path)
     except Exception as e: raise ValueError(f"target: got {str(path)!r}, without a tokenizer that can be read ({type(e).__name__})") from e
 
-# %% ../nbs/32c_drafters.ipynb #2e4b284f
-def learn(course, base, ids, own, out, name, steps, seed):  # -> network, marks, held-out lessons
+# %% ../nbs/32c_drafters.ipynb #2ee72d9e
+def learn(course, base, ids, own, work, name, steps, seed):  # -> network, marks, held-out lessons
     "Teach a course: first on the corpus, where it wants that, then on the target's own texts"
     torch.manual_seed(seed)
     net, told, first = course.begin(course.make(base, **course.settings), own[:-64]), [], int(course.corpus * steps)//100 * 100
-    def heard(texts): return lessons(base, texts, sorted({*net.reads, base.layers}), out/"states")
+    def heard(texts): return lessons(base, texts, sorted({*net.reads, base.layers}), work/"states")
     plain, held = windows(ids, 0, len(own)//4, own.shape[1], seed=31).numpy().astype(own.dtype), heard(own[-64:])[:]
     for stage, texts, n, peak in (("corpus", plain, first, course.peak), ("own", own[:-64], steps - first, course.peak / (3 if first else 1))):
-        if n: net, told = teach(net, base, heard(texts), held, n, peak, out/name/stage, depth=deep(net), seed=seed)
+        if n: net, told = teach(net, base, heard(texts), held, n, peak, work/f"{name}-{stage}-{n}-{len(own)}-{seed}", depth=deep(net), seed=seed)
     return net, told, held
 
 # %% ../nbs/32c_drafters.ipynb #0ebcce13

@@ -17,7 +17,7 @@ from torch import nn
 from .law import at_least
 from .training import fit, whole
 
-# %% ../nbs/30b_teaching.ipynb #9a5f419c
+# %% ../nbs/30b_teaching.ipynb #a6ee7cb9
 class Base:  # the target's parts that a drafter shares, none of them a weight of the drafter
     "A causal language model as something to build a drafter on: `d`, `V`, `layers`, `embed`, `head`; raises `ValueError` where its head on its last state is not its logits"
     def __init__(self, model):
@@ -28,6 +28,7 @@ class Base:  # the target's parts that a drafter shares, none of them a weight o
         with torch.inference_mode(): out = model(input_ids=x, output_hidden_states=True, use_cache=False)
         if not torch.equal(self.head(out.hidden_states[-1]), out.logits):
             raise ValueError(f"model: got {type(model).__name__}, whose head on its last state is not its logits; wanted a plain head")
+        self.key = hashlib.sha256(out.logits.float().cpu().numpy().tobytes()).hexdigest()[:12]   # of what all weights say: what is kept of one target is never read for another
     def facts(self):  # what a drafter's checkpoint must agree with
         "Sizes of the target, and a hash of its head"
         raw = self.head.weight.detach().half().cpu().numpy().tobytes()
@@ -47,13 +48,13 @@ def batch(lessons, step, rows, seed):  # -> rows of lessons
     "Batch number `step`, chosen by a generator of its own"
     return lessons[np.sort(np.random.default_rng((seed, step)).choice(len(lessons.x), min(rows, len(lessons.x)), replace=False))]
 
-# %% ../nbs/30b_teaching.ipynb #d17ff714
+# %% ../nbs/30b_teaching.ipynb #cb99e4d2
 @torch.inference_mode()
 def lessons(base, x, layers, folder, rows=32):  # (n, T) -> Lessons
     "What the target thinks of the texts `x` in `layers`, read from `folder` where it was kept there; raises `ValueError`"
     alien = [k for k in layers if not 0 <= k <= base.layers]
     if alien: raise ValueError(f"layers: got {alien[0]}, wanted 0 <= layer <= {base.layers}")
-    name = {k: Path(folder)/f"{hashlib.sha256(x.tobytes()).hexdigest()[:12]}-{k}.npy" for k in layers}
+    name = {k: Path(folder)/f"{base.key}-{hashlib.sha256(x.tobytes()).hexdigest()[:12]}-{k}.npy" for k in layers}
     missing = {k: f.with_suffix(f".{os.getpid()}") for k, f in name.items() if not f.exists()}
     if missing:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def marks(net, base, batch, depth):  # -> tokens a round, (depth,) mean overlaps
         total, betas = total + kept.mean().item(), [*betas, torch.minimum(p.exp(), q.exp()).sum(-1).mean().item()]
     return total, betas
 
-# %% ../nbs/30b_teaching.ipynb #8c7355c2
+# %% ../nbs/30b_teaching.ipynb #50a203da
 def teach(net, base, train, held, steps, peak, folder, look=100, patience=3, rows=16, depth=4, seed=0, until=None, decay=.01):
     "Minimise `net.loss(batch, step/steps)`, marking it on `held` every `look` steps, and keep the best; resumes in `folder` (Proposition taught); -> net, marks"
     at_least(1, steps=steps, look=look, patience=patience, rows=rows, depth=depth)
@@ -91,7 +92,8 @@ def teach(net, base, train, held, steps, peak, folder, look=100, patience=3, row
     if (folder/"marks.json").exists(): told = json.loads((folder/"marks.json").read_text())
     def loss_of(net, step):
         with torch.random.fork_rng(): torch.manual_seed(seed*1_000_003 + step); return net.loss(batch(train, step, rows, seed), step/steps)
-    for stop in range(look*(len(told) + 1), min(steps, until or steps) + 1, look):
+    for stop in [*range(look, steps, look), steps][len(told):]:
+        if stop > (until or steps): break
         if stale(told, patience): break
         fit(net.train(), loss_of, steps, peak, folder/"last.pt", decay, every=look, name=folder.name, until=stop)
         told.append([stop, marks(net, base, held, depth)[0]])

@@ -114,6 +114,15 @@ def test_interrupted_it_goes_on(mine, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("short")
+def test_one_folder_for_two_lessons(mine, tmp_path):
+    "Another number of steps is another lesson, also in the folder of the first"
+    train("eagle", str(mine), tmp_path/"a", steps=30, texts=6, length=48)
+    for steps in (20, 30): train("eagle", str(mine), tmp_path/"b", steps=steps, texts=6, length=48)
+    a, b = (card_of(tmp_path/x/"data"/"eagle") for x in "ab")
+    assert a["told"] == b["told"] and [at for at, _ in a["told"]] == [30]
+
+
+@pytest.mark.usefixtures("short")
 def test_on_another_family(tmp_path):
     "EAGLE for a GPT-2"
     torch.manual_seed(0)

@@ -128,6 +128,20 @@ def test_teaching_teaches(school, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before, base.model.parameters()))
 
 
+def test_every_step_is_taken(school, tmp_path):
+    "Steps that are fewer than a look, or no multiple of it, are taken and marked all the same"
+    for steps, stops in ((7, [7]), (25, [10, 20, 25])):
+        _, told = lesson(school, tmp_path/str(steps), steps=steps)
+        assert [at for at, _ in told] == stops and torch.load(tmp_path/str(steps)/"net"/"last.pt")["step"] == steps
+
+
+def test_what_is_kept_belongs_to_a_target(school):
+    "Two targets of one head and other bodies read the same texts in the same folder, and keep states of their own"
+    base, train, _, x, folder = school
+    other = tiny(V=16, seed=3); other.lm_head.load_state_dict(base.model.lm_head.state_dict())
+    assert not np.array_equal(lessons(Base(other), x[:48], (2,), folder).states[2], train.states[2])
+
+
 def test_lessons_are_read_once(school):
     "States are those of a plain pass, to half precision; a second call reads files and makes no pass"
     base, train, _, x, folder = school
