@@ -91,7 +91,7 @@ def unroll(net, batch, depth, true=None, between=lambda f: f):  # -> depth tenso
         f = between(outs[-1])
     return outs
 
-# %% ../nbs/30c_features.ipynb #7ba281b3
+# %% ../nbs/30c_features.ipynb #6b12fb39
 class Features(Taught):  # long: one pass and its arguments
     "A network on features as a draft model, with the cache that looks (Proposition refreshed)"
     def __init__(self, net, target):
@@ -101,7 +101,7 @@ class Features(Taught):  # long: one pass and its arguments
     def answers(self, tree):
         "Feed what is missing, each row after the one whose feature it reads"
         inner = Tree(tree.ctx[1:])
-        for u, x in zip(tree.parent[1:], tree.token[1:]): inner.add(u, x + self.V)
+        for u, x in zip(tree.parent[1:], tree.token[1:]): inner.add(u, self.drafted(x))
         try:
             n, kept, rows = self.trie.turn(inner)
             self.memory.gather(n, kept)
@@ -112,6 +112,8 @@ class Features(Taught):  # long: one pass and its arguments
             self.trie, self.memory.n = Trie(), 0
             raise
         return [self.trie.said[r] for r in rows]
+
+    def drafted(self, x): return x + self.V   # how the trie writes a token beside a guessed feature
 
     def forward(self, start, end, ctx):
         "Feed the rows from `start` to `end`; note what is said after the last of the context and after every node"
