@@ -25,8 +25,9 @@ site: $(READY)  ## write README.md, and the book: _site/index.html opens from di
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 
-bench: $(READY)  ## race every system and transformers' own on this machine (some 40 minutes)
+bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
+	$(PY) -m specref compare
 
 export: $(READY)  ## write specref/ from nbs/
 	.venv/bin/nbdev-export

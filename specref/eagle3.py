@@ -5,30 +5,31 @@
 # %% auto #0
 __all__ = ['frequent', 'maps', 'likely', 'Hass', 'Eagle3']
 
-# %% ../nbs/32a_eagle3.ipynb #049b729e
+# %% ../nbs/32a_eagle3.ipynb #b6bac5b3
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from .cost import between
-from .eagle import Eagle
+from .eagle import Eagle, blurred
 from .features import Block, layer_config, unroll
 from .law import at_least
 
-# %% ../nbs/32a_eagle3.ipynb #952d0cb4
+# %% ../nbs/32a_eagle3.ipynb #ad0fee3d
 def frequent(x, n, V):  # tokens of any shape -> (n,) ids, ascending
     "The `n` most frequent of `V` tokens in `x`, of equals the lower: a draft vocabulary; raises `ValueError`"
-    at_least(1, n=n)
+    at_least(1, n=n); x = np.ravel(x)
     if n > V: raise ValueError(f"n: got {n}, wanted at most {V}, the tokens there are")
-    return torch.from_numpy(np.sort(np.argsort(-np.bincount(np.ravel(x), minlength=V), kind="stable")[:n]))
+    if len(x) and not 0 <= x.min() <= x.max() < V: raise ValueError(f"x: got tokens from {x.min()} to {x.max()}, wanted 0 <= token < {V}")
+    return torch.from_numpy(np.sort(np.argsort(-np.bincount(x, minlength=V), kind="stable")[:n]))
 
 def maps(ids, V):  # (n,) ascending -> d2t (n,) offsets, t2d (V,) bool
     "The two maps of a draft vocabulary: token j of it is token j + d2t[j] of the target, and t2d says which those are; raises `ValueError`"
     if len(ids) == 0 or ids[0] < 0 or ids[-1] >= V or not (ids.diff() > 0).all(): raise ValueError(f"ids: wanted distinct tokens below {V}, in order")
-    return ids - torch.arange(len(ids)), torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    return ids - torch.arange(len(ids), device=ids.device), torch.zeros(V, dtype=torch.bool, device=ids.device).index_fill(0, ids, True)
 
-# %% ../nbs/32a_eagle3.ipynb #c2cedc96
+# %% ../nbs/32a_eagle3.ipynb #526543e0
 def likely(p, z, k):  # (..., V), (..., V) -> scalar
     "-Σ p log q over the k likeliest tokens of p, not renormalised, q = softmax z (Zhang et al. 2025; Proposition likely)"
     best = p.topk(min(k, p.shape[-1]), -1)
@@ -44,28 +45,26 @@ class Hass(Eagle):
     def losses(self, batch, at=1.):  # -> steps scalars
         "What each step missed: output s at place t against the feature of x_{t+1+s}"
         f, weight = self.enter(batch.states), self.weight * (at >= self.begin)
-        seen = f[:, :-1] + self.noise * (2*torch.rand_like(f[:, :-1]) - 1)
-        outs = unroll(self, batch, self.steps, true=seen, between=torch.Tensor.detach)
+        outs = unroll(self, batch, self.steps, true=blurred(f[:, :-1], self.noise), between=torch.Tensor.detach)
         ends = [(o[:, :o.shape[1]-s], f[:, 1+s:]) for s, o in enumerate(outs)]
         return [self.missed(o, true) + weight * likely(self.logits(true).softmax(-1), self.logits(o), self.k) for o, true in ends]
     def loss(self, batch, at): return sum(self.losses(batch, at))
 
-# %% ../nbs/32a_eagle3.ipynb #b41f6d80
+# %% ../nbs/32a_eagle3.ipynb #1c413f3d
 class Eagle3(nn.Module):  # long: one network and its loss
-    "Three of the target's states fused, one wide decoder layer fed with its own output, a head on `draft` tokens (Li et al. 2025; the switches are EAGLE-3.1's); raises `ValueError`"
-    def __init__(self, base, draft=None, reads=None, steps=4, fade=.8, inner=None, fc_norm=False, norm_output=False):
+    "Three of the target's states fused, one wide decoder layer fed with its own output, a head on `draft` tokens (Li et al. 2025; `fc_norm` and `norm_output` are EAGLE-3.1's, `norm_before_residual` is that of `speculators`); raises `ValueError`"
+    def __init__(self, base, draft=None, reads=None, steps=4, fade=.8, inner=None, fc_norm=False, norm_output=False, norm_before_residual=False):
         super().__init__()
         L, d, draft, config = base.layers, base.d, base.V if draft is None else draft, layer_config(base, inner)
-        at_least(1, draft=draft, steps=steps); between(0, 1, fade=fade)
-        self.base, self.layers, self.reads, self.steps, self.fade, self.norm_output = (base,), 1, tuple(reads or (2, L//2, L - 3)), steps, fade, norm_output
+        at_least(1, draft=draft, steps=steps); between(0, 1, fade=fade); between(1, base.V, draft=draft)
+        self.base, self.layers, self.reads, self.steps, self.fade, self.norm_output, self.norm_before_residual = (base,), 1, tuple(reads or (2, L//2, L - 3)), steps, fade, norm_output, norm_before_residual
         alien = [k for k in self.reads if k not in range(L + 1)]
         if alien: raise ValueError(f"reads: got layer {alien[0]}, wanted 0 <= layer <= {L}")
-        self.settings = dict(draft=draft, reads=self.reads, steps=steps, fade=fade, inner=inner, fc_norm=fc_norm, norm_output=norm_output)
+        self.settings = dict(draft=draft, reads=self.reads, steps=steps, fade=fade, inner=inner, fc_norm=fc_norm, norm_output=norm_output, norm_before_residual=norm_before_residual)
         norm = lambda: LlamaRMSNorm(d, config.rms_norm_eps)
         self.fc_norm = nn.ModuleList(norm() if fc_norm else nn.Identity() for _ in self.reads)
-        self.fc, self.midlayer = nn.Linear(len(self.reads)*d, d, bias=False), Block(config, wide=2*d)
+        self.fc, self.midlayer, self.norm, self.lm_head = nn.Linear(len(self.reads)*d, d, bias=False), Block(config, wide=2*d), norm(), nn.Linear(d, draft, bias=False)
         self.midlayer.input_layernorm, self.midlayer.hidden_norm = norm(), norm()
-        self.norm, self.lm_head = norm(), nn.Linear(d, draft, bias=False)
         self.register_buffer("d2t", torch.zeros(draft, dtype=torch.long)); self.register_buffer("t2d", torch.zeros(base.V, dtype=torch.bool))
         self.to(base.head.weight.device, base.head.weight.dtype).speak(torch.arange(draft))
     @torch.no_grad()
@@ -81,8 +80,8 @@ class Eagle3(nn.Module):  # long: one network and its loss
         return self.fc(torch.cat([norm(states[k]) for norm, k in zip(self.fc_norm, self.reads)], -1))
     def step(self, f, tokens, at, attend):  # (n, T, d), (n, T), (n, T) -> (n, T, d)
         "From the feature of x_i, fused or its own, and the token x_{i+1} to its own feature of x_{i+1}"
-        m = self.midlayer
-        out = m(torch.cat([m.input_layernorm(self.base[0].embed(tokens)), m.hidden_norm(f)], -1), f, at, attend)
+        m, h = self.midlayer, self.midlayer.hidden_norm(f)
+        out = m(torch.cat([m.input_layernorm(self.base[0].embed(tokens)), h], -1), h if self.norm_before_residual else f, at, attend)
         return self.norm(out) if self.norm_output else out
     def short(self, f): return self.lm_head(f if self.norm_output else self.norm(f))   # (..., draft)
     def logits(self, f):  # (..., d) -> (..., V)

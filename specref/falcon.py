@@ -6,7 +6,7 @@
 __all__ = ['Falcon', 'relaxed', 'walked', 'passes', 'beside', 'Blocks', 'annealed', 'glanced', 'in_blocks', 'overlap_within',
            'block_tokens']
 
-# %% ../nbs/32b_falcon.ipynb #7dd540d3
+# %% ../nbs/32b_falcon.ipynb #732c7e40
 from fractions import Fraction
 from math import inf, prod
 import torch
@@ -17,9 +17,10 @@ from .cost import between
 from .law import at_least
 from .transformer import Answer, Memory, Trie
 from .tree import Tree, from_choices
+from .eagle import blurred
 from .features import Block, Features, layer_config
 
-# %% ../nbs/32b_falcon.ipynb #92327dec
+# %% ../nbs/32b_falcon.ipynb #030becd0
 class Falcon(nn.Module):  # long: one network, its parts and its loss
     "Feature beside next token through two LSTM layers and a decoder layer with the relaxed mask: row t makes the feature of place t + k (Gao et al. 2025); raises `ValueError`"
     def __init__(self, base, k=2, noise=.1, glance=.4, inner=None):
@@ -54,8 +55,7 @@ class Falcon(nn.Module):  # long: one network, its parts and its loss
         "Guess, then learn with some of the answers given away (coupled sequential glancing)"
         f, x, k = self.enter(batch.states), batch.x, self.k
         m = (x.shape[1] - 1 - k)//k * k
-        noise = self.noise * (2*torch.rand_like(f[:, :m]) - 1)
-        seen, told, true, came = f[:, :m] + noise, x[:, 1:1+m], f[:, k:k+m], x[:, 1+k:1+k+m]
+        seen, told, true, came = blurred(f[:, :m], self.noise), x[:, 1:1+m], f[:, k:k+m], x[:, 1+k:1+k+m]
         with torch.no_grad(): wrong = self.logits(self.grid(seen, told)).argmax(-1) != self.logits(true).argmax(-1)
         given = glanced(wrong, annealed(self.glance, at))
         return self.missed(self.grid(torch.where(given[..., None], true, seen), torch.where(given, came, told)), true, came)

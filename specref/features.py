@@ -5,28 +5,33 @@
 # %% auto #0
 __all__ = ['Taught', 'layer_config', 'rope_of', 'Block', 'causal', 'Unrolled', 'unroll', 'Features']
 
-# %% ../nbs/30c_features.ipynb #c468a4bf
+# %% ../nbs/30c_features.ipynb #2eb0b62e
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from .law import at_least
 from .target import Meter, Rows
+from .teaching import Base, differ
 from .transformer import Answer, HFModel, Memory, Trie, raw_weights, visible
 from .tree import Tree
 
-# %% ../nbs/30c_features.ipynb #01158cc6
+# %% ../nbs/30c_features.ipynb #6a1a197f
 class Taught:
     "A taught network as a draft model: subclasses say the `logits` after every node; `target` (an `HFModel`) gives the states, and warps; raises `ValueError`"
     def __init__(self, net, target):
         if not isinstance(target, HFModel): raise ValueError(f"target: got {type(target).__name__}, wanted an HFModel")
         lost = [k for k in net.reads if k not in target.keep]
         if lost: raise ValueError(f"target: got one that keeps the states of layers {target.keep}, wanted {tuple(net.reads)} among them")
+        for base in getattr(net, "base", ()):
+            if base.model is not target.model: differ(base.facts(), Base(target.model).facts())
         self.net, self.target, self.V, self.meter = net.eval(), target, target.V, Meter()
     @torch.inference_mode()
     def __call__(self, tree):
-        said = self.answers(tree) if len(tree.ctx) > 1 else [Answer(torch.zeros(self.V))] * len(tree)
+        self.target.admit((*tree.ctx[-1:], *tree.token[1:]), 0)
+        said = self.answers(tree) if len(tree.ctx) > 1 else [Answer(torch.zeros(self.V)) for _ in tree.token]
         return Rows(lambda i: self.target.read(said[i], tree, i), len(tree), self.V, lambda i: raw_weights(said[i].logits))
     def states(self, ctx):  # -> {layer: (len(ctx) - 1, d)}
         "What the target thought of all tokens but the last, which it has not read; free where it just answered"
@@ -34,10 +39,11 @@ class Taught:
     def count(self, tokens):
         self.meter.calls += 1; self.meter.tokens += tokens; self.meter.layer_tokens += tokens * self.net.layers
 
-# %% ../nbs/30c_features.ipynb #af0fa921
+# %% ../nbs/30c_features.ipynb #9ed5eceb
 def layer_config(base, inner=None):
-    "A Llama layer of the target's width and heads, whatever family the target is of"
+    "A Llama layer of the target's width and heads, whatever family the target is of; raises `ValueError`"
     c = base.config
+    if inner is not None: at_least(1, inner=inner)
     heads, kv = c.num_attention_heads, getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     return LlamaConfig(vocab_size=base.V, hidden_size=base.d, num_attention_heads=heads, num_key_value_heads=kv, num_hidden_layers=1,
                        intermediate_size=inner or getattr(c, "intermediate_size", None) or 4*base.d, head_dim=getattr(c, "head_dim", None) or base.d // heads,
@@ -80,9 +86,10 @@ class Unrolled:
         w = (torch.cat([first, *own], -1) * scale).softmax(-1)
         return w[..., :T] @ self.v[0] + sum(w[..., T+j:T+j+1] * v for j, v in enumerate(self.v[1:]))
 
-# %% ../nbs/30c_features.ipynb #1dace878
+# %% ../nbs/30c_features.ipynb #a8ac5c86
 def unroll(net, batch, depth, true=None, between=lambda f: f):  # -> depth tensors (n, T - 1, d)
-    "What `net` makes of its own features, step after step, along the true tokens (Theorem unroll); `true` are the features it begins with, `between` what happens to a feature on its way to the next step"
+    "What `net` makes of its own features, step after step, along the true tokens (Theorem unroll); `true` are the features it begins with, `between` what happens to a feature on its way to the next step; raises `ValueError`"
+    if not 0 < depth < batch.x.shape[1]: raise ValueError(f"depth: got {depth}, wanted 1 <= depth < {batch.x.shape[1]}, the tokens of a text")
     x, f, attend, outs = batch.x, net.enter(batch.states)[:, :-1] if true is None else true, Unrolled(), []
     for s in range(depth):
         tokens = F.pad(x[:, 1+s:], (0, s))   # behind the end stands token 0, which nobody learns from
@@ -91,12 +98,16 @@ def unroll(net, batch, depth, true=None, between=lambda f: f):  # -> depth tenso
         f = between(outs[-1])
     return outs
 
-# %% ../nbs/30c_features.ipynb #6b12fb39
+# %% ../nbs/30c_features.ipynb #20ae2aa3
 class Features(Taught):  # long: one pass and its arguments
     "A network on features as a draft model, with the cache that looks (Proposition refreshed)"
     def __init__(self, net, target):
         super().__init__(net, target)
-        self.trie, self.memory = Trie(), Memory()
+        self.trie, self.memory, self.begun = Trie(), Memory(), ()
+    def __call__(self, tree):
+        "Begin anew where the first token, which is in every feature and has no row, is another one"
+        if tree.ctx[:1] != self.begun: self.begun, self.trie, self.memory.n = tree.ctx[:1], Trie(), 0
+        return super().__call__(tree)
     @torch.inference_mode()
     def answers(self, tree):
         "Feed what is missing, each row after the one whose feature it reads"

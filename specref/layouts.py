@@ -7,15 +7,13 @@ __all__ = ['LAYER', 'EMBED', 'OURS', 'SWITCHES', 'THREE', 'EAGLE', 'EAGLE3', 'LA
            'inward', 'told', 'Layout', 'numbers', 'like', 'built', 'written', 'read', 'consistent', 'speculators',
            'to_folder', 'from_folder']
 
-# %% ../nbs/32d_layouts.ipynb #0e912f5c
+# %% ../nbs/32d_layouts.ipynb #564a0e54
 import inspect, json, re, shutil
 from collections.abc import Callable
-from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 from .eagle import Eagle
 from .eagle3 import Eagle3
 from .features import Block
@@ -94,15 +92,13 @@ def numbers(net):
     same = {k: getattr(layer, k) for k in ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")}
     return facts | same | dict(inner=layer.intermediate_size, rope_theta=turn.pop("rope_theta"), rope_scaling=None if turn == {"rope_type": "default"} else turn)
 
-# %% ../nbs/32d_layouts.ipynb #a06ccb98
+# %% ../nbs/32d_layouts.ipynb #e1928b8a
 def like(base, facts):
     "The target as something to build on, with the numbers of its layers from `facts` where they are told; raises `ValueError`"
     if "num_attention_heads" not in facts: return base
-    near, keys = copy(base), ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")
+    keys = "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"
     turn = ("rope_parameters",) if facts["rope_parameters"] else ("rope_theta", "rope_scaling")
-    try: near.config = LlamaConfig(**deepcopy({k: facts[k] for k in keys + turn}), intermediate_size=facts["inner"])
-    except Exception as e: raise ValueError(f"config: {e}") from e
-    return near
+    return base.bringing({k: facts[k] for k in keys + turn} | dict(intermediate_size=facts["inner"]))
 
 def built(facts, layout, base):
     "The network that a reader of `facts` builds, its weights not set; raises `ValueError` where they are not those of the target"
@@ -150,9 +146,9 @@ def consistent(net):
     if net.t2d.sum() != len(ids): raise ValueError(f"weights: got t2d with {int(net.t2d.sum())} tokens, wanted the {len(ids)} of d2t")
     if net.base[0].layers in net.reads: raise ValueError(f"reads: got layer {net.base[0].layers}, wanted less: there our state is behind the last norm")
 
-# %% ../nbs/32d_layouts.ipynb #d3f830f0
+# %% ../nbs/32d_layouts.ipynb #84f7fb3b
 OURS, SWITCHES = {"specref": Blank("specref", None)}, {"fc_norm": Blank("fc_norm", False), "norm_output": Blank("norm_output", False)}
-THREE = dict(make=Eagle3, same=("draft", "reads", "fc_norm", "norm_output"), check=consistent,
+THREE = dict(make=Eagle3, same=("draft", "reads", "fc_norm", "norm_output", "norm_before_residual"), check=consistent,
              may=lambda facts: {"d2t": 0, "t2d": 1} if facts["draft"] in (None, facts["vocab_size"]) else {})   # of a draft that has all tokens, maps may be left out
 EAGLE = OURS | LAYER | {"architectures": Note(["LlamaForCausalLM"])}
 EAGLE3 = EAGLE | {"draft_vocab_size": Blank("draft", None), "target_hidden_size": Blank("target_hidden_size", None), "norm_before_residual": None, "norm_before_fc": None, "eagle_aux_hidden_state_layer_ids": None}
@@ -164,7 +160,7 @@ def speculators(kind, *architectures, **form):
     return OURS | form | {"speculators_model_type": kind, "speculators_version": Note("0.5.0"), "architectures": Note(list(architectures)), "transformer_layer_config": LAYER,
         "speculators_config": {"algorithm": kind, "default_proposal_method": Note("greedy"), "proposal_methods": Note([how]), "verifier": verifier}}
 
-# %% ../nbs/32d_layouts.ipynb #ad325f78
+# %% ../nbs/32d_layouts.ipynb #b49a79c9
 LAYOUTS = {layout.name: layout for layout in (
     Layout("medusa", Medusa, OURS | {"medusa_num_heads": Blank("heads", 4), "medusa_num_layers": 1, "base_model_name_or_path": Blank("target", "")},
            names=((r"^heads\.(\d+)\.step", r"\1.0.linear"), (r"^heads\.(\d+)\.lm", r"\1.1")), same=("heads",), files=("medusa_lm_head.safetensors", "medusa_lm_head.pt")),
@@ -173,7 +169,7 @@ LAYOUTS = {layout.name: layout for layout in (
     Layout("specforge", form=EAGLE3 | SWITCHES | {"architectures": Note(["LlamaForCausalLMEagle3"]), "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": Blank("reads", None, first=1)}}, **THREE),
     Layout("speculators/eagle", Eagle, speculators("eagle", "EagleSpeculator", "LlamaDecoderLayer", transformer_layer_architecture="LlamaDecoderLayer", layernorms=False, fusion_bias=Blank("bias", False)),
            names=((r"^layer\.", "transformer."), (r"^fc\.", "fusion_fc.")), may=lambda facts: {} if facts["bias"] else {"fusion_fc.bias": 0}),
-    Layout("speculators/eagle3", form=SWITCHES | speculators("eagle3", "Eagle3Speculator", draft_vocab_size=Blank("draft", 32000), target_hidden_size=Blank("target_hidden_size", None), norm_before_residual=False, norm_before_fc=False,
+    Layout("speculators/eagle3", form=SWITCHES | speculators("eagle3", "Eagle3Speculator", draft_vocab_size=Blank("draft", 32000), target_hidden_size=Blank("target_hidden_size", None), norm_before_residual=Blank("norm_before_residual", False), norm_before_fc=False,
            eagle_aux_hidden_state_layer_ids=Blank("reads", None)), names=((r"^midlayer\.", "layers.0."),), copies=True, **THREE))}
 
 # %% ../nbs/32d_layouts.ipynb #c2d6681f

@@ -47,7 +47,7 @@ def later(logits, x, k):  # (n, T, V), (n, T) -> scalar
     "Mean cross-entropy of the token that stands `k` places after each"
     return F.cross_entropy(logits[:, :x.shape[1]-k].flatten(0, 1), x[:, k:].flatten())
 
-# %% ../nbs/31b_mtp.ipynb #6d2db3ba
+# %% ../nbs/31b_mtp.ipynb #05afbbb1
 class Gloeckle(nn.Module):
     "Heads 2 … n on the state that enters the target's last layer, each a layer that begins as a copy of that one; last norm and head are the target's; raises `ValueError`"
     def __init__(self, base, n=4):
@@ -57,8 +57,16 @@ class Gloeckle(nn.Module):
         self.reads, self.layers, self.depth = (base.layers - 1,), n - 1, n - 1
         last = self.body[0].layers[-1].state_dict()
         self.heads = nn.ModuleList(put(Layer(layer_config(base)), last) for _ in range(n - 1)).to(base.head.weight)
+        self.check(base)
     def logits(self, h): return self.base[0].head(self.body[0].norm(h))
     def guess(self, j, z): return self.logits(self.heads[j](z, places(z), causal))
+    @torch.inference_mode()
+    def check(self, base):
+        "Refuse a target whose last layer has the weights of Llama's and does something else with them"
+        out = base.model(input_ids=torch.tensor([[0, base.V - 1]], device=base.head.weight.device), output_hidden_states=True, use_cache=False)
+        off, most = (abs(z).max() for z in (self.guess(0, out.hidden_states[-2]) - out.logits, out.logits))
+        if not off <= 100 * most * max(torch.finfo(t).eps for t in (most.dtype, torch.float32)):
+            raise ValueError(f"base: got {type(base.model).__name__}, whose last layer Llama's does not copy (its logits are {off:.2g} off), wanted a layer as Llama's")
     def guesses(self, batch, depth): return [self.guess(j, batch.states[self.reads[0]]) for j in range(min(depth, self.depth))]
     def losses(self, x):  # (n, T) -> a function of z for each head
         return [lambda z, j=j: later(self.guess(j, z), x, 2 + j) for j in range(self.depth)]

@@ -106,6 +106,17 @@ def killer():
     return first_order((1, 1, 2), (3, 2, 1)), first_order((2, 1, 1), (6, 1, 23))
 
 
+def tiny(V=3, layers=2, seed=0):
+    "A random Llama in double precision, wild enough that every text has its own law"
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
+                                         max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
+    with torch.no_grad(): [w.mul_(24) for w in model.parameters() if w.dim() > 1]
+    return model
+
+
 # Randomness: written down, and taken away
 
 class Recorder(Uniforms):

@@ -11,15 +11,15 @@ from specref.chance import Seeded
 from specref.cost import Costs, measure
 from specref.loop import Ledger, plain
 from specref.models import bare, embedded, prompts
-from specref.tour import KINDS, STOPS
+from specref.tour import KINDS, UNTAUGHT
 
 PROMPT = prompts("code", 1)[0]
 
 
 def test_everybody_races():
-    "Every stop of the tour; transformers plainly, with its prompt lookup; and assisted by each draft, with our settings and with its own"
+    "Every untaught stop of the tour; transformers plainly, with its prompt lookup; and assisted by each draft, with our settings and with its own"
     names = list(b.CONTEST)
-    assert {(s.recipe, s.draft) for s in STOPS} <= set(names) and ("transformers", "") in names and b.LOOKUP in names and len(set(names)) == len(names)
+    assert {(s.recipe, s.draft) for s in UNTAUGHT} <= set(names) and ("transformers", "") in names and b.LOOKUP in names and len(set(names)) == len(names)
     assert {("transformers, assisted, " + how, d) for how in ("same settings", "its defaults") for d in ("small", "large")} <= set(names)
     assert b.CONSTANT == dict(num_assistant_tokens=4, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.)
 

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
-from specref.branching import branch_texts, branching, chain_tokens, following, overlap_at
+from specref.branching import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
 from specref.chance import law_of
-from specref.law import exact
+from specref.law import exact, norm, point
 from specref.loop import rounds
 from specref.reject import Chain, reject
 from specref.target import TableModel
@@ -79,6 +79,41 @@ def test_no_independent_law_does_better(B, tail):
     for q in (*np.eye(V), *rng.dirichlet(np.ones(V), 50)): assert np.mean([np.minimum(p, q).sum() for p in tails]) <= 1/B + 1e-12
 
 
+def mean_of(B, tail, gamma, law):
+    "Mean tokens of enumerated rounds, begun at every phase; `law(start, j)` is what the head of depth j states"
+    target, means = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1])), []
+    for phase in range(tail + 1):
+        start = ((phase - 1) % (tail + 1), following((phase - 1) % (tail + 1), B, tail)[0])
+        heads = TableModel(target.V, lambda text: law(start, len(text) - 2))
+        runs = [(start[0], x) for x in following(start[0], B, tail)]   # nothing of x_{t+1} is known
+        means.append(sum(law_of(lambda rng: len(next(rounds(target, Chain(heads, gamma), reject, run, rng)).tokens)).mean() for run in runs) / Fraction(len(runs)))
+    return sum(means) / (tail + 1)
+
+
+@proves("thm-agreed")
+@pytest.mark.parametrize("B, tail, gamma", [(2, 1, 4), (2, 2, 3), (3, 1, 3), (3, 2, 2), (2, 3, 3)])
+def test_heads_that_agree(B, tail, gamma):
+    "Uniform at branches and all on branch 0 behind them: every path enumerated gives the bound, which is above what each place alone comes to, and below what reading gives"
+    V = B*(tail + 1)
+    def bet(start, j):
+        q = ahead(B, tail, start[0], j + 2)
+        return q if q[0] else point(int(np.flatnonzero(q)[0]), V, exact=True)
+    alone = mean_of(B, tail, gamma, lambda start, j: ahead(B, tail, start[0], j + 2))
+    assert mean_of(B, tail, gamma, bet) == most_tokens(B, tail, gamma) < gamma + 1
+    assert alone == chain_tokens(B, tail, gamma) <= most_tokens(B, tail, gamma) and (alone < most_tokens(B, tail, gamma)) == (gamma > 1 and tail > 1)
+
+
+@proves("thm-agreed")
+@settings(max_examples=15)
+@given(st.sampled_from([(2, 1, 3), (2, 2, 2), (3, 1, 2)]), st.data())
+def test_no_heads_do_better(source, data):
+    "Whatever laws the heads state at each phase and depth, no more tokens come than the bound"
+    B, tail, gamma = source
+    weights = st.lists(st.integers(0, 3), min_size=B*(tail + 1), max_size=B*(tail + 1)).filter(any)
+    laws = {(phase, j): norm(exact(*data.draw(weights))) for phase in range(tail + 1) for j in range(gamma)}
+    assert mean_of(B, tail, gamma, lambda start, j: laws[start[1] % (tail + 1), j]) <= most_tokens(B, tail, gamma)
+
+
 class Told(torch.nn.Module):
     "The best guesses in closed form: of x_{t+2+j} from f_t alone, or from all tokens up to its place"
     def __init__(self, B, tail, blind): super().__init__(); self.B, self.tail, self.blind, self.V = B, tail, blind, B*(tail + 1)
@@ -101,4 +136,4 @@ def test_marks_are_the_closed_form(blind):
 def test_bad_requests():
     "No branches, no tail, no drafts"
     refuses("B", branching, 0, 1); refuses("tail", branching, 1, 0)
-    refuses("gamma", chain_tokens, 2, 2, 0)
+    for f in (chain_tokens, most_tokens): refuses("gamma", f, 2, 2, 0)

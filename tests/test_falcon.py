@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from contracts import drafter_contract, verifier_contract
-from helpers import CANON, faithful, g_test, proves, refuses, seeds
+from helpers import CANON, faithful, g_test, proves, refuses, seeds, tiny
 from specref.block import block
 from specref.branching import branch_texts, branching, chain_tokens, following
 from specref.chance import Branch, Seeded, distance, law_of
@@ -33,17 +32,6 @@ from specref.tree import Tree, to_choices
 torch.set_num_threads(1)
 FOLDER, double = DATA/"drafters"/"falcon", torch.float64
 domains = pytest.mark.parametrize("domain", DOMAINS)
-
-
-def tiny(V=3, layers=2, seed=0, wild=24.):
-    "A random Llama in double precision, wild enough that every text has its own law"
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
-                                         max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
-    with torch.no_grad():
-        for w in model.parameters():
-            if w.dim() > 1: w.mul_(wild)
-    return model
 
 
 def small(V=3, k=2, seed=0, make=Falcon, temperature=1.):

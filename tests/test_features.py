@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from helpers import proves
+from helpers import proves, refuses
 from specref.chance import Seeded, distance, law_of
 from specref.features import Block, Features, Taught, Unrolled, causal, layer_config, unroll
 from specref.loop import generate, match, plain, rounds
@@ -106,9 +106,29 @@ def test_the_walk_through_a_layer_is_the_libraries():
     assert torch.allclose(mine(theirs.input_layernorm(h), h, at, causal), want[0] if isinstance(want, tuple) else want, atol=1e-12)
 
 
+def test_the_layer_is_of_the_targets_make():
+    "Heads, their width, the norm's eps and the rotation are the target's; the MLP is as wide as asked"
+    config = LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=6, rms_norm_eps=.03,
+                         rope_parameters=dict(rope_type="default", rope_theta=77.), bos_token_id=None, eos_token_id=None)
+    base = Base(LlamaForCausalLM(config)); own, theirs = Block(layer_config(base)), base.model.model
+    assert {k: w.shape for k, w in own.state_dict().items()} == {k: w.shape for k, w in theirs.layers[0].state_dict().items() if k != "input_layernorm.weight"}
+    assert torch.equal(own.rotary.inv_freq, theirs.rotary_emb.inv_freq) and own.post_attention_layernorm.variance_epsilon == .03
+    assert Block(layer_config(base, 20)).mlp.up_proj.out_features == 20
+
+
 class Stale(Features):
     "Mutant: a drafted row is kept as a row of the context, though its feature was a guess"
     def drafted(self, x): return x
+
+
+@settings(max_examples=15)
+@given(st.lists(texts, min_size=2, max_size=2), st.integers(0, 31), st.lists(st.tuples(st.booleans(), st.integers(2, 9), st.integers(0, 31)), min_size=2, max_size=6))
+def test_texts_that_differ_in_the_first_token(two, other, asked):
+    "Calls that jump between texts, two of them equal but for the first token, which has no row: every answer is that of a fresh network"
+    target, net = pair(); model = Features(net, target); texts = [*two, (other, *two[0][1:])]
+    for k, (low, n, x) in enumerate(asked):
+        tree = Tree(texts[(k % 2)*2 if low else k % 3][:n]); tree.add(0, x)
+        for i in range(2): assert abs(model(tree)[i] - Features(net, target)(tree)[i]).max() < 1e-10
 
 
 histories = st.lists(st.tuples(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=6)), min_size=2, max_size=6)
@@ -155,9 +175,9 @@ def test_a_failed_pass_forgets():
     "After an error in the network the cache is empty, and the next answer right"
     target, net = pair(); model = Features(net, target); model(Tree((1, 2, 3)))[0]
     step, net.step = net.step, lambda *a: 1/0
-    with pytest.raises(ZeroDivisionError): model(Tree((1, 2, 3, 4)))[0]
+    with pytest.raises(ZeroDivisionError): model(Tree((1, 2, 3, 4, 5)))[0]   # two rows that were promised and not fed
     net.step = step
-    assert abs(model(Tree((1, 2, 3, 4)))[0] - Features(net, target)(Tree((1, 2, 3, 4)))[0]).max() < 1e-12
+    assert abs(model(Tree((1, 2, 3, 4, 5)))[0] - Features(net, target)(Tree((1, 2, 3, 4, 5)))[0]).max() < 1e-12
 
 
 @pytest.mark.parametrize("drafter", [lambda m: Chain(m, 2), lambda m: Branching(m, (2,)), lambda m: Expanded(m, 2, 2, 3)], ids=["chain", "tree", "grown"])
@@ -205,6 +225,12 @@ def test_laws_are_warped_as_the_targets():
     assert np.allclose(model(tree).raw(0), (z - z.max()).exp().numpy())
 
 
+def test_a_draft_is_no_lesson():
+    "Put to draft, the network is out of training, and each of its layers is paid for"
+    target, net = pair(); net.train().layers = 3; model = Features(net, target); model(Tree((1, 2, 3, 4)))
+    assert not net.training and (model.meter.calls, model.meter.tokens, model.meter.layer_tokens) == (1, 3, 9)
+
+
 def test_one_token_has_no_state():
     "The law is uniform, and decoding from one token works"
     target, net = pair(); model = Features(net, target)
@@ -220,8 +246,45 @@ def test_on_another_family():
     assert Features(net, target)(Tree((1, 2)))[0].shape == (16,)
 
 
+def test_where_one_token_stands_each_node_has_its_own_law():
+    "A processor that looks back sees the text of each node, also where there is no state"
+    target, net = pair(V=4, processors=[lambda ids, z: z.index_fill(1, ids[0, -1:], -1e9)])   # never the last token again
+    tree = Tree((3,)); tree.add(0, 1); tree.add(0, 2)
+    assert [[round(float(w), 3) for w in row] for row in Features(net, target)(tree)] == [[.333, .333, .333, 0], [.333, 0, .333, .333], [.333, .333, 0, .333]]
+
+
+def test_the_target_is_used_in_between():
+    "Somebody else asks the target about other texts, and a call is broken off in the target: the draft's answers stay those of a fresh network"
+    target, net = pair(); model = Features(net, target); text = tuple(range(3, 15))
+    for n in range(4, 10):
+        target(Tree((9, 8, 7, n)))[0]
+        if n == 6:
+            forward, target.forward = target.forward, lambda end: 1/0
+            with pytest.raises(ZeroDivisionError): model(Tree(text[:n]))[0]
+            target.forward = forward
+        assert abs(model(Tree(text[:n]))[0] - Features(net, target)(Tree(text[:n]))[0]).max() < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_precisions(dtype):
+    "In the target's own precision, whatever it is, laws are laws, and greedy text is plain decoding's wherever that is sure of its choice"
+    bare = tiny().to(dtype); target = HFModel(bare, keep=(2,), check=False); model = Features(Little(Base(bare)).to(dtype), target)
+    assert abs(model(Tree((1, 2, 3)))[0].sum() - 1) < 1e-12
+    ledger = generate(target, Chain(model, 3), reject, (1, 2, 3), 12, Seeded(0))
+    assert len(ledger) == 12
+
+
 def test_bad_requests():
-    "A target that is none, and one that keeps other layers"
+    "A target that is none, one that keeps other layers, and one that the network was not made for: with the name of what differs; tokens that are none; a lesson longer than its text; an MLP without width"
     target, net = pair()
+    for other, what in ((tiny(V=48), "vocab_size"), (tiny(d=64), "hidden_size"), (tiny(seed=7), "head_sha256")):
+        with pytest.raises(ValueError, match=f"^target: .*{what}"): Features(net, HFModel(other, keep=(2,), check=False))
+    Features(net, HFModel(tiny(), keep=(2,), check=False))   # the same weights again
+    one = Tree((1, 2, 3)); one.add(0, 32)
+    for tree in (Tree((1, 2, 32)), Tree((1, 32, 2)), Tree((1, 2, -1)), Tree((32,)), one): refuses("token", Features(net, target), tree)
+    states = {2: target.states((1, 2, 3))[2][None]}
+    for depth in (0, 3): refuses("depth", unroll, net, Lessons(torch.tensor([[1, 2, 3]]), states), depth)
+    assert len(unroll(net, Lessons(torch.tensor([[1, 2, 3]]), states), 2)) == 2
+    refuses("inner", layer_config, net.base[0], 0)
     for bad in (target.model, HFModel(target.model, check=False), HFModel(target.model, keep=(1,), check=False)):
         with pytest.raises(ValueError, match="^target: "): Features(net, bad)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from helpers import faithful, proves, refuses, shapes
 from specref.branching import branch_texts, branching, chain_tokens
 from specref.chance import Seeded, distance
-from specref.hydra import Candidates, Hydra, HydraPlus, MLPSpeculator, OnPath, Pathwise, Prefixed, of, to_laws, to_tokens
+from specref.hydra import Candidates, Hydra, HydraPlus, Level, MLPSpeculator, OnPath, Pathwise, Prefixed, level, of, to_laws, to_tokens
 from specref.law import overlap
 from specref.loop import generate, loop_law, nothing, rounds
 from specref.models import DATA, DOMAINS, bare, prompts, write
@@ -103,6 +103,19 @@ def test_four_layers_and_a_prefix():
         assert moved.tolist() == [t >= k for t in range(6)]
 
 
+@faithful("Hydra++")
+def test_the_prefix_is_a_llama_of_one_layer():
+    "transformers' own model of one layer and its last norm, with the prefix layer's weights and no embedding, says what `enter` says"
+    base = tiny()
+    net, _ = made("hydra++", base)
+    model = LlamaModel(LlamaConfig(**{**base.config.to_dict(), "num_hidden_layers": 1})).double().eval()
+    model.layers[0].load_state_dict({k: w for k, w in net.prefix.state_dict().items() if k in model.layers[0].state_dict()})
+    model.norm.load_state_dict(net.norm.state_dict())
+    f = torch.randn(2, 7, base.d, dtype=torch.float64)
+    with torch.no_grad(): ours, theirs = net.enter({base.layers: f}), model(inputs_embeds=f, use_cache=False).last_hidden_state
+    assert abs(ours - theirs).max() < 1e-4 < .1 < abs(ours - f).max()
+
+
 @faithful("Hydra", "Hydra++", "MLP Speculator")
 @families
 def test_what_a_guess_depends_on(family):
@@ -163,12 +176,19 @@ def ratios(m, stages, scale_input, seed=0, power=1.):
 @pytest.mark.parametrize("stages", [3, 5])
 def test_the_terms_keep_their_proportion(stages):
     "2^(1/n) - 1 at the first stage, where the mean square is a half; the same number at all later ones, larger by what GELU leaves of that half; weights set for one stage fewer or for no root are seen"
-    found, want = ratios(256, stages, True), 2**(1/stages) - 1
-    assert abs(found[0]/want - 1) < .08 and np.all(abs(found[1:]/want*2*GELU - 1) < .1)
-    assert np.ptp(found[1:]) < .1*found[1:].mean()
+    found, want = np.mean([ratios(256, stages, True, seed) for seed in range(8)], 0), 2**(1/stages) - 1
+    assert abs(found[0]/want - 1) < .03 and np.all(abs(found[1:]/want*2*GELU - 1) < .1)
     w_s = MLPSpeculator(tiny(), stages=stages).w_s
     assert w_s**(2*stages) == pytest.approx(.5)   # what is left of state_0 in the variance
     assert abs(ratios(256, stages, True, power=256**-.25)[0]/want - 1) > .5
+
+
+def test_the_norm_takes_no_mean_away():
+    "A row's mean square becomes 1, its mean stays where it was in proportion, and then it is scaled and shifted"
+    x, norm = 5 + torch.randn(3, 64, dtype=torch.float64), Level(64).double()
+    assert torch.allclose(norm(x), x / x.square().mean(-1, keepdim=True).sqrt(), atol=1e-6)
+    with torch.no_grad(): norm.weight.fill_(2.); norm.bias.fill_(3.)
+    assert torch.allclose(norm(x), 2*level(x) + 3) and torch.allclose(level(x).mean(-1), x.mean(-1) / x.square().mean(-1).sqrt(), atol=1e-6)
 
 
 def test_gelu_of_a_normal():
@@ -184,6 +204,9 @@ def test_the_labels_of_every_depth():
     V, x = 7, torch.randint(7, (3, 12))
     say = lambda shift: [40*F.one_hot(x.roll(-(shift + j), 1)[:, :-1], V).double() for j in range(3)]
     assert to_tokens(say(2), x) < 1e-6 and all(to_tokens(say(k), x) > 10 for k in (1, 3))
+    z = torch.randn(3, 3, 11, V, dtype=torch.float64)
+    by_hand = [-z[j, :, t].log_softmax(-1).gather(-1, x[:, 2+j+t, None]).mean() / (10 - j) for j in range(3) for t in range(10 - j)]
+    assert torch.allclose(to_tokens(z, x), sum(by_hand))   # each depth weighs 1
     p = torch.randn(3, 12, V, dtype=torch.float64).mul(2).softmax(-1)
     law = lambda shift: [p.log().roll(-(shift + j), 1)[:, :-1] for j in range(3)]
     entropy = sum(-(p*p.log()).sum(-1)[:, 1+j:].mean() for j in range(3))
@@ -537,14 +560,14 @@ def written():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped(name):
-    "Small enough, with its recipe, for this target and no other; on text that was not taught a chain of four emits what the recipe says, nearly"
+    "Small enough, with its recipe, for this target and no other; on text that was not taught a chain of four emits what the card says, nearly"
     base, net = shipped(name)
     folder = DATA/"drafters"/name
     assert (folder/"model.safetensors").stat().st_size < SHIPPED[name] * 1e6
     card = json.loads((folder/"config.json").read_text())
-    assert card["target"] == base.facts() and card["recipe"]["steps"] and card["recipe"]["marks"]
+    assert card["target"] == base.facts() and card["recipe"]["steps"]
     tokens, betas = marks(net, base, written(), 4)
-    assert tokens > 1.6 and min(betas) > .33 and abs(tokens - card["recipe"]["marks"]["tokens"]) < .3
+    assert tokens > 1.6 and min(betas) > .33 and abs(tokens - card["tokens"]) < .3
 
 
 @families
@@ -572,11 +595,13 @@ def test_greedy_on_the_embedded_target(family):
     "Forty tokens of English and of code at temperature 0, in float64, by a tree of the shipped heads: those of plain decoding, in fewer calls"
     base = Base(bare("target", torch.float64))
     make, drafts = FAMILIES[family]
-    net = load(make, base, DATA/"drafters"/family).double()
+    net, calls = load(make, base, DATA/"drafters"/family), 0
     for d in DOMAINS:
-        target, start = reader(base, 0), prompts(d, 1, seed=4)[0]
+        target, start = reader(base, 0), prompts(d, 1, seed=5)[0]
         out = generate(target, Candidates(drafts(net, target)), reject, start, 40, Seeded(0))
-        assert out == generate(reader(base, 0), nothing, reject, start, 40, Seeded(0)) and len(out.ledger.rounds) < 38
+        assert out == generate(reader(base, 0), nothing, reject, start, 40, Seeded(0))
+        calls += len(out.ledger.rounds)
+    assert calls < 70   # 80 without drafts
 
 
 def test_a_checkpoint_goes_round_and_is_refused(tmp_path):

@@ -22,7 +22,7 @@ from specref.loop import generate, plain
 from specref.medusa import Heads, Medusa
 from specref.models import DATA, bare
 from specref.reject import Chain, reject
-from specref.teaching import Base, Lessons, load
+from specref.teaching import Base, Lessons, load, save
 from specref.transformer import HFModel
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -97,14 +97,17 @@ def test_there_and_back(seed, heads, size, V, L, data):
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators/eagle3"])
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans())
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=8)
-def test_switches_and_layers(layout, reads, fc_norm, norm_output):
-    "Where a layout has words for them, the layers that are read and the switches of EAGLE-3.1 come back"
+def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
+    "Where a layout has words for them, the layers that are read and the switches come back: EAGLE-3.1's in both, the residual stream's in that of `speculators` alone"
     base, layout = Base(tiny()), LAYOUTS[layout]
-    net = spoken(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output)
+    net = spoken(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output, norm_before_residual=norm_before_residual)
+    if norm_before_residual and layout.name == "specforge": return refuses("net", written, net, layout)
     back = read(*written(net, layout), layout, base)
-    assert back.reads == tuple(reads) and equal(said(net, base), said(back, base))
+    assert back.reads == tuple(reads) and equal(said(net, base), said(back, base)) and back.norm_before_residual == norm_before_residual
+    net.norm_before_residual ^= True   # the same weights, the other stream
+    assert not equal(said(net, base), said(back, base))
 
 
 def test_two_numberings():
@@ -202,23 +205,24 @@ def eagle(w, e, h, base, fc="fc", at="layers.0."):
     u = torch.cat([e, h[6][:, :-1]], -1) @ w[f"{fc}.weight"].T + w.get(f"{fc}.bias", 0)
     return onward(w, at, u + turned(w, at, u)), base.head.weight
 
-def eagle3(w, e, h, base, at="midlayer.", reads=(2, 3, 3)):
+def eagle3(w, e, h, base, at="midlayer.", reads=(2, 3, 3), before=False):
     g = torch.cat([h[k][:, :-1] for k in reads], -1) @ w["fc.weight"].T
-    u = torch.cat([normed(w[f"{at}input_layernorm.weight"], e), normed(w[f"{at}hidden_norm.weight"], g)], -1)
-    return normed(w["norm.weight"], onward(w, at, g + turned(w, at, u))), w["lm_head.weight"]
+    m = normed(w[f"{at}hidden_norm.weight"], g)
+    u = torch.cat([normed(w[f"{at}input_layernorm.weight"], e), m], -1)
+    return normed(w["norm.weight"], onward(w, at, (m if before else g) + turned(w, at, u))), w["lm_head.weight"]
 
-WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3, "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."), "speculators/eagle3": lambda *a: eagle3(*a, "layers.0.")}
+WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3, "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."), "speculators/eagle3": lambda *a, **kw: eagle3(*a, "layers.0.", **kw)}
 
 
-@every
-def test_published(layout):
+@pytest.mark.parametrize("layout, more", [*((l, {}) for l in LAYOUTS.values()), (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))], ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
+def test_published(layout, more):
     "A checkpoint made of public names alone is read as the network that its public code describes, with its own heads, norm and turn, and decodes losslessly"
     base = Base(tiny(V))
-    net = read(published(layout.name), CONFIG[layout.name], layout, base)
+    net = read(published(layout.name), CONFIG[layout.name] | more, layout, base)
     x = torch.randint(V, (1, 10), generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states
-        f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base)
+        f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base, **({"before": True} if more else {}))
         z = net.guesses(Lessons(x, dict(enumerate(h))), 1)[0]
         z = z[..., IDS] if layout.make is Eagle3 else z
     assert (z - f @ head.T).abs().max() < 1e-5 * z.abs().max()   # norms count in single precision
@@ -240,6 +244,24 @@ def test_layer_is_the_files(layout):
     other = read(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"}, layout, base)
     block = lambda net: next(m for m in net.modules() if isinstance(m, layouts.Block)).self_attn.config
     assert block(other).rope_parameters["rope_theta"] == 10000 and not equal(said(net, base), said(other, base))
+
+
+@layered
+def test_a_foreign_layer_is_kept(layout, tmp_path):
+    "Saved and loaded in our own format, a drafter from elsewhere keeps its heads, norm and turn, and says what it said; it can go out again"
+    base, scaling = Base(tiny(V)), dict(rope_scaling=dict(rope_type="linear", factor=2.))
+    config = CONFIG[layout.name]
+    config = config | ({"transformer_layer_config": config["transformer_layer_config"] | scaling} if "transformer_layer_config" in config else scaling)
+    net = read({k: w.half().double() if w.is_floating_point() else w for k, w in published(layout.name).items()}, config, layout, base)
+    save(net, base, tmp_path)
+    back = load(layout.make, base, tmp_path)
+    assert equal(said(net, base), said(back, base)) and written(back, layout)[1] == written(net, layout)[1]
+    card = json.loads((tmp_path/"config.json").read_text())
+    (tmp_path/"config.json").write_text(json.dumps({k: v for k, v in card.items() if k != "layer"}))
+    try: assert not equal(said(net, base), said(load(layout.make, base, tmp_path), base))   # on the target's own numbers it is another, or none
+    except ValueError as e: assert str(e).startswith("weights: ")
+    save(some(layout, base), base, tmp_path)
+    assert "layer" not in json.loads((tmp_path/"config.json").read_text())
 
 
 def test_rope_is_said_in_three_ways():
@@ -359,9 +381,9 @@ def test_refused_targets(layout):
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
         "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True), dict(mlp_bias=True), dict(model_type="qwen3"), dict(hidden_size=8), dict(vocab_size=25), dict(vocab_size=None),
                  dict(intermediate_size=99), dict(num_attention_heads=3, head_dim=None, num_key_value_heads=None), dict(rope_scaling="twice"), dict(use_sliding_window=True)],
-        "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99), dict(norm_before_residual=True), dict(norm_before_fc=True), dict(fc_norm=True)],
-        "eagle": [], "speculators/eagle": [dict(layernorms=True)], "eagle3": [dict(norm_output=True), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])), dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])],
-        "specforge": [dict(eagle_config=dict(use_aux_hidden_state=False)), dict(eagle_config=[1]), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6])), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 5]))],
+        "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99), dict(norm_before_fc=True), dict(fc_norm=True)],
+        "eagle": [], "speculators/eagle": [dict(layernorms=True)], "eagle3": [dict(norm_before_residual=True), dict(norm_output=True), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])), dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])],
+        "specforge": [dict(norm_before_residual=True), dict(eagle_config=dict(use_aux_hidden_state=False)), dict(eagle_config=[1]), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6])), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 5]))],
         "speculators/eagle3": [dict(speculators_model_type="eagle"), dict(eagle_aux_hidden_state_layer_ids=[1, 2]), dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6]), dict(eagle_aux_hidden_state_layer_ids=["a", "b", "c"])]}
 
 
@@ -374,7 +396,7 @@ def test_refused_configurations(layout):
     inside = "transformer_layer_config" if "transformer_layer_config" in config else None
     flat = [{inside: config[inside] | bad} if inside else bad for bad in LESS["flat"]*(layout.make is not Medusa)]
     for bad in [*flat, *LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]:
-        refuses("(config|weights|reads|heads|ids)", read, weights, config | bad, layout, base)
+        refuses("(config|weights|reads|heads|ids|draft)", read, weights, config | bad, layout, base)
 
 
 def test_refused_networks():

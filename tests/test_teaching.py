@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from helpers import proves
+from specref import teaching, training
 from specref.chance import Seeded, law_of
 from specref.features import Taught
 from specref.loop import rounds
@@ -111,6 +112,53 @@ def test_an_interrupted_lesson_ends_the_same(school, tmp_path):
     assert len(told) == 4 and told == again == third and same(one, two) and same(one, three) and not same(one, other)
 
 
+@proves("prop-taught")
+def test_interrupted_anywhere(school, tmp_path, monkeypatch):
+    "Killed while any of its files is written, or right after, a lesson goes on to the same marks and weights; what is half written is never read"
+    def gone_on(folder, at, early):
+        left, keep = [at], training.whole
+        def whole(path, write):
+            left[0] -= 1
+            if not left[0] and early: keep(path.with_name(path.name + ".part"), lambda f: f.write_bytes(b"half")); raise KeyboardInterrupt
+            keep(path, write)
+            if not left[0]: raise KeyboardInterrupt
+        with monkeypatch.context() as m:
+            for home in (teaching, training): m.setattr(home, "whole", whole)
+            with pytest.raises(KeyboardInterrupt): lesson(school, folder, steps=20)
+        return lesson(school, folder, steps=20)
+    net, told = lesson(school, tmp_path/"whole", steps=20)
+    writes = 1 + 2*len(told) + sum(m > max([0, *(n for _, n in told[:i])]) for i, (_, m) in enumerate(told))   # recipe; last, marks and sometimes the best
+    for at in range(1, writes + 1):
+        for early in (True, False):
+            folder = tmp_path/f"{at}{early}"
+            two, again = gone_on(folder, at, early)
+            assert again == told and all(torch.equal(a, b) for a, b in zip(net.parameters(), two.parameters()))
+            assert (folder/"net"/"marks.json").read_bytes() == (tmp_path/"whole"/"net"/"marks.json").read_bytes()
+
+
+def test_another_recipe_is_refused(school, tmp_path):
+    "A lesson does not go on with other numbers, texts, settings or another target: each is named, and nothing is changed; more patience is allowed"
+    base, train, held, x, folder = school
+    lesson(school, tmp_path)
+    before = {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
+    for name, other in dict(steps=50, peak=2e-2, look=20, rows=4, depth=1, seed=1, decay=.1).items(): refuses(lambda: lesson(school, tmp_path, **{name: other}), name, str(other))
+    kw = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8, folder=tmp_path/"net")
+    refuses(lambda: teach(Lines(base, 3), base, train, held[:], **kw), "net", "heads")
+    refuses(lambda: teach(Lines(base), base, lessons(base, x[:40], (2,), folder), held[:], **kw), "train")
+    other = Base(tiny(V=16, seed=3)); refuses(lambda: teach(Lines(other), other, train, held[:], **kw), "base")
+    assert before == {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
+    assert lesson(school, tmp_path, patience=9)[1] == lesson(school, tmp_path)[1]
+
+
+def test_until_and_ruin(school, tmp_path):
+    "Until no step nothing is learnt; a rate at which numbers end is refused by its name, and so is the next call"
+    base, train, held, *_ = school
+    net, told = lesson(school, tmp_path/"a", (0,))
+    torch.manual_seed(0)
+    assert told == [] and all(torch.equal(a, b) for a, b in zip(net.parameters(), Lines(base).parameters()))
+    for _ in range(2): refuses(lambda: lesson(school, tmp_path/"b", peak=float("inf")), "peak", "inf")
+
+
 def test_the_best_weights_are_kept_and_enough_is_enough(school, tmp_path):
     "With a ruinous rate the marks fall: the net returned has the best mark, and the lesson ends `patience` looks after it"
     base, train, held, *_ = school
@@ -140,6 +188,31 @@ def test_what_is_kept_belongs_to_a_target(school):
     base, train, _, x, folder = school
     other = tiny(V=16, seed=3); other.lm_head.load_state_dict(base.model.lm_head.state_dict())
     assert not np.array_equal(lessons(Base(other), x[:48], (2,), folder).states[2], train.states[2])
+    def near(change):
+        model = tiny(V=16, d=16)
+        with torch.no_grad(): change(model)
+        return Base(model).key
+    same = near(lambda model: None)
+    assert same == base.key != Base(tiny(V=16, d=16, rope_theta=20.)).key   # what no weight tells is heard
+    for name, _ in base.model.named_parameters(): assert near(lambda model: model.get_parameter(name).view(-1)[5:7].add_(1e-3)) != same, name
+
+
+def test_texts_of_another_cut(school, tmp_path):
+    "The same tokens cut into texts of another length, or kept in another type, are other lessons; tokens that there are not are refused, and an interrupted reading leaves nothing"
+    base, *_, x, _ = school
+    one, two, three = (lessons(base, y, (2,), tmp_path/"a") for y in (x[:4], x[:4].reshape(8, -1), x[:4].astype(np.int64)))
+    assert one.states[2].shape == (4, 20, 16) and two.states[2].shape == (8, 10, 16) and np.array_equal(one.states[2], three.states[2])
+    for bad in (x[0], x[:4].astype(float), x[:0], x[:4] + 16, x[:4].astype(int) - 16): refuses(lambda: lessons(base, bad, (2,), tmp_path/"b"), "x")
+    calls = []
+    class Stops(Base):
+        def __init__(self, base): self.__dict__ = {**base.__dict__, "model": self.read}
+        def read(self, **kw):
+            calls.append(1)
+            if len(calls) == 2: raise KeyboardInterrupt
+            return base.model(**kw)
+    with pytest.raises(KeyboardInterrupt): lessons(Stops(base), x[:8], (1, 2), tmp_path/"c", rows=4)
+    assert not list((tmp_path/"c").iterdir())
+    assert np.array_equal(lessons(Stops(base), x[:8], (1, 2), tmp_path/"c", rows=4).states[2], lessons(base, x[:8], (2,), tmp_path/"d", rows=4).states[2])
 
 
 def test_lessons_are_read_once(school):
@@ -173,6 +246,42 @@ def test_a_checkpoint_comes_back(school, tmp_path):
     assert len(back.state_dict()) == 6
 
 
+def test_a_checkpoint_is_whole_or_not_there(school, tmp_path, monkeypatch):
+    "Interrupted between the weights and the card, the folder is refused, and no weights lie beside the card of others; a file that is cut off or of another kind is refused by its folder"
+    base, home = school[0], tmp_path/"net"
+    old, new = Lines(base), Lines(base)
+    save(old, base, home)
+    for at in (1, 2):
+        left, keep = [at], training.whole
+        def whole(path, write):
+            left[0] -= 1
+            if not left[0]: raise KeyboardInterrupt
+            keep(path, write)
+        with monkeypatch.context() as m:
+            m.setattr(teaching, "whole", whole)
+            with pytest.raises(KeyboardInterrupt): save(new, base, home)
+        refuses(lambda: load(Lines, base, home), "folder")
+    save(new, base, home)
+    assert torch.equal(load(Lines, base, home).w[0].weight, new.w[0].weight.half().float())
+    for name, broken in (("config.json", b"{"), ("config.json", b"[1]"), ("config.json", b"{}"), ("model.safetensors", (home/"model.safetensors").read_bytes()[:99])):
+        save(new, base, home)
+        (home/name).write_bytes(broken)
+        refuses(lambda: load(Lines, base, home), "folder")
+    (home/"model.safetensors").unlink(); save(new, base, home); (home/"model.safetensors").unlink()
+    refuses(lambda: load(Lines, base, home), "folder")
+
+
+def test_what_half_precision_cannot_hold(school, tmp_path):
+    "A weight beyond 65,504, or one that is no number, is not written as infinity: it is refused by its name, and what was there stays"
+    base = school[0]
+    save(Lines(base), base, tmp_path)
+    for bad in (1e5, float("nan")):
+        net = Lines(base)
+        with torch.no_grad(): net.w[1].weight[0, 0] = bad
+        refuses(lambda: save(net, base, tmp_path), "net", "w.1.weight")
+    assert load(Lines, base, tmp_path)
+
+
 def test_a_checkpoint_of_another_target_is_refused(school, tmp_path):
     "By size, by vocabulary, by number of layers, and where all sizes agree by the head"
     base = school[0]
@@ -195,6 +304,9 @@ def test_bad_requests(school, tmp_path):
         def forward(self, **kw): out = super().forward(**kw); out.logits = out.logits.tanh(); return out
     soft = tiny(); soft.__class__ = Soft
     refuses(lambda: Base(soft), "model", "head")
+    refuses(lambda: Base(tiny().model), "model", "LlamaModel")
+    for depth in (3, 18): refuses(lambda: marks(Lines(base), base, held[:], depth), "depth", "at most 2")
+    for depth in (19, 0, 2.): refuses(lambda: marks(Lines(base), base, held[:], depth), "depth")
     huge = tiny(V=16)
     assert not list(tmp_path.glob("*.npy"))
     with torch.no_grad(): huge.model.norm.weight.mul_(1e6)
