@@ -7,7 +7,7 @@ __all__ = ['COURSES', 'RANKS', 'TAUGHT', 'SHIPPED', 'Course', 'table_of', 'spoke
            'planned', 'grown', 'of_ranks', 'in_passes', 'slots', 'candidates', 'known', 'pupil', 'taught', 'train',
            'tokenizer_of', 'learn', 'written', 'made']
 
-# %% ../nbs/32c_drafters.ipynb #9d7b6f45
+# %% ../nbs/32c_drafters.ipynb #7df2005d
 import hashlib, platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoTokenizer
+from . import __version__
 from .law import at_least
 from .tree import from_choices, to_choices, without_replacement
 from .loop import System
@@ -171,7 +172,7 @@ def learn(course, base, ids, own, work, name, steps, seed):  # -> network, marks
 
 
 
-# %% ../nbs/32c_drafters.ipynb #7bbb9128
+# %% ../nbs/32c_drafters.ipynb #e86cc7e9
 def written(tok, model):  # -> {domain: (n,) tokens}
     "The training half of the corpus in the tokens of a model; raises `ValueError` where the tokenizer has no end token, or more tokens than the model"
     if tok.eos_token_id is None or len(tok) > model.get_input_embeddings().num_embeddings: raise ValueError(f"target: got a tokenizer of {len(tok)} tokens, end token {tok.eos_token_id}, wanted one of the model's own")
@@ -180,6 +181,6 @@ def written(tok, model):  # -> {domain: (n,) tokens}
 
 def made(own):
     "Of what data and by which versions a drafter was made"
-    return dict(data_sha256=hashlib.sha256(own.tobytes()).hexdigest(), python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
+    return dict(data_sha256=hashlib.sha256(own.tobytes()).hexdigest(), specref=__version__, python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__)
 
 

@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['TREE', 'blurred', 'Eagle', 'Unwarped', 'likeliest']
 
-# %% ../nbs/32_eagle.ipynb #ea3c8986
+# %% ../nbs/32_eagle.ipynb #93e07946
 from math import inf
 import torch
 from torch import nn
 from torch.nn import functional as F
 from .cost import between
 from .law import norm
-from .features import Block, causal, layer_config, unroll
+from .features import Block, causal, layer_config, single, unroll
 from .shapes import top
 from .target import Rows
 from .tree import from_choices, points
 
-# %% ../nbs/32_eagle.ipynb #86d6bdd0
+# %% ../nbs/32_eagle.ipynb #c58955e2
 def blurred(f, noise): return f + noise * (2*torch.rand_like(f) - 1)   # features with uniform noise of ± `noise`
 
 class Eagle(nn.Module):  # long: one network and its loss
@@ -34,7 +34,7 @@ class Eagle(nn.Module):  # long: one network and its loss
         "From the feature of x_i and the token x_{i+1} to the feature of x_{i+1}"
         u = self.fc(torch.cat([self.base[0].embed(tokens), f], -1))
         return self.layer(u, u, at, attend)
-    def logits(self, f): return self.base[0].head(f)
+    def logits(self, f): return single(self.base[0].head(f))
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
     def missed(self, out, true):  # (n, T, d), (n, T, d) -> scalar
         "Smooth L1 to the true feature, and a tenth of the cross-entropy to the law that the head makes of it (Proposition agree)"

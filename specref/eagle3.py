@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['frequent', 'maps', 'likely', 'Hass', 'Eagle3']
 
-# %% ../nbs/32a_eagle3.ipynb #b6bac5b3
+# %% ../nbs/32a_eagle3.ipynb #4b15b920
 import numpy as np
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from .cost import between
 from .eagle import Eagle, blurred
-from .features import Block, layer_config, unroll
+from .features import Block, layer_config, single, unroll
 from .law import at_least
 
 # %% ../nbs/32a_eagle3.ipynb #ad0fee3d
@@ -50,7 +50,7 @@ class Hass(Eagle):
         return [self.missed(o, true) + weight * likely(self.logits(true).softmax(-1), self.logits(o), self.k) for o, true in ends]
     def loss(self, batch, at): return sum(self.losses(batch, at))
 
-# %% ../nbs/32a_eagle3.ipynb #1c413f3d
+# %% ../nbs/32a_eagle3.ipynb #4c803ee4
 class Eagle3(nn.Module):  # long: one network and its loss
     "Three of the target's states fused, one wide decoder layer fed with its own output, a head on `draft` tokens (Li et al. 2025; `fc_norm` and `norm_output` are EAGLE-3.1's, `norm_before_residual` is that of `speculators`); raises `ValueError`"
     def __init__(self, base, draft=None, reads=None, steps=4, fade=.8, inner=None, fc_norm=False, norm_output=False, norm_before_residual=False):
@@ -83,7 +83,7 @@ class Eagle3(nn.Module):  # long: one network and its loss
         m, h = self.midlayer, self.midlayer.hidden_norm(f)
         out = m(torch.cat([m.input_layernorm(self.base[0].embed(tokens)), h], -1), h if self.norm_before_residual else f, at, attend)
         return self.norm(out) if self.norm_output else out
-    def short(self, f): return self.lm_head(f if self.norm_output else self.norm(f))   # (..., draft)
+    def short(self, f): return single(self.lm_head(f if self.norm_output else self.norm(f)))   # (..., draft)
     def logits(self, f):  # (..., d) -> (..., V)
         "On the target's vocabulary: -inf where the draft has no token"
         z = self.short(f)
@@ -91,7 +91,7 @@ class Eagle3(nn.Module):  # long: one network and its loss
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
     def losses(self, batch):  # -> steps scalars
         "Cross-entropy of each step to the target's law on the draft vocabulary, at places whose likeliest token is in it (Proposition missing)"
-        z = self.base[0].head(batch.states[self.base[0].layers])
+        z = single(self.base[0].head(batch.states[self.base[0].layers]))
         p, known = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]
         outs = unroll(self, batch, self.steps)
         return [-(known[:, 1+s:] * p[:, 1+s:] * self.short(o[:, :o.shape[1]-s]).log_softmax(-1)).sum(-1).mean() for s, o in enumerate(outs)]

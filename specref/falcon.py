@@ -6,7 +6,7 @@
 __all__ = ['Falcon', 'relaxed', 'walked', 'passes', 'beside', 'Blocks', 'annealed', 'glanced', 'in_blocks', 'overlap_within',
            'block_tokens']
 
-# %% ../nbs/32b_falcon.ipynb #732c7e40
+# %% ../nbs/32b_falcon.ipynb #62b450ee
 from fractions import Fraction
 from math import inf, prod
 import torch
@@ -18,9 +18,9 @@ from .law import at_least
 from .transformer import Answer, Memory, Trie
 from .tree import Tree, from_choices
 from .eagle import blurred
-from .features import Block, Features, layer_config
+from .features import Block, Features, layer_config, single
 
-# %% ../nbs/32b_falcon.ipynb #030becd0
+# %% ../nbs/32b_falcon.ipynb #e7bdc9ba
 class Falcon(nn.Module):  # long: one network, its parts and its loss
     "Feature beside next token through two LSTM layers and a decoder layer with the relaxed mask: row t makes the feature of place t + k (Gao et al. 2025); raises `ValueError`"
     def __init__(self, base, k=2, noise=.1, glance=.4, inner=None):
@@ -32,7 +32,7 @@ class Falcon(nn.Module):  # long: one network, its parts and its loss
         with torch.no_grad(): self.lstm.weight_ih_l0[:, base.d:] /= base.embed.weight.float().square().mean().sqrt().item()   # both halves weigh the same at first
         self.to(base.head.weight.device, base.head.weight.dtype)
     def enter(self, states): return states[self.reads[0]]   # {layer: (n, T, d)} -> (n, T, d)
-    def logits(self, f): return self.base[0].head(f)
+    def logits(self, f): return single(self.base[0].head(f))
     def recur(self, f, tokens, state=None):  # (n, m, d), (n, m), (n, 4d) -> (n, m, d), (n, 4d)
         "m rows further; a state is h of both layers, then c of both"
         if state is not None: state = tuple(s.unflatten(-1, (2, -1)).transpose(0, 1).contiguous() for s in state.chunk(2, -1))

@@ -6,13 +6,13 @@
 __all__ = ['OnPath', 'to_tokens', 'to_laws', 'of', 'Residual', 'Hydra', 'Pathwise', 'HydraPlus', 'Prefixed', 'level', 'Level',
            'MLPSpeculator', 'Candidates']
 
-# %% ../nbs/31a_hydra.ipynb #9b375bd9
+# %% ../nbs/31a_hydra.ipynb #06238aa8
 from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
-from .features import Block, Taught, causal, layer_config
+from .features import Block, Taught, causal, layer_config, single
 from .law import at_least, norm
 from .cost import made
 from .shapes import top
@@ -95,7 +95,7 @@ class Pathwise(Taught):
         for path, s, z in zip(new, after, self.net.logits(after, j)): self.state[path], self.said[path] = s, Answer(z)
         self.count(len(new))
 
-# %% ../nbs/31a_hydra.ipynb #32747c50
+# %% ../nbs/31a_hydra.ipynb #6d650f3d
 class HydraPlus(Hydra):
     "Hydra++: heads of four layers, on the output of one more decoder layer over the target's states of the whole prefix, taught the target's laws; raises `ValueError`"
     def __init__(self, base, heads=4, layers=4, matrices=1, gain=1., inner=None):
@@ -108,7 +108,7 @@ class HydraPlus(Hydra):
         if at is None: at = torch.arange(f.shape[1], device=f.device).expand(f.shape[:2])
         return self.norm(self.prefix(self.prefix.input_layernorm(f), f, at, attend))
     def loss(self, batch, at):
-        with torch.no_grad(): p = self.base[0].head(batch.states[self.reads[0]]).softmax(-1)
+        with torch.no_grad(): p = single(self.base[0].head(batch.states[self.reads[0]])).softmax(-1)
         return to_laws(self.guesses(batch, self.depth), p)
 
 class Prefixed(Pathwise):

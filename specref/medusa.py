@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-# %% ../nbs/31_medusa.ipynb #734f41db
-from .features import Taught
+# %% ../nbs/31_medusa.ipynb #f1759418
+from .features import Taught, single
 from .law import at_least, norm
 from .lenience import Rule
 from .loop import Verdict
@@ -150,7 +150,7 @@ class Adapter(nn.Module):
         for n, w in self.weights().items(): model.get_parameter(n).copy_(w)
         return model
 
-# %% ../nbs/31_medusa.ipynb #5d0cf50b
+# %% ../nbs/31_medusa.ipynb #cb608e2b
 class Medusa2(Medusa):
     "Heads and an adapter: the heads alone until `warm` of the lesson, then KL(original, changed) + `weight` times the heads' loss (Medusa-2 with self-distillation); raises `ValueError`"
     def __init__(self, base, heads=4, rank=8, alpha=16, warm=.2, weight=.2):
@@ -159,7 +159,7 @@ class Medusa2(Medusa):
         self.adapter = Adapter(base, rank, alpha)
     def kept(self, f, batch):  # (n, T, d) -> scalar
         "KL(p of the target as it was, p of the changed one), the mean over all places (Proposition held-back)"
-        logp, logq = (self.base[0].head(s).log_softmax(-1).flatten(0, 1) for s in (batch.states[self.reads[0]], f))
+        logp, logq = (single(self.base[0].head(s)).log_softmax(-1).flatten(0, 1) for s in (batch.states[self.reads[0]], f))
         return F.kl_div(logq, logp, log_target=True, reduction="batchmean")
     def loss(self, batch, at):
         if at < self.warm: return super().loss(batch, at)

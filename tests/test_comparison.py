@@ -55,7 +55,7 @@ def test_places_of_the_prompt_do_not_count(base):
 def test_a_colder_target_is_asked_at_its_own_temperature(base):
     "At a small temperature belief is what it is at temperature 0"
     net = pupil("eagle")
-    assert c.believed(net, base, TEXTS, 5, 1e-4) == pytest.approx(c.believed(net, base, TEXTS, 5, 0.), abs=1e-3)
+    assert c.believed(net, base, TEXTS, 5, 1e-6) == pytest.approx(c.believed(net, base, TEXTS, 5, 0.), abs=1e-3)
 
 
 def test_an_interval_holds_its_mean_as_often_as_it_says():

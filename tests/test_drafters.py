@@ -1,20 +1,23 @@
 "32c_drafters: every taught system decodes what the target says, and one command teaches any drafter for any target"
 import json
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode
 from hypothesis import given, settings, strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 from helpers import random_table
-from specref.certify import certificate
+from specref.certify import certificate, g_test
 from specref.chance import Seeded
 from specref.commands import main
 from specref.drafters import COURSES, SHIPPED, TAUGHT, cooled, pupil, taught, train
 from specref.loop import plain
 from specref.models import DOMAINS, bare, prompts, tokenizer, write
+from specref.target import target_law
 from specref.teaching import Base, Lessons, card_of, marks
 from specref.training import llama
 from specref.transformer import HFModel
@@ -51,7 +54,7 @@ def test_what_is_shipped():
     for name, card in cards.items():
         course, recipe = COURSES[name], card["recipe"]
         assert card["kind"] == course.make.__name__ and card["target"] == facts and card["settings"].items() >= json.loads(json.dumps(course.settings)).items()
-        assert (recipe["name"], recipe["peak"], recipe["rows"], recipe["corpus"]) == (name, course.peak, course.rows, course.corpus) and card["python"] and card["torch"] and card["transformers"]
+        assert (recipe["name"], recipe["peak"], recipe["rows"], recipe["corpus"]) == (name, course.peak, course.rows, course.corpus) and card["specref"] and card["python"] and card["torch"] and card["transformers"]
         assert all(recipe[k] == cards["medusa"]["recipe"][k] for k in ("steps", "texts", "length", "seed")) and card["data_sha256"] == cards["medusa"]["data_sha256"]
         assert [at for at, _ in card["told"]][-1] == recipe["steps"] - int(course.corpus * recipe["steps"])//100 * 100 and card["tokens"] == pytest.approx(max(m for _, m in card["told"]), abs=.02)   # weights are rounded when they are shipped, not when they are marked
 
@@ -65,6 +68,51 @@ def test_the_mark_on_the_card_can_be_measured_again(name):
     with torch.inference_mode(): states = dict(enumerate(base.model(input_ids=x, output_hidden_states=True).hidden_states))
     tokens, overlaps = marks(net, base, Lessons(x, states), min(4, len(card["overlaps"])))
     assert tokens == pytest.approx(card["tokens"], rel=.15) and overlaps == pytest.approx(card["overlaps"], abs=.1)
+
+
+class Once(HFModel):
+    "A target that gives again, for a tree it has seen, the rows that it gave"
+    def __init__(self, *args, **kw): super().__init__(*args, **kw); self.given = {}
+    def __call__(self, tree): return remembered(self.given, super().__call__, tree)
+
+
+def remembered(given, ask, tree):
+    key = tree.ctx, tuple(tree.parent), tuple(tree.token)
+    if key not in given: given[key] = ask(tree)
+    return given[key]
+
+
+@names
+def test_joint_law(name, monkeypatch):
+    "Three tokens of the embedded target, its laws and the network's cut to two tokens: G-test at 1e-9 on 1,500 runs, power .999 at the distance asserted"
+    course, make = TAUGHT[name]
+    net, given = pupil(course), {}
+    target, prompt = Once(COURSES[course].serves(net), 1.5, top_k=2, keep=net.reads, check=False), prompts("code", 1, seed=2)[0]
+    model = COURSES[course].model(net, target)
+    ask = type(model).__call__
+    monkeypatch.setattr(type(model), "__call__", lambda draft, tree: remembered(given, partial(ask, draft), tree))
+    system = make(model, gamma=2, temperature=1.5, **card_of(SHIPPED/course))
+    want = target_law(HFModel(target.model, 1.5, top_k=2, check=False), prompt, 3)
+    test = g_test(Counter(system(target, prompt, 3, Seeded(i)) for i in range(1500)), want)
+    print(f"{name}: {test}")
+    assert test.fits and test.tv < .3
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_no_law_is_taken_in_half_precision(name):
+    "A lesson multiplies in bfloat16, but every softmax of its loss, attention's written out and the laws', is in single precision"
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            out = f(*args, **(kwargs or {}))
+            if f.overloadpacket in (torch.ops.aten._softmax, torch.ops.aten._log_softmax): seen.add(out.dtype)
+            if f.overloadpacket is torch.ops.aten.mm: seen.add(("mm", out.dtype))
+            return out
+    torch.manual_seed(0); seen = set()
+    base, course, x = Base(llama(6, 32, 64)), COURSES[name], torch.randint(512, (2, 24))
+    net = course.begin(course.make(base, **course.settings), x.numpy()).train()
+    batch = Lessons(x, {k: h.float() for k, h in enumerate(base.model(input_ids=x, output_hidden_states=True).hidden_states)})
+    with Watch(), torch.autocast("cpu", torch.bfloat16): net.loss(batch, .9).backward()
+    assert {d for d in seen if isinstance(d, torch.dtype)} == {torch.float32} and ("mm", torch.bfloat16) in seen
 
 
 @names

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 double = torch.float64
 SWITCHES = [{}, dict(fc_norm=True), dict(norm_output=True), dict(fc_norm=True, norm_output=True)]
 KINDS = dict(hass=Hass, eagle3=Eagle3, eagle31=Eagle3)
-shipped = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.skipif(not (DATA/"drafters"/n/"config.json").exists(), reason="not shipped")) for n in KINDS])
+shipped = pytest.mark.parametrize("name", KINDS)
 
 
 def tiny(V=32, seed=0, d=32, dtype=double):

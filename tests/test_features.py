@@ -280,6 +280,7 @@ def test_bad_requests():
     for other, what in ((tiny(V=48), "vocab_size"), (tiny(d=64), "hidden_size"), (tiny(seed=7), "head_sha256")):
         with pytest.raises(ValueError, match=f"^target: .*{what}"): Features(net, HFModel(other, keep=(2,), check=False))
     Features(net, HFModel(tiny(), keep=(2,), check=False))   # the same weights again
+    with pytest.raises(ValueError, match="^target: .*float32"): Features(net, HFModel(tiny().float(), keep=(2,), check=False))   # and in another precision
     one = Tree((1, 2, 3)); one.add(0, 32)
     for tree in (Tree((1, 2, 32)), Tree((1, 32, 2)), Tree((1, 2, -1)), Tree((32,)), one): refuses("token", Features(net, target), tree)
     states = {2: target.states((1, 2, 3))[2][None]}

@@ -180,7 +180,6 @@ def test_contexts_do_not_mix():
 
 
 @faithful("Medusa")
-@pytest.mark.skipif(not HEADS.exists(), reason="no checkpoint yet")
 def test_a_drafted_token_changes_no_head(base):
     "On real text: whatever stands at x_{t+1}, and whatever was drafted, every head says the same"
     net, model = load(Medusa, base, HEADS), embedded(keep=(base.layers,))
@@ -196,7 +195,6 @@ def test_a_drafted_token_changes_no_head(base):
 
 
 @faithful("Medusa")
-@pytest.mark.skipif(not HEADS.exists(), reason="no checkpoint yet")
 def test_one_pass_of_the_heads_a_round(base):
     "The target reads the root and the drafts once each and nothing for the heads' sake; the heads are asked once a round, for a chain of four too; reading the last token's state costs a target call more"
     net, prompt = load(Medusa, base, HEADS), prompts("english", 1)[0]
@@ -276,7 +274,6 @@ def test_liars_are_found():
         with pytest.raises(AssertionError, match="stated"): drafter_contract(liar, (0, 1))
 
 
-@pytest.mark.skipif(not HEADS.exists(), reason="no checkpoint yet")
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_greedy_text_is_plain_text(domain):
     "In double precision at temperature 0, a chain, a planned tree, slots and a match judge all give plain decoding's text, in fewer rounds"
@@ -340,7 +337,6 @@ def connected(nodes, n):
 
 
 @faithful("Medusa")
-@pytest.mark.skipif(not HEADS.exists(), reason="no checkpoint yet")
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_the_calibrated_tree_is_the_best_of_all(base, tmp_path, n):
     "On the table of the shipped heads: no connected tree of n nodes, among all of three ranks and three places, is worth more"
@@ -541,7 +537,6 @@ def test_decoding_is_lossless_for_the_changed_target(make):
 
 
 @faithful("Medusa-2")
-@pytest.mark.skipif(not TWO.exists(), reason="no checkpoint yet")
 def test_the_shipped_pair(base):
     "Medusa-2's heads, believed by the target that learnt with them, are as good as Medusa-1's, nearly, and worse on the original; the changed target is near the original and not it"
     one, two = load(Medusa, base, HEADS), load(Medusa2, base, TWO)
