@@ -26,12 +26,12 @@ from .teaching import Base, Lessons
 from .tour import Pupil, Stop, decode
 from .training import whole
 
-# %% ../nbs/62a_comparison.ipynb #b832a752
+# %% ../nbs/62a_comparison.ipynb #e89e606c
 OTHERS = [Stop("autoregressive"), Stop("speculative sampling", "small"), Stop("speculative sampling", "large"), *map(Stop, ("prompt lookup", "SuffixDecoding", "SAM"))]
 
 def contest(again=None):  # -> {(system, draft): stop}
     "Who races: `again` is the folder of networks taught with another seed"
-    second = [Pupil(name, "again", folder=Path(again)) for name, (course, _) in TAUGHT.items() if (Path(again)/course).exists()] if again else []
+    second = [Pupil(name, "again", folder=Path(again)) for name, (course, *_) in TAUGHT.items() if (Path(again)/course).exists()] if again else []
     return {(s.recipe, s.draft): s for s in (*OTHERS, *map(Pupil, TAUGHT), *second)}
 
 # %% ../nbs/62a_comparison.ipynb #9849ca22
@@ -53,11 +53,11 @@ class Reader:
         z = self.model(input_ids=batch.x, use_cache=False).logits
         return [z[:, 1+j:] for j in range(depth)]
 
-# %% ../nbs/62a_comparison.ipynb #3f02cf4c
+# %% ../nbs/62a_comparison.ipynb #52d89881
 def marked(stop, x, first, temperature):  # -> up to 4 numbers
     "`believed` of a stop; nothing for one without a network or a draft model"
     if isinstance(stop, Pupil):
-        course, _ = TAUGHT[stop.recipe]
+        course, *_ = TAUGHT[stop.recipe]
         net = pupil(course, stop.folder)
         return believed(net, Base(COURSES[course].serves(net)), x, first, temperature)
     return believed(Reader(stop.draft), Base(bare("target")), x, first, temperature) if stop.draft else []

@@ -6,7 +6,7 @@
 __all__ = ['TREES', 'GROWN', 'LOOKED_UP', 'UNTAUGHT', 'STOPS', 'RECIPES', 'KINDS', 'HEAD', 'Stop', 'Pupil', 'modelless', 'past',
            'rates', 'quoted', 'Run', 'decode', 'line', 'show', 'tour', 'chapter', 'plot']
 
-# %% ../nbs/60a_tour.ipynb #86602309
+# %% ../nbs/60a_tour.ipynb #42652c86
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, product
@@ -18,12 +18,12 @@ from tqdm import tqdm
 from transformers.utils import logging
 from .chance import Seeded
 from .certify import certificate
-from .drafters import SHIPPED, TAUGHT, taught
+from .drafters import SHIPPED, TAUGHT, recipe, taught
 from .models import DOMAINS, corpus, embedded, prompts, tokenizer
 from .shapes import measured
 from .systems import SYSTEMS
 
-# %% ../nbs/60a_tour.ipynb #7f59628b
+# %% ../nbs/60a_tour.ipynb #4d05d969
 @dataclass(frozen=True)
 class Stop:
     "One stop of the tour: a recipe of `SYSTEMS`, the embedded draft it uses, and the draft's temperature when it is not the target's"
@@ -67,7 +67,7 @@ LOOKED_UP = "DDTree", "prompt lookup", "n-gram map", "REST", "SuffixDecoding", "
 UNTAUGHT = [Stop("autoregressive"), *(Stop(r, d) for r in ("speculative sampling", "sample and match") for d in ("small", "large")), Stop("block verification", "small"),
          Stop("drafter-invariant", "small"), *(Stop(r, "small", 1.) for r in (*TREES, *GROWN)), *(Stop(r) for r in LOOKED_UP), Stop("Ouroboros", "small")]
 STOPS = [*UNTAUGHT, *map(Pupil, TAUGHT)]
-RECIPES = {**SYSTEMS, **{name: make for name, (_, make) in TAUGHT.items()}}   # of tables too: what a certificate asks
+RECIPES = {**SYSTEMS, **{name: recipe(name) for name in TAUGHT}}   # of tables too: what a certificate asks
 
 # %% ../nbs/60a_tour.ipynb #fe922027
 def quoted(n, length=24, times=4, seed=0):

@@ -14,7 +14,7 @@ from helpers import random_table
 from specref.certify import certificate, g_test
 from specref.chance import Seeded
 from specref.commands import main
-from specref.drafters import COURSES, SHIPPED, TAUGHT, cooled, pupil, taught, train
+from specref.drafters import COURSES, SHIPPED, TAUGHT, cooled, pupil, recipe, taught, train
 from specref.loop import plain
 from specref.models import DOMAINS, bare, prompts, tokenizer, write
 from specref.target import target_law
@@ -85,7 +85,7 @@ def remembered(given, ask, tree):
 @names
 def test_joint_law(name, monkeypatch):
     "Three tokens of the embedded target, its laws and the network's cut to two tokens: G-test at 1e-9 on 1,500 runs, power .999 at the distance asserted"
-    course, make = TAUGHT[name]
+    (course, *_), make = TAUGHT[name], recipe(name)
     net, given = pupil(course), {}
     target, prompt = Once(COURSES[course].serves(net), 1.5, top_k=2, keep=net.reads, check=False), prompts("code", 1, seed=2)[0]
     model = COURSES[course].model(net, target)
@@ -118,7 +118,7 @@ def test_no_law_is_taken_in_half_precision(name):
 @names
 def test_every_recipe_is_certified(name):
     "With a table of fractions in the place of the network every way of drafting has the target's law, at both temperatures of the draw"
-    _, make = TAUGHT[name]
+    make = recipe(name)
     assert certificate(make).exact and certificate(partial(make, temperature=0), V=4, n=2, seeds=(3, 4), stop=()).exact
     system = make(random_table(3, 1))
     assert system.name.startswith(name) and system.cites
