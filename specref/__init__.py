@@ -1,14 +1,53 @@
-"Speculative decoding: every way derived, run, and checked against the law it promises"
+"""Speculative decoding: every way of decoding derived, run, and checked against the distribution it promises.
+
+The names of `PUBLIC` can be imported from here. Each is loaded when it is first used, so that importing `specref` costs
+nothing, and the mathematics needs numpy alone."""
 from importlib import import_module
 
 __version__ = "0.1.0"
-_CHAPTERS = "law chance tree target loop reject cost lenience siblings block traversal transport coupled certify bets samplers shapes lookup datastore suffix recycling jacobi lookahead ouroboros systems".split()  # those that need numpy alone
+
+PUBLIC = {   # module: the names that stand here as well
+    "core.law": "exact as_law one_hot normalize overlap residual tv d_lk warp greedy",
+    "core.rng": "Enumerator Seeded Streams Tape Outcomes law_of mean_of tv_outcomes",
+    "core.tree": "Tree iid without_replacement points in_sequence add_paths",
+    "core.picture": "draw_tree",
+    "core.target": "Rows TableModel NgramModel random_table target_law",
+    "core.loop": "Verdict Round rounds match generate Generation Ledger System autoregressive no_draft trace loop_law",
+    "core.cost": "speedup Costs Rates best_gamma measure explain",
+    "verify.reject": "reject Chain capped_geometric",
+    "verify.siblings": "Branching acceptance_prob",
+    "verify.block": "block",
+    "verify.traversal": "traversal",
+    "verify.transport": "transport kseq spechub",
+    "verify.coupled": "coupled PositionKeyed",
+    "verify.lossy": "AcceptanceRule lenient typical top_beta",
+    "models.transformer": "HFModel",
+    "models.embedded": "embedded tokenizer prompts",
+    "models.bridge": "speculate generate_law",
+    "draft.shapes": "StaticTree DynamicTree sequoia opt_tree",
+    "draft.lookup": "PromptLookup",
+    "draft.datastore": "Datastore Rest",
+    "draft.suffix": "SuffixDecoding SAM Fallback",
+    "draft.recycling": "Recycling",
+    "draft.jacobi": "Jacobi",
+    "draft.lookahead": "Lookahead",
+    "draft.ouroboros": "Ouroboros",
+    "train.registry": "TRAINED load_system",
+    "gpu.engine": "Engine",
+    "certify.certificates": "certify_system certificate g_test",
+    "certify.sequential": "certify_rounds certify_log save_log watch",
+    "certify.samplers": "certify_sampler certify_rows",
+    "certify.mutants": "MUTANTS",
+    "app.systems": "SYSTEMS LOSSY",
+}
+_MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names.split()}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name):
-    "`specref.generate` and every other public name of the numpy chapters, found when first asked for; the name of a chapter is the chapter"
-    if name.startswith("_"): raise AttributeError(name)
-    if name in _CHAPTERS: return import_module(f"specref.{name}")
-    for chapter in _CHAPTERS:
-        if name in (module := import_module(f"specref.{chapter}")).__all__: return getattr(module, name)
-    raise AttributeError(f"module 'specref' has no attribute {name!r}")
+    if name not in _MODULE_OF: raise AttributeError(f"module 'specref' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"specref.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__(): return sorted([*globals(), *_MODULE_OF])

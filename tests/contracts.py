@@ -2,10 +2,10 @@
 from collections import Counter
 from math import prod
 
-from specref.chance import Streams, law_of
-from specref.loop import clip
-from specref.target import target_law
-from specref.tree import Tree, edge_laws
+from specref.core.rng import Streams, law_of
+from specref.core.loop import clip
+from specref.core.target import target_law
+from specref.core.tree import Tree, edge_laws
 
 
 def drafter_contract(drafter, ctx):
@@ -49,7 +49,7 @@ def judged(target, drafter, verify, ctx, rng):
     sides = Streams(Sealed(rng), Sealed(rng))
     tree = drafter(ctx, sides.draft)
     sides.draft.open, key, p = False, tree.key(), Watched(target(tree))
-    verdict = verify(p, tree, sides.judge)
+    verdict = verify(p, tree, sides.verify)
     assert tree.key() == key and p.same(), "the judge changed what it was given"
     assert all(tree.law[i] is not None for i in tree.ancestors(verdict.node)), "a probe was accepted"
     assert 0 <= verdict.token < target.V

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from specref.certify import ALPHA, MISS, detectable, g_test, pooled   # every statistical assertion says how often it is wrong, and what it cannot see
-from specref.chance import Uniforms
-from specref.law import exact, greedy, warp
-from specref.target import TableModel, random_table
-from specref.tree import Tree, iid, in_turn, points, without_replacement
+from specref.certify.certificates import ALPHA, MISS, detectable, g_test, pooled   # every statistical assertion says how often it is wrong, and what it cannot see
+from specref.core.rng import Uniforms
+from specref.core.law import exact, greedy, warp
+from specref.core.target import TableModel, random_table
+from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 
 
 def proves(*anchors):
@@ -122,7 +122,7 @@ def tiny(V=3, layers=2, seed=0):
 class Recorder(Uniforms):
     "An rng that passes on the numbers of `rng` and notes them in `table` at a tape's addresses"
     def __init__(self, rng, table, address=()): self.rng, self.table, self.address = rng, table, address
-    def at(self, i): return type(self.rng.at(i))(*(Recorder(r, self.table, (*self.address, i, name)) for r, name in zip(self.rng.at(i), ("draft", "judge"))))
+    def at(self, i): return type(self.rng.at(i))(*(Recorder(r, self.table, (*self.address, i, name)) for r, name in zip(self.rng.at(i), ("draft", "verify"))))
     def uniform(self, kind, at, key):
         where = (*self.address, kind, at) if key is None else ("key", key)
         assert key is not None or where not in self.table, f"asked twice at {where}"
@@ -140,7 +140,7 @@ DRAWS = {
     "iid": iid,
     "without replacement": without_replacement,
     "points": lambda q: points(np.argsort(-q, kind="stable"), len(q), exact=True),
-    "mixed": lambda q: in_turn(points([len(q) - 1], len(q), exact=True), without_replacement(q), iid(q), without_replacement(q)),
+    "mixed": lambda q: in_sequence(points([len(q) - 1], len(q), exact=True), without_replacement(q), iid(q), without_replacement(q)),
 }
 draws = st.sampled_from(sorted(DRAWS))
 

@@ -170,10 +170,16 @@ def imported(nodes, package='specref'):
 
 def package(file, root=ROOT): return '.'.join(file.relative_to(root).parent.parts)
 
+def leaves(root=ROOT):
+    "The modules that import nothing of this package: their chapters may stand anywhere"
+    for f in modules(root):
+        names = imported(ast.walk(ast.parse(f.read_text(encoding='utf-8'))), package(f, root))
+        if not any(name.split('.')[0] == 'specref' for name in names): yield '.'.join(f.relative_to(root).with_suffix('').parts)
+
 def upward(root=ROOT):
-    "Imports that do not run strictly downward in chapter number, in modules and in notebook cells"
-    nbs = notebooks(root)
-    at = {f'specref.{nb.module}': nb for nb in nbs if nb.module}
+    "Imports that do not run strictly downward in chapter number, in modules and in notebook cells; a leaf may stand anywhere"
+    nbs, free = notebooks(root), set(leaves(root))
+    at = {f'specref.{nb.module}': nb for nb in nbs if nb.module and f'specref.{nb.module}' not in free}
     def trees(nb):
         file = root/'specref'/f'{(nb.module or "").replace(".", "/")}.py'
         if file.is_file(): yield ast.parse(file.read_text(encoding='utf-8')), package(file, root)
@@ -197,6 +203,19 @@ def light(root=ROOT):
     heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
     while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
     return sorted(needs.keys() - heavy)
+
+def ambiguous(root=ROOT):
+    "Names that two modules define; a kernel has the names of its twin"
+    defined = defaultdict(list)
+    for f in modules(root):
+        module = f.relative_to(root).with_suffix('').as_posix()
+        for n in ast.parse(f.read_text(encoding='utf-8')).body:
+            names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else [
+                x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
+            for name in names:
+                if name != '__all__' and module not in defined[name]: defined[name].append(module)
+    twins = ['specref/gpu/kernels', 'specref/gpu/verify']
+    yield from (f'{name} is defined in {" and ".join(found)}' for name, found in sorted(defined.items()) if len(found) > 1 and sorted(found) != twins)
 
 def heavy(root=ROOT):
     "Chapters a newcomer meets before any framework (00 to 06, the verifiers 10 to 19) that need more than numpy"
@@ -249,7 +268,6 @@ def untidy(root=ROOT):
         def bad(what, c=None): return f'{nb.path.name}{c and " cell " + str(c.get("id")) or ""}: {what}'
         if len({c['id'] for c in nb.cells}) < len(nb.cells): yield bad('two cells share an id')
         if nb.raw['metadata'] != PLAIN: yield bad('metadata is not that of a plain python3 notebook')
-        if nb.module and nb.path.stem.split('_', 1)[1] != nb.module.split('.')[-1]: yield bad(f'exports to {nb.module}')
         if nb.code and not any(c['outputs'] for c in nb.code): yield bad('no output is stored')
         for c in nb.cells:
             if not set(c['metadata']) <= {'tags'}: yield bad(f'metadata {sorted(c["metadata"])}', c)
@@ -310,8 +328,8 @@ def unproved(root=ROOT):
 
 def unfaithful(root=ROOT):
     "Systems without a test of a property that a toy lacks, and tests of systems that are not in the table"
-    tests, files = marked('faithful', root), [f for f in (root/'specref/systems.py', root/'specref/drafters.py') if f.is_file()]
-    tables = [n.value for f in files for n in ast.parse(f.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id in ('SYSTEMS', 'TAUGHT')]
+    tests, files = marked('faithful', root), [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
+    tables = [n.value for f in files for n in ast.parse(f.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id in ('SYSTEMS', 'TRAINED')]
     systems = {k.value for t in tables for k in t.keys}
     yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
     yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in sorted(tests.keys() - systems))

@@ -9,15 +9,15 @@ import triton
 from triton.runtime import interpreter
 
 from helpers import DRAWS
-from specref.block import block
-from specref.chance import Branch, Seeded
+from specref.verify.block import block
+from specref.core.rng import Enumerator, Seeded
 from specref.gpu import kernels
 from specref.gpu.layout import flat, pack
-from specref.gpu.verify import Logits, cells, walk, walk_back
-from specref.law import exact, greedy
-from specref.reject import reject
-from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree, iid, in_turn, points, without_replacement
+from specref.gpu.verify import Logits, decision_cells, verify_trees, verify_chains
+from specref.core.law import exact, greedy
+from specref.verify.reject import reject
+from specref.core.target import TableModel, random_table, target_law
+from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 
 LAST, known, CHECKS = 1 - 2.**-53, set(), {}
 
@@ -49,7 +49,7 @@ def drafts(f):
     "What `f(rng)` may draw, with probabilities"
     todo = [[]]
     while todo:
-        rng = Branch(todo.pop())
+        rng = Enumerator(todo.pop())
         yield f(rng), rng.mass
         todo += rng.todo
 
@@ -70,7 +70,7 @@ RULES = {  # the target, the drafter, the reference, twin and kernel, the temper
     "without replacement": (random_table(3, 6), grown((0, without_replacement(A), 2), (1, without_replacement(B), 2)), 1),
     "support used up": (random_table(4, 1), grown((0, without_replacement(C), 3)), 1),
     "points": (random_table(4, 2), grown((0, points([2, 0, 3], 4, exact=True), 3), (1, points([1, 3], 4, exact=True), 2)), 1),
-    "mixed": (random_table(3, 3), grown((0, in_turn(points([2], 3, exact=True), iid(A), points([0], 3, exact=True), iid(B)), 4)), 1),
+    "mixed": (random_table(3, 3), grown((0, in_sequence(points([2], 3, exact=True), iid(A), points([0], 3, exact=True), iid(B)), 4)), 1),
     "mixed without replacement": (random_table(3, 8), grown((0, DRAWS["mixed"](B), 3)), 1),
     "chain": (random_table(3, 9), grown((0, iid(A), 1), (1, iid(B), 1)), 1),
     "greedy": (TableModel(3, lambda text: greedy(random_table(3, 4).law(text))), grown((0, iid(A), 2), (1, without_replacement(A), 2)), 0),
@@ -84,13 +84,13 @@ def celled(name):
     judge = block if name == "block" else reject
     for tree, mass in drafts(draft):
         p = target(tree)
-        for cell in cells(lambda rng: judge(p, tree, rng)): yield tree, [p[i] for i in range(len(tree))], mass * cell.volume, cell
+        for cell in decision_cells(lambda rng: judge(p, tree, rng)): yield tree, [p[i] for i in range(len(tree))], mass * cell.volume, cell
 
 
 def agreed(name):
     "Reference, twin and kernel on all cells of a rule, with probabilities and logits; the volumes by the kernel's outcome are the target's law"
     target, _, temperature = RULES[name]
-    found, twin, kernel = [*celled(name)], *((walk_back, kernels.fused_walk_back) if name == "block" else (walk, kernels.fused_walk))
+    found, twin, kernel = [*celled(name)], *((verify_chains, kernels.fused_verify_chains) if name == "block" else (verify_trees, kernels.fused_verify_trees))
     batch, q = pack([tree for tree, *_ in found])
     free = (0., LAST)
     coins = torch.tensor([float(cell.coins.get(i, free[k % 2])) for k, (tree, *_, cell) in enumerate(found) for i in range(len(tree))], dtype=torch.float64)
@@ -145,7 +145,7 @@ def ragged(rng, V, chains):
     for _ in range(int(rng.choice([0, 1, 4, 16] if chains else [0, 1, 2, 5]))):
         i, q = todo.pop() if chains or rng.random() < .7 else todo.pop(0), law(rng, V)
         some = [int(x) for x in rng.integers(0, V, 4)]
-        draw = [iid(q), points(some, V), without_replacement(q), in_turn(iid(q), points(some, V), iid(law(rng, V)), points(some, V))][rng.integers(2 if chains else 4)]
+        draw = [iid(q), points(some, V), without_replacement(q), in_sequence(iid(q), points(some, V), iid(law(rng, V)), points(some, V))][rng.integers(2 if chains else 4)]
         todo += tree.grow(i, draw, Seeded(int(rng.integers(10**9))), 1 if chains else int(rng.integers(1, 5)))
         if not todo: break
     return tree
@@ -173,7 +173,7 @@ def kinds(rng, p, q, B):
 
 def compared(seeds, sizes, blocks, chains):
     "How many walks of random batches agree: all, or an error"
-    n, (twin, kernel) = 0, ((walk_back, kernels.fused_walk_back) if chains else (walk, kernels.fused_walk))
+    n, (twin, kernel) = 0, ((verify_chains, kernels.fused_verify_chains) if chains else (verify_trees, kernels.fused_verify_trees))
     for seed in seeds:
         rng = np.random.default_rng(seed)
         V, size = int(rng.choice(sizes)), int(rng.choice(blocks))
@@ -209,7 +209,7 @@ def strides():
     views = [torch.nn.functional.pad(p, (0, 5))[:, :V], p.t().contiguous().t(), p[:1].expand(batch.n, V), gaps(p)]
     for x in views:
         assert not x.is_contiguous()
-        assert same(walk(batch, x, gaps(q), gaps(coins), gaps(picks)), kernels.fused_walk(replace(batch, child=gaps(batch.child), token=gaps(batch.token)), x, gaps(q), gaps(coins), gaps(picks), block=4))
+        assert same(verify_trees(batch, x, gaps(q), gaps(coins), gaps(picks)), kernels.fused_verify_trees(replace(batch, child=gaps(batch.child), token=gaps(batch.token)), x, gaps(q), gaps(coins), gaps(picks), block=4))
     return len(views) * batch.B
 
 
@@ -222,7 +222,7 @@ def temperatures():
     for t in (5e-324, 1e-300, 1e-3, 0., -0., 1e3, 1e300, torch.tensor([1e-30, 0., 1e30]), torch.tensor([.7]).expand(3)):
         for kind in (torch.float64, torch.bfloat16):
             x, z = Logits((1e30 * p.log()).to(kind) if n % 4 else p.log().to(kind), t), Logits(q.log().to(kind))
-            assert same(walk(batch, x, z, coins, picks), kernels.fused_walk(batch, x, z, coins, picks, block=4)), f"temperature {t}, {kind}"
+            assert same(verify_trees(batch, x, z, coins, picks), kernels.fused_verify_trees(batch, x, z, coins, picks, block=4)), f"temperature {t}, {kind}"
             n += batch.B
     return n
 
@@ -234,7 +234,7 @@ def next_to_nothing():
     p, u = torch.tensor([[.1, .2, .3, .4]]*3).double(), torch.full((3,), .99).double()
     for least in (5e-324, 2.**-1023, 2.**-1021):
         args = batch, p, torch.tensor([[1., least, 0., 0.]]).double(), u, u[:1]
-        assert same(walk(*args, check=False), b := kernels.fused_walk(*args, check=False, block=4)) and 0 <= b.tokens[0, 0] < 4
+        assert same(verify_trees(*args, check=False), b := kernels.fused_verify_trees(*args, check=False, block=4)) and 0 <= b.tokens[0, 0] < 4
     return 3
 
 
@@ -262,7 +262,7 @@ def every_depth():
     for u, r in zip(batch.parent.tolist(), batch.q_row.tolist()):
         if r >= 0: p[u] = .9 * q[r] + .1 * p[u]
     coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(17))
-    for twin, kernel in (walk, kernels.fused_walk), (walk_back, kernels.fused_walk_back):
+    for twin, kernel in (verify_trees, kernels.fused_verify_trees), (verify_chains, kernels.fused_verify_chains):
         a = twin(batch, p, q, coins, picks)
         assert same(a, kernel(batch, p, q, coins, picks, block=4)) and a.length.max() > 8
         n += 17
@@ -274,7 +274,7 @@ def alone():
     "A batch without a single offer, without q, and one that asks for wider vectors than it needs"
     batch = flat([-1, -1, -1], [0, 1, 2])
     p, u = torch.eye(3, dtype=torch.float64), torch.tensor([0., .5, LAST], dtype=torch.float64)
-    for kernel in (kernels.fused_walk, kernels.fused_walk_back):
+    for kernel in (kernels.fused_verify_trees, kernels.fused_verify_chains):
         for b in (batch, replace(batch, height=3), replace(batch, width=1)):
             out = kernel(b, p, None, u, u, block=4)
             assert out.tokens[:, 0].tolist() == [0, 1, 2] and out.length.tolist() == [1, 1, 1] and out.nodes.shape == (3, b.height)
@@ -301,7 +301,7 @@ def reads():
                     if ptrs.data.size > 1 and len(at) and (0 <= at).all() and (at < x.numel()).all(): s |= {i // V for i in at.tolist()}
                 return load(interpreter.interpreter_builder, ptrs, mask, *rest)
             interpreter.interpreter_builder.create_masked_load = watched
-            try: out = kernels.fused_walk(batch, p, q, coins, picks, check=False, block=4)
+            try: out = kernels.fused_verify_trees(batch, p, q, coins, picks, check=False, block=4)
             finally: del interpreter.interpreter_builder.create_masked_load
             assert [*kernels.rows_read(batch, out, p, q)] == [(seen[0],), (seen[1],)], f"seed {seed}"
             n += 1
@@ -322,7 +322,7 @@ def star(tokens, q, p, coins, picks, apart=False, temperature=None):
 
 EDGE = np.array([.05, .25, .5, .7, .9, .97])
 def agree(K, args, size=4, back=False):
-    twin, kernel = (walk_back, K.fused_walk_back) if back else (walk, K.fused_walk)
+    twin, kernel = (verify_chains, K.fused_verify_chains) if back else (verify_trees, K.fused_verify_trees)
     return same(twin(*args, check=False), kernel(*args, check=False, block=size))
 
 
@@ -384,15 +384,15 @@ MUTANTS = {  # name: (check, text, instead, what is added at the end)
     "<= in the search": (borders, "tl.cumsum(w, 0) + before <= mark", "tl.cumsum(w, 0) + before < mark"),
     "last block dropped": (tail, "range(0, tl.cdiv(p.V, BLOCK))", "range(0, p.V // BLOCK)"),
     "last block unmasked": (tail, "mask=v < rows.V, other=none", "mask=v >= 0, other=none"),
-    "float32 sums": (borders, "tl.sum(counted(rest(p, q, s * BLOCK + tl.arange(0, BLOCK), at, j, past)), 0)", "tl.sum(counted(rest(p, q, s * BLOCK + tl.arange(0, BLOCK), at, j, past)).to(tl.float32), 0).to(tl.float64)"),
+    "float32 sums": (borders, "tl.sum(fixed_point(residual_weights(p, q, s * BLOCK + tl.arange(0, BLOCK), at, j, past)), 0)", "tl.sum(fixed_point(residual_weights(p, q, s * BLOCK + tl.arange(0, BLOCK), at, j, past)).to(tl.float32), 0).to(tl.float64)"),
     "float32 weights": (borders, "tl.floor(w * ONE)", "tl.floor(w.to(tl.float32) * ONE).to(tl.float64)"),
     "bfloat16 softmax": (softmax, "power((x - top.most) * rows.slope)", "power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float64)"),
-    "extra token from the root's row": (bonus, "drawn(p, q, at, j, Past(", "drawn(p, q, At(tl.load(root + b), at.top, at.scale), j, Past("),
+    "extra token from the root's row": (bonus, "drawn_token(p, q, at, j, OfferedBefore(", "drawn_token(p, q, NodeState(tl.load(root + b), at.top, at.scale), j, OfferedBefore("),
     "exclusion forgotten": (exclusion, "if entry(past.apart, l) > 0:", "if entry(past.apart, l) > 1:"),
     "c not renewed": (exclusion, "if (alone > 0) & (j > 0):", "if (alone > 0) & (j > 99):"),
     "no uniform fallback": (uniform, "flat = tl.where(here, nothing, flat)", "flat = tl.where(here, 0, flat)"),
     "S not renewed": (fresh, "tl.where(r_row >= 0, 1, stale)", "stale"),
-    "refusals forgotten at the end": (fresh, "drawn(p, q, at, j, Past(", "drawn(p, q, at, 0, Past("),
+    "refusals forgotten at the end": (fresh, "drawn_token(p, q, at, j, OfferedBefore(", "drawn_token(p, q, at, 0, OfferedBefore("),
     "refusal kept from the node before": (leaf, "left, kept, stale, j = tl.load(child + node), tl.full((), ONE, tl.float64), -1, 0, 0", "left, kept, stale = tl.load(child + node), tl.full((), ONE, tl.float64), -1, 0"),
     "block: <=": (ends, "(S + 1 - w) < S", "(S + 1 - w) <= S"),
     "block: weight left out": (chain, "tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0"),
@@ -452,7 +452,7 @@ for cc in (80, 90, 100):
     def one(cc=cc):
         "Both kernels for one architecture: no spills, nothing contracted, every step of float64 rounded to nearest"
         found = {}
-        for kernel, K in (kernels.walking, 4), (kernels.walking_back, 8):
+        for kernel, K in (kernels.verify_trees_kernel, 4), (kernels.verify_chains_kernel, 8):
             for dtype, logits in ("fp64", False), ("fp32", False), ("fp32", True), ("bf16", True):
                 reg, stack, local, ptx = compiled(kernel, dtype, logits, cc, K)
                 assert (stack, local) == (0, 0), f"{kernel.__name__}, {dtype}, sm_{cc}: {stack} bytes of stack, {local} local"

@@ -10,10 +10,10 @@ pytest.importorskip("transformers")
 from transformers import Cache
 
 from helpers import proves, refuses, seeds, shapes
-from specref import models
-from specref.gpu.attention import ancestors, attend, depths, fits, flex, read_bytes, tree_blocks, tree_mask
-from specref.gpu.layout import Batch, positions
-from specref.tree import Tree, ancestor_mask
+from specref.models.embedded import embedded
+from specref.gpu.attention import ancestors, attend, node_depths, check_room, flex_attend, read_bytes, tree_blocks, slot_mask
+from specref.gpu.layout import Batch, batch_positions
+from specref.core.tree import Tree, ancestor_mask
 from test_transformer import bare as network
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -50,7 +50,7 @@ class Layer:
         self.lengths = torch.from_numpy(rng.integers(0, longest + 1, B)).to(device)
         self.q, self.k, self.v = (torch.randn(B, h, self.size, d, generator=g, dtype=torch.float64).to(device, dtype) for h in (heads * group, heads, heads))
         self.see = ancestors(self.parent)
-        self.at, self.mask = positions(self.lengths, depths(self.see)), tree_mask(self.lengths, self.see, self.size)
+        self.at, self.mask = batch_positions(self.lengths, node_depths(self.see)), slot_mask(self.lengths, self.see, self.size)
 
     def alone(self, b, i):  # -> (H, d)
         "Node i of tree b as the last token of a causal run over its own text, in float64"
@@ -85,7 +85,7 @@ def test_ancestors_by_doubling(parent, random):
     see = ancestors(torch.tensor([parent, mixed], dtype=torch.int32))
     assert (see[0].numpy() == ancestor_mask(tree)).all()
     assert (see[1][order][:, order].numpy() == ancestor_mask(tree)).all()
-    assert positions(torch.tensor([7, 0]), depths(see))[0].tolist() == [7 + d for d in tree.depth]
+    assert batch_positions(torch.tensor([7, 0]), node_depths(see))[0].tolist() == [7 + d for d in tree.depth]
 
 
 @settings(max_examples=60)
@@ -94,7 +94,7 @@ def test_the_mask_is_its_definition(seed, B, N, spare):
     "Entry by entry: slot < L, or an ancestor in slot - L; the same with 32-bit lengths"
     lengths = torch.from_numpy(np.random.default_rng(seed).integers(0, 7, B))
     parent = parents(seed, B, N)
-    mask = tree_mask(lengths.int(), ancestors(parent), size := 6 + N + spare)
+    mask = slot_mask(lengths.int(), ancestors(parent), size := 6 + N + spare)
     assert mask.shape == (B, 1, N, size) and mask.dtype == torch.bool
     for b, L in enumerate(lengths.tolist()):
         for i in range(N):
@@ -106,8 +106,8 @@ def test_nothing_is_read_from_the_device():
     parent, lengths = torch.empty(2, 5, dtype=torch.long, device="meta"), torch.empty(2, dtype=torch.int32, device="meta")
     see = ancestors(parent)
     q, k, v = (torch.empty(2, h, n, 8, device="meta") for h, n in ((4, 5), (2, 16), (2, 16)))
-    assert positions(lengths, depths(see)).shape == (2, 5) and attend(q, k, v, tree_mask(lengths, see, 16)).shape == (2, 4, 5, 8)
-    with pytest.raises(RuntimeError): fits(lengths, 5, 16)   # the one that reads, and says so
+    assert batch_positions(lengths, node_depths(see)).shape == (2, 5) and attend(q, k, v, slot_mask(lengths, see, 16)).shape == (2, 4, 5, 8)
+    with pytest.raises(RuntimeError): check_room(lengths, 5, 16)   # the one that reads, and says so
 
 
 def test_parents_of_a_padded_batch():
@@ -119,7 +119,7 @@ def test_parents_of_a_padded_batch():
                   ids([1, 3, *[-1] * 3, 6, 7, 8, 9, -1]), ids([-1, 2, *[-1] * 8]), none, none < -1, 4, 2)   # node 4 is padding: nothing links to it
     see = ancestors((batch.parent.view(2, 5) - batch.root[:, None]).clamp(min=-1))
     assert torch.equal(see, ancestors(torch.tensor(local)))
-    assert torch.equal(positions(ids([3, 8]), depths(see)), ids([[3], [8]]) + batch.depth.view(2, 5))
+    assert torch.equal(batch_positions(ids([3, 8]), node_depths(see)), ids([[3], [8]]) + batch.depth.view(2, 5))
 
 
 # ---- one layer
@@ -137,13 +137,13 @@ def test_every_node_is_a_causal_run(device, dtype, seed, B, N, heads, group, d, 
 
 WRONG = {
     "position by slot": lambda x: (x.lengths[:, None] + torch.arange(x.N), x.mask),
-    "mask transposed": lambda x: (x.at, tree_mask(x.lengths, x.see.mT, x.size)),
-    "siblings seen": lambda x: (x.at, tree_mask(x.lengths, torch.ones_like(x.see).tril(), x.size)),
-    "length one short": lambda x: (positions(x.lengths - 1, depths(x.see)), tree_mask(x.lengths - 1, x.see, x.size)),
-    "length one long": lambda x: (positions(x.lengths + 1, depths(x.see)), tree_mask(x.lengths + 1, x.see, x.size)),
-    "mask alone one short": lambda x: (x.at, tree_mask(x.lengths - 1, x.see, x.size)),
-    "itself not seen": lambda x: (x.at, tree_mask(x.lengths, x.see & ~torch.eye(x.N, dtype=torch.bool), x.size)),
-    "parent alone seen": lambda x: (x.at, tree_mask(x.lengths, (x.parent[..., None] == torch.arange(x.N)) | torch.eye(x.N, dtype=torch.bool), x.size)),
+    "mask transposed": lambda x: (x.at, slot_mask(x.lengths, x.see.mT, x.size)),
+    "siblings seen": lambda x: (x.at, slot_mask(x.lengths, torch.ones_like(x.see).tril(), x.size)),
+    "length one short": lambda x: (batch_positions(x.lengths - 1, node_depths(x.see)), slot_mask(x.lengths - 1, x.see, x.size)),
+    "length one long": lambda x: (batch_positions(x.lengths + 1, node_depths(x.see)), slot_mask(x.lengths + 1, x.see, x.size)),
+    "mask alone one short": lambda x: (x.at, slot_mask(x.lengths - 1, x.see, x.size)),
+    "itself not seen": lambda x: (x.at, slot_mask(x.lengths, x.see & ~torch.eye(x.N, dtype=torch.bool), x.size)),
+    "parent alone seen": lambda x: (x.at, slot_mask(x.lengths, (x.parent[..., None] == torch.arange(x.N)) | torch.eye(x.N, dtype=torch.bool), x.size)),
     "rows mixed up": lambda x: (x.at, x.mask.roll(1, 0)),
 }
 
@@ -161,7 +161,7 @@ def test_chains_alone_would_not_see_two_of_them():
     layer = Layer(3, N=12)
     layer.parent = torch.arange(-1, 11).expand(3, -1)
     layer.see = ancestors(layer.parent)
-    layer.at, layer.mask = positions(layer.lengths, depths(layer.see)), tree_mask(layer.lengths, layer.see, layer.size)
+    layer.at, layer.mask = batch_positions(layer.lengths, node_depths(layer.see)), slot_mask(layer.lengths, layer.see, layer.size)
     for name in WRONG:
         blind = name in ("position by slot", "siblings seen")
         assert ((layer.got(*WRONG[name](layer)) - layer.want()).abs().max() < 1e-12) == blind
@@ -181,9 +181,9 @@ def test_nodes_in_any_order(seed, random):
     moved_q[:, :, order] = q
     for b, L in enumerate(layer.lengths.tolist()):
         for new, old in ((moved_k, k), (moved_v, v)): new[b, :, L + order] = old[b, :, L:L+layer.N]
-    moved = attend(moved_q, moved_k, moved_v, tree_mask(layer.lengths, ancestors(parent), layer.size))
+    moved = attend(moved_q, moved_k, moved_v, slot_mask(layer.lengths, ancestors(parent), layer.size))
     assert (moved[:, :, order] - layer.got()).abs().max() < 1e-12
-    assert (positions(layer.lengths, depths(ancestors(parent)))[:, order] == layer.at).all()
+    assert (batch_positions(layer.lengths, node_depths(ancestors(parent)))[:, order] == layer.at).all()
 
 
 @proves("cor-padding")
@@ -249,7 +249,7 @@ def test_values_may_have_their_own_width():
 
 def of_layer(layer, **kw):
     blocks = tree_blocks(layer.lengths, layer.see, layer.size)
-    return flex(*layer.slotted(layer.at), blocks, **kw)
+    return flex_attend(*layer.slotted(layer.at), blocks, **kw)
 
 
 @pytest.mark.parametrize("seed, shape", [(0, {}), (1, {}), (2, {}), (3, dict(B=1, N=1, heads=1, group=1)), (4, dict(group=3, longest=300))])
@@ -274,7 +274,7 @@ def test_flex_compiled_on_a_gpu(dtype, tolerance):
     "Both the attention and the blocks compiled, against the causal runs"
     layer = Layer(0, dtype, "cuda", d=32, longest=500)
     blocks = tree_blocks(layer.lengths, layer.see, layer.size, torch.compile(create_block_mask))
-    got = flex(*layer.slotted(layer.at), blocks, torch.compile(flex_attention, dynamic=False))
+    got = flex_attend(*layer.slotted(layer.at), blocks, torch.compile(flex_attention, dynamic=False))
     assert (got - layer.want()).abs().max() < tolerance
 
 
@@ -305,9 +305,9 @@ class Requests:
         self.parent = torch.cat([self.parent, torch.tensor([[-1] + [i // 2 for i in range(N - 1)]])])
         self.tokens[:, 0] = self.texts[torch.arange(3), self.lengths]
         self.see, self.cache, zero = ancestors(self.parent), Slots(self.size), torch.zeros(3, dtype=torch.long)
-        self.at, self.mask = positions(self.lengths, depths(self.see)), tree_mask(self.lengths, self.see, self.size)
+        self.at, self.mask = batch_positions(self.lengths, node_depths(self.see)), slot_mask(self.lengths, self.see, self.size)
         chain = ancestors(torch.arange(-1, top - 1).expand(3, -1))
-        tree_pass(model, self.cache, zero, self.texts, positions(zero, depths(chain)), tree_mask(zero, chain, self.size))
+        tree_pass(model, self.cache, zero, self.texts, batch_positions(zero, node_depths(chain)), slot_mask(zero, chain, self.size))
     def said(self, at, mask): return tree_pass(self.model, self.cache, self.lengths, self.tokens, at, mask)
     @torch.inference_mode()
     def plainly(self, b, i):
@@ -330,7 +330,7 @@ def test_a_batch_of_trees_through_a_transformer(name):
 
 def test_the_embedded_target_reads_a_batch_of_trees():
     "24 layers in float64, whose norms stay in float32 by transformers' own code"
-    batch = Requests(models.bare("target", torch.float64), 512, sizes=(40, 5, 13))
+    batch = Requests(raw_model("target", torch.float64), 512, sizes=(40, 5, 13))
     assert (batch.said(batch.at, batch.mask) - batch.want()).abs().max() < 1e-4
 
 
@@ -350,7 +350,7 @@ def test_bytes_are_those_of_the_tensors(length, nodes, heads, width, itemsize):
     "The count is that of real tensors, a mask entry being one bit; the ratio does not depend on the length"
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
     k = torch.empty(1, heads, length + nodes, width, dtype=dtype, device="meta")
-    mask = tree_mask(torch.empty(1, dtype=torch.long, device="meta"), torch.empty(1, nodes, nodes, dtype=torch.bool, device="meta"), length + nodes)
+    mask = slot_mask(torch.empty(1, dtype=torch.long, device="meta"), torch.empty(1, nodes, nodes, dtype=torch.bool, device="meta"), length + nodes)
     cached, bits = read_bytes(length, nodes, heads, width, itemsize)
     assert cached == 2 * k.nbytes and bits == mask.numel() / 8 and mask.nbytes == 8 * bits
     assert cached / bits == pytest.approx(16 * heads * width * itemsize / nodes)
@@ -368,31 +368,31 @@ def test_bad_input_is_named():
     see, lengths, parent = torch.ones(2, 3, 3, dtype=torch.bool), torch.tensor([1, 2]), torch.tensor([[-1, 0, 0]])
     far = lambda x: x.to("meta")
     for bad in ([[-1, 0]], parent[0], parent.double(), torch.empty(0, 3, dtype=torch.long)): refuses("parent", ancestors, bad)
-    for bad in (see.int(), see[0], torch.tensor(True), None): refuses("ancestors", depths, bad)
-    for f in (lambda *a: tree_mask(*a, 9), lambda *a: tree_blocks(*a, 9)):
+    for bad in (see.int(), see[0], torch.tensor(True), None): refuses("ancestors", node_depths, bad)
+    for f in (lambda *a: slot_mask(*a, 9), lambda *a: tree_blocks(*a, 9)):
         for bad in (see.int(), see[0], see[:, :2], see[:, :, :2], torch.tensor(True), None): refuses("ancestors", f, lengths, bad)
         for bad in (lengths.double(), lengths[:1], lengths[:, None], far(lengths), [1, 2]): refuses("lengths", f, bad, see)
     for bad in (2, 0, 4., None, True):
-        refuses("size", tree_mask, lengths, see, bad)
+        refuses("size", slot_mask, lengths, see, bad)
         refuses("size", tree_blocks, lengths, see, bad)
     layer = Layer(0)
     q, k, v = layer.slotted(layer.at)
     blocks = tree_blocks(layer.lengths, layer.see, layer.size)
-    for f, last in (attend, layer.mask), (flex, blocks):
+    for f, last in (attend, layer.mask), (flex_attend, blocks):
         for bad in (q[0], q.int(), q[:, :3], q.numpy(), q[:, :, :0]): refuses("q", f, bad, k, v, last)
         for bad in (k[..., :2], k[:1], k.float(), far(k)): refuses("k", f, q, bad, v, last)
         for bad in (v[:, :1], v[:, :, :-1], v.float(), far(v)): refuses("v", f, q, k, bad, last)
     m = layer.mask
     for bad in (m.double(), m.int(), m[:, 0], m[:1], m[..., :-1], m[:, :, :-1], m.expand(-1, 4, -1, -1), far(m)): refuses("mask", attend, q, k, v, bad)
-    refuses("blocks", flex, q[:, :, :-1], k, v, blocks)
-    refuses("blocks", flex, q, k[:, :, :-1], v[:, :, :-1], blocks)
+    refuses("blocks", flex_attend, q[:, :, :-1], k, v, blocks)
+    refuses("blocks", flex_attend, q, k[:, :, :-1], v[:, :, :-1], blocks)
 
 
 def test_lengths_that_leave_no_room():
     "Read once, where a request is admitted"
-    fits(torch.tensor([0, 5]), 4, 9)
-    for bad in ([0, 6], [-1, 2]): refuses("lengths", fits, torch.tensor(bad), 4, 9)
-    refuses("lengths", fits, torch.tensor([1.]), 4, 9)
+    check_room(torch.tensor([0, 5]), 4, 9)
+    for bad in ([0, 6], [-1, 2]): refuses("lengths", check_room, torch.tensor(bad), 4, 9)
+    refuses("lengths", check_room, torch.tensor([1.]), 4, 9)
 
 
 def test_bad_counts():

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import ALPHA, MISS, CANON, killer, laws, models, pairs, plans, Plan, proves, random_table, refuses, tempered
-from specref.bets import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, integers, load_log, noted, played, save_log, watch
-from specref.block import block
-from specref.chance import Seeded, law_of, stream
-from specref.law import exact, greedy, norm, overlap, residual
-from specref.loop import Round, System, Verdict, generate, match, nothing, plain, rounds
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.systems import SYSTEMS
-from specref.target import TableModel, target_law
-from specref.traps import judge, siblings_by_p
-from specref.tree import Tree, iid, without_replacement
+from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, token_list, load_log, logged_round, play_rounds, save_log, watch
+from specref.verify.block import block
+from specref.core.rng import Seeded, law_of, numpy_generator
+from specref.core.law import exact, greedy, normalize, overlap, residual
+from specref.core.loop import Round, System, Verdict, generate, match, no_draft, autoregressive, rounds
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.app.systems import SYSTEMS
+from specref.core.target import TableModel, target_law
+from specref.certify.mutants import reject_from, siblings_by_p
+from specref.core.tree import Tree, iid, without_replacement
 
 
 # Bets
@@ -83,7 +83,7 @@ def test_counts_are_bets_too():
 def test_the_odds_cost_little():
     "Published sizes: bits shifted by .16 and .036 around one half are convicted within twice the tokens that the best single bettor needs"
     for shift, most in ((.16, 1000), (.036, 20_000)):
-        n, h = np.arange(1, 2*most), stream(3).random(2*most) < .5 + shift
+        n, h = np.arange(1, 2*most), numpy_generator(3).random(2*most) < .5 + shift
         bets, k = Bets(), 0
         while bets.wealth < 1e9: bets.place(.5, bool(h[k])); k += 1
         a = .5 + shift
@@ -94,7 +94,7 @@ def test_the_odds_cost_little():
 def test_a_learned_frequency_is_lost_where_chances_change():
     "Chances of .1 and .9 in turns, odds twice as high as stated: an odds ratio is found, one frequency for all (Krichevsky-Trofimov) never"
     a = np.tile([.1, .9], 1500)
-    h = stream(4).random(3000) < 2*a/(1 + a)
+    h = numpy_generator(4).random(3000) < 2*a/(1 + a)
     bets = Bets()
     for c, x in zip(a, h): bets.place(c, bool(x))
     k = np.cumsum(h) - h
@@ -105,13 +105,13 @@ def test_a_learned_frequency_is_lost_where_chances_change():
 def test_a_wide_vocabulary_without_q():
     "150,000 tokens: a draft without probabilities needs no table of them"
     p = np.full((3, 150_000), 1/150_000)
-    assert certify_rounds([noted(p, None, (7, 149_999), (7, 3))]).passes
+    assert certify_rounds([logged_round(p, None, (7, 149_999), (7, 3))]).passes
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stated_share_is_found(seed):
     "At the share that is stated, 400 runs on rows of their own are all but MISS convicted; at a third of it few are"
-    rng = stream(11, seed)
+    rng = numpy_generator(11, seed)
     rows = rng.dirichlet(np.ones(6), (300, 2))
     a, r = (np.array([(row*(q > p)).sum() for p, q in rows for row in ((p, q)[k],)]) for k in (0, 1))
     bets = Bets()
@@ -157,7 +157,7 @@ def completed(law, target, n):
 def test_token_by_token(pair, steps, rule):
     "Right and wrong rules on any tree: the finished block has the target's law exactly when each token has it given the beginning"
     target, draft = pair
-    verify = dict(reject=reject, match=match, kept=judge(keep=lambda *_: True), p=judge(left=lambda r, q, x: r), bonus=judge(last=lambda p, tree, i: p[0]))[rule]
+    verify = dict(reject=reject, match=match, kept=reject_from(keep=lambda *_: True), p=reject_from(left=lambda r, q, x: r), bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
     law = block_law(verify, Plan(draft, steps), target)
     whole = completed(law, target, max(map(len, law))) == {y: w for y, w in target_law(target, (0,), max(map(len, law))).items() if w}
     assert whole == conditional(law, target)
@@ -170,7 +170,7 @@ def test_what_must_not_be_given():
     target, draft = killer()
     assert conditional(block_law(block, Chain(draft, 2), target), target)
     first = law_of(lambda rng: (lambda r: (r.verdict.node == 0, r.tokens[0]))(next(rounds(target, Chain(draft, 1), reject, (0,), rng))))
-    no = norm(np.array([first.get((True, x), Fraction(0)) for x in range(3)], dtype=object))
+    no = normalize(np.array([first.get((True, x), Fraction(0)) for x in range(3)], dtype=object))
     assert (no == residual(target.law((0,)), draft.law((0,)))).all() and (no != target.law((0,))).any()
 
 
@@ -196,19 +196,19 @@ def warm(model):
     "Draws from the square root of the law that it states"
     def drafter(ctx, rng):
         tree = Tree(ctx); q = model(tree)[0]
-        tree.add(0, rng.pick(norm(np.sqrt(q))), q)
+        tree.add(0, rng.pick(normalize(np.sqrt(q))), q)
         return tree
     return drafter
 
 
 WRONG = {   # what is convicted: the first line that says so
-    "everything kept": (Chain(draft, 2), judge(keep=lambda *_: True), "law"),
-    "correction from p": (Chain(draft, 2), judge(left=lambda r, q, x: r), "law"),
-    "|p - q|": (Chain(draft, 2), judge(left=lambda r, q, x: norm(abs(r - q))), "law"),
-    "bonus from the row before": (Chain(draft, 2), judge(last=one), "law"),
-    "every row is the first": (Chain(draft, 2), judge(row=lambda p, tree, i: p[0]), "law"),
-    "argmax of the target": (nothing, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
-    "the target too warm": (nothing, lambda p, tree, rng: Verdict(0, rng.pick(norm(np.sqrt(p[0])))), "law"),
+    "everything kept": (Chain(draft, 2), reject_from(keep=lambda *_: True), "law"),
+    "correction from p": (Chain(draft, 2), reject_from(left=lambda r, q, x: r), "law"),
+    "|p - q|": (Chain(draft, 2), reject_from(left=lambda r, q, x: normalize(abs(r - q))), "law"),
+    "bonus from the row before": (Chain(draft, 2), reject_from(last=one), "law"),
+    "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
+    "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
+    "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))), "law"),
     "siblings judged by p alone": (Branching(draft, (3, 1), iid), None, "law"),
     "argmax stated as drawn": (boastful(draft), reject, "draft"),
     "always token 2": (boastful(draft, lambda q: 2), reject, "draft"),
@@ -240,14 +240,14 @@ def test_right_systems_pass(name):
 def test_right_rules_pass_a_long_trial(verify, drafter):
     "4,000 rounds; a tenth of the tokens from the draft would have been seen, or nearly"
     trial = Trial(like=None if verify is match else overlap)
-    for round in islice(played(system(drafter, verify), target, (0,), 8, 5), 4000): trial.hear(round)
+    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 4000): trial.hear(round)
     assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .3
 
 
 def test_fractions_and_floats_alike():
     "A table of fractions is heard as it is"
     a, b = killer()
-    assert watch(system(Chain(b, 2), reject), a, (0,), most=60).passes and not watch(system(Chain(b, 2), judge(keep=lambda *_: True)), a, (0,), most=600).passes
+    assert watch(system(Chain(b, 2), reject), a, (0,), most=60).passes and not watch(system(Chain(b, 2), reject_from(keep=lambda *_: True)), a, (0,), most=600).passes
 
 
 def test_it_stops_when_it_is_sure():
@@ -257,14 +257,14 @@ def test_it_stops_when_it_is_sure():
     def wrong(p, tree, rng):
         heard.append(1)
         return Verdict(0, 2 if len(heard) == 5 else rng.pick(p[0]))
-    found = watch(system(nothing, wrong), zero, (0,), most=100)
+    found = watch(system(no_draft, wrong), zero, (0,), most=100)
     assert found.wrong == ("law",) and len(heard) == 5 and "token 2 came and has no weight (token 5" in found.words
-    assert watch(plain, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
+    assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
 
 
 def test_alpha_and_like():
     "A larger rate of false alarms convicts earlier; the rule that tokens are compared with is a choice"
-    kept = system(Chain(draft, 2), judge(left=lambda r, q, x: r))
+    kept = system(Chain(draft, 2), reject_from(left=lambda r, q, x: r))
     early, late = (watch(kept, target, (0,), most=6000, alpha=a).title for a in (.01, 1e-9))
     assert int(early.split()[0].replace(",", "")) < int(late.split()[0].replace(",", ""))
     by_match = watch(system(Chain(draft, 2), match), target, (0,), most=2000, like=lambda p, q: (p*q).sum())
@@ -297,7 +297,7 @@ def test_doors():
 
 # Recorded rounds
 
-def recorded(n=40, drafter=Chain(draft, 2), verify=reject): return list(islice(played(system(drafter, verify), target, (0,), 5, 3), n))
+def recorded(n=40, drafter=Chain(draft, 2), verify=reject): return list(islice(play_rounds(system(drafter, verify), target, (0,), 5, 3), n))
 
 
 def test_a_log_says_what_was_played(tmp_path):
@@ -314,7 +314,7 @@ def test_a_log_says_what_was_played(tmp_path):
 
 def test_logs_of_all_lengths(tmp_path):
     "Chains of one round longer than those of another, and rounds without a draft"
-    mixed = [*recorded(5, Chain(draft, 3)), *recorded(5, Chain(draft, 1)), *recorded(5, nothing, match)]
+    mixed = [*recorded(5, Chain(draft, 3)), *recorded(5, Chain(draft, 1)), *recorded(5, no_draft, match)]
     save_log(file := tmp_path/"rounds.npz", mixed)
     assert [r.tokens for r in load_log(file)] == [r.tokens for r in mixed] and [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
 
@@ -350,13 +350,13 @@ def test_sampled_drafts_without_their_laws_are_told_of(tmp_path):
 def test_rows_are_taken_at_their_word(tmp_path):
     "An engine that computed wrong rows, used them and logged them has a clean log"
     wrong = TableModel(4, lambda text: target.law(text)[::-1])
-    save_log(file := tmp_path/"rounds.npz", list(islice(played(system(Chain(draft, 2), reject), wrong, (0,), 5, 3), 600)))
+    save_log(file := tmp_path/"rounds.npz", list(islice(play_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3), 600)))
     assert certify_log(file).passes
 
 def test_an_impossible_draft_is_a_finding():
     "A drafted token to which its own law gives no weight is no bad input"
     p, q = np.full((2, 3), 1/3), np.array([[.5, .5, 0.]])
-    found = certify_rounds([noted(p, q, (2,), (2, 0))])
+    found = certify_rounds([logged_round(p, q, (2,), (2, 0))])
     assert found.wrong == ("draft",) and "token 2 came and has no weight" in found.words
 
 
@@ -402,7 +402,7 @@ def test_files_that_are_no_logs(tmp_path):
 def test_what_a_log_cannot_hold(tmp_path):
     "A path that is no file's, several vocabularies, something else than rounds; and no part of a file is left"
     for path in (None, 3, tmp_path): refuses("path", save_log, path, recorded(3))
-    wide = list(islice(played(system(Chain(random_table(5, 2), 1), reject), random_table(5, 1), (0,), 5, 3), 2))
+    wide = list(islice(play_rounds(system(Chain(random_table(5, 2), 1), reject), random_table(5, 1), (0,), 5, 3), 2))
     for wrong in ([*recorded(2), *wide], [1, 2], recorded(2) + [None]): refuses("witnesses", save_log, tmp_path/"x.npz", wrong)
     assert os.listdir(tmp_path) == [] and not os.path.exists("None.part")
 
@@ -418,10 +418,10 @@ def test_tokens_after_the_padding(tmp_path):
 
 
 def test_tokens_and_padding():
-    assert integers(np.array([3, 1, -1, 5]), "x") == (3, 1) and integers([2], "x") == (2,) and integers([], "x") == ()
-    for bad in ([.5], [[1]], "text", None): refuses("x", integers, bad, "x")
+    assert token_list(np.array([3, 1, -1, 5]), "x") == (3, 1) and token_list([2], "x") == (2,) and token_list([], "x") == ()
+    for bad in ([.5], [[1]], "text", None): refuses("x", token_list, bad, "x")
     for bad, types in ((([1, 2], 3), "tuple of list, int"), ([[1], [2, 3]], "list of list, list"), ((np.ones(2, int), 1), "tuple of ndarray, int")):
-        with pytest.raises(ValueError, match=f"^x: got a {types}, wanted whole numbers in a row$"): integers(bad, "x")
+        with pytest.raises(ValueError, match=f"^x: got a {types}, wanted whole numbers in a row$"): token_list(bad, "x")
 
 
 def test_a_report_in_words():

@@ -13,13 +13,14 @@ from scipy.optimize import linprog
 
 from contracts import continued, verifier_contract
 from helpers import CANON, Plan, Recorder, cold, constant, killer, models, pairs, plans, proves, refuses
-from specref.block import accepted, block, line, remains, surplus, weights
-from specref.chance import Seeded, distance, law_of, mean_of, tape
-from specref.law import exact
-from specref.loop import Verdict, generate, loop_law, match, nothing, rounds
-from specref.reject import Chain, accepted_at_least, reject
-from specref.target import Rows, TableModel, random_table, target_law
-from specref.tree import Tree, iid, points, without_replacement
+from specref.core.tree import chain_nodes
+from specref.verify.block import mean_accepted_block, block, block_residual, excess_mass, prefix_weights
+from specref.core.rng import Seeded, tv_outcomes, law_of, mean_of, verdict_tape
+from specref.core.law import exact
+from specref.core.loop import Verdict, generate, loop_law, match, no_draft, rounds
+from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.core.target import Rows, TableModel, random_table, target_law
+from specref.core.tree import Tree, iid, points, without_replacement
 
 F = Fraction
 BIN = constant(1, 2), constant(2, 1)
@@ -92,7 +93,7 @@ def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
         v = block(p(tree), tree, rng)
         return v.tokens(tree)[i:i + n] if v.node >= i else None
     got, start = law_of(run), chain(q, head)
-    w = weights(p(start), start).get(i, 0)
+    w = prefix_weights(p(start), start).get(i, 0)
     assert got.pop(None, 0) == 1 - w
     assert continued(got, p, (0, *head), n) == Counter({z: w*v for z, v in target_law(p, (0, *head), n).items() if w})
 
@@ -106,19 +107,19 @@ def test_accepted_tokens(pair, gamma):
     "E[accepted], P(A >= i) and P(A = i), by enumeration of rounds, are the means of weights and surpluses"
     p, q = pair
     got, all_chains = one_round(p, q, block, gamma), chains(q, gamma)
-    assert got.mean() == accepted(p, q, (0,), gamma) == sum(v * (sum(weights(p(t), t).values()) - 1) for t, v in all_chains)
+    assert got.mean() == mean_accepted_block(p, q, (0,), gamma) == sum(v * (sum(prefix_weights(p(t), t).values()) - 1) for t, v in all_chains)
     for i in range(gamma + 1):
-        assert sum(w for k, w in got.items() if k >= i) == sum(v * weights(p(t), t).get(i, 0) for t, v in all_chains)
-        assert got.get(i, 0) == sum(v * surplus(p(t), t, i, weights(p(t), t).get(i, 0)) for t, v in all_chains)
+        assert sum(w for k, w in got.items() if k >= i) == sum(v * prefix_weights(p(t), t).get(i, 0) for t, v in all_chains)
+        assert got.get(i, 0) == sum(v * excess_mass(p(t), t, i, prefix_weights(p(t), t).get(i, 0)) for t, v in all_chains)
 
 
 def test_published_numbers():
     "Accepted tokens for γ = 1..4 on two tokens, for γ = 2, 3 on the pair that kills every mutant, beside those of the chain rule"
-    assert [accepted(*BIN, (0,), g) for g in range(5)] == [0, F(2, 3), F(11, 9), F(5, 3), F(166, 81)]
+    assert [mean_accepted_block(*BIN, (0,), g) for g in range(5)] == [0, F(2, 3), F(11, 9), F(5, 3), F(166, 81)]
     assert [by_chain(*BIN, g) for g in (1, 2, 3, 4)] == [F(2, 3), F(10, 9), F(38, 27), F(130, 81)]
-    assert [accepted(*killer(), (0,), g) for g in (2, 3)] == [F(133, 120), F(2359, 1800)]
+    assert [mean_accepted_block(*killer(), (0,), g) for g in (2, 3)] == [F(133, 120), F(2359, 1800)]
     assert [by_chain(*killer(), g) for g in (2, 3)] == [F(21, 20), F(117, 100)]
-    assert accepted(constant(3, 2, 1), constant(1, 2, 3), (0,), 2) == F(7, 6)
+    assert mean_accepted_block(constant(3, 2, 1), constant(1, 2, 3), (0,), 2) == F(7, 6)
 
 
 @proves("thm-block-above")
@@ -128,10 +129,10 @@ def test_never_below_the_chain_rule(pair, gamma):
     "At every prefix of every chain, and so in the mean; with one token they are the same"
     p, q = pair
     for tree, _ in chains(q, gamma):
-        w, t = weights(p(tree), tree), 1
+        w, t = prefix_weights(p(tree), tree), 1
         for i, r in enumerate(ratios(p, tree), 1): assert (t := t*min(1, r)) <= w.get(i, 0) <= 1
-    assert by_chain(p, q, gamma) <= accepted(p, q, (0,), gamma)
-    assert by_chain(p, q, 1) == accepted(p, q, (0,), 1)
+    assert by_chain(p, q, gamma) <= mean_accepted_block(p, q, (0,), gamma)
+    assert by_chain(p, q, 1) == mean_accepted_block(p, q, (0,), 1)
 
 
 @proves("thm-block-above")
@@ -149,7 +150,7 @@ def test_never_below_by_enumeration(pair, gamma):
 def test_reflected_walk(pair, gamma, seed):
     "w_i = R_i / max(1, R_1, ..., R_i), and 0 from the first ratio of 0 on"
     tree = Chain(pair[1], gamma)((0,), Seeded(seed))
-    R, w = [prod(ratios(pair[0], tree)[:i]) for i in range(gamma + 1)], weights(pair[0](tree), tree)
+    R, w = [prod(ratios(pair[0], tree)[:i]) for i in range(gamma + 1)], prefix_weights(pair[0](tree), tree)
     assert [w.get(i, 0) for i in range(gamma + 1)] == [R[i] / max(R[:i + 1]) for i in range(gamma + 1)]
     assert all(w.values()) and list(w) == list(range(len(w)))
 
@@ -190,7 +191,7 @@ RULES = dict(reject=reject, match=match, first_only=first_only, either=either)
 def test_other_rules_stay_below(pair, rule, gamma):
     "Exact rules of other kinds: at every string below Q(s) w(s), which block attains"
     p, q = pair
-    most = {tree.path(i): target_law(q, (0,), i)[tree.path(i)] * w for tree, _ in chains(q, gamma) for i, w in weights(p(tree), tree).items()}
+    most = {tree.path(i): target_law(q, (0,), i)[tree.path(i)] * w for tree, _ in chains(q, gamma) for i, w in prefix_weights(p(tree), tree).items()}
     verifier_contract(p, Chain(q, min(gamma, 2)), RULES[rule], (0,), 2)
     assert stands(p, q, block, gamma) == Counter(most)
     assert all(a <= most.get(s, 0) for s, a in stands(p, q, RULES[rule], gamma).items())
@@ -219,7 +220,7 @@ def best(p, q, gamma, worth):
 def test_the_best_rule_by_a_linear_program(pair):
     "Over all rules on chains of two: the most accepted tokens, and the most full chains, are those of block"
     p, q = pair
-    assert abs(best(p, q, 2, lambda i: i) - float(accepted(p, q, (0,), 2))) < 1e-7
+    assert abs(best(p, q, 2, lambda i: i) - float(mean_accepted_block(p, q, (0,), 2))) < 1e-7
     assert abs(best(p, q, 2, lambda i: i == 2) - float(one_round(p, q, block, 2).get(2, 0))) < 1e-7
 
 
@@ -235,12 +236,12 @@ def test_the_ceiling(pair, gamma):
     "P(A >= i) <= Σ min(P, Q) over strings of i tokens; for the first token it is touched"
     got = one_round(*pair, block, gamma)
     for i in range(1, gamma + 1): assert sum(w for k, w in got.items() if k >= i) <= ceiling(*pair, i)
-    assert 1 - got.get(0, 0) <= ceiling(*pair, 1) and accepted(*pair, (0,), 1) == ceiling(*pair, 1)
+    assert 1 - got.get(0, 0) <= ceiling(*pair, 1) and mean_accepted_block(*pair, (0,), 1) == ceiling(*pair, 1)
 
 
 def test_the_ceiling_is_not_reached():
     "Two tokens, γ = 2: 4/3 by the ceilings, 11/9 at most"
-    assert sum(ceiling(*BIN, i) for i in (1, 2)) == F(4, 3) > accepted(*BIN, (0,), 2) == F(11, 9)
+    assert sum(ceiling(*BIN, i) for i in (1, 2)) == F(4, 3) > mean_accepted_block(*BIN, (0,), 2) == F(11, 9)
 
 
 # Capped hierarchical speculative decoding, from its own definitions: joint products, capped ratios, two divergences
@@ -275,12 +276,12 @@ def test_hsd_term_by_term(pair, gamma):
     "Weights, both divergences and the masses of the correction, at every prefix of every chain"
     p, q = pair
     for tree, _ in chains(q, gamma):
-        w, Q = weights(p(tree), tree), 1
+        w, Q = prefix_weights(p(tree), tree), 1
         for t, (capped, up, down, plus) in enumerate(hsd_terms(p, q, tree.path(gamma))):
             wt = w.get(t, 0)
             assert capped == wt
             if t == gamma: break
-            S, row = surplus(p(tree), tree, t, wt), wt*p.law(tree.text(t)) - tree.law[t + 1]
+            S, row = excess_mass(p(tree), tree, t, wt), wt*p.law(tree.text(t)) - tree.law[t + 1]
             assert (up, down, plus) == (Q*S, Q*(S + 1 - wt), [Q*max(a, 0) for a in row])
             Q *= tree.law[t + 1][tree.token[t + 1]]
 
@@ -396,7 +397,7 @@ def test_floats(pair, gamma, ulps):
     shift = lambda row: np.array([np.nextafter(x, x + (-1)**i) if x else x for i, x in enumerate(row)])
     q = TableModel(3, lambda text: shift(floats.law(text)) if ulps else pair[1].law(text).astype(float))
     got = law_of(lambda rng: generate(floats, Chain(q, gamma), block, (0,), 3, rng))
-    assert distance(got, target_law(pair[0], (0,), 3)) < 1e-12
+    assert tv_outcomes(got, target_law(pair[0], (0,), 3)) < 1e-12
 
 
 @settings(max_examples=60)
@@ -413,7 +414,7 @@ def test_no_overflow():
     "A ratio beyond the largest float is a weight of one"
     tree = Tree((0,)); tree.add(0, 0, np.array([1e-310, 1.]))
     with np.errstate(all="raise", under="ignore"):
-        assert weights([np.array([.5, .5])], tree) == {0: 1, 1: 1}
+        assert prefix_weights([np.array([.5, .5])], tree) == {0: 1, 1: 1}
         assert block([np.array([.5, .5])]*2, tree, Seeded(0)).node == 1
 
 
@@ -485,16 +486,16 @@ def test_a_verdict_on_a_tape(first, last, verdict):
     "The chain 0 0 on two tokens: yes at the end below its weight of 1/4, strictly; at the first token, whose surplus is 0, never"
     p, q = BIN
     tree = chain(q, (0, 0))
-    assert block(p(tree), tree, tape([0, first, last], [.5, .5, .5])) == verdict
+    assert block(p(tree), tree, verdict_tape([0, first, last], [.5, .5, .5])) == verdict
 
 
 def test_weights_by_hand():
     "The four chains of the page, and the terms of the first"
     p, q = BIN
-    assert [list(weights(p(t), t).values()) for t, _ in chains(q, 2)] == [[1, F(1, 2), F(1, 4)], [1, F(1, 2), 1], [1, 1, F(1, 2)], [1, 1, 1]]
+    assert [list(prefix_weights(p(t), t).values()) for t, _ in chains(q, 2)] == [[1, F(1, 2), F(1, 4)], [1, F(1, 2), 1], [1, 1, F(1, 2)], [1, 1, 1]]
     t = chain(q, (0, 0))
-    assert [surplus(p(t), t, i, w) for i, w in weights(p(t), t).items()] == [F(1, 3), 0, F(1, 4)]
-    assert tuple(remains(p(t), t, 0, 1)) == (0, 1) and tuple(remains(p(t), t, 2, F(1, 4))) == tuple(p.law(()))
+    assert [excess_mass(p(t), t, i, w) for i, w in prefix_weights(p(t), t).items()] == [F(1, 3), 0, F(1, 4)]
+    assert tuple(block_residual(p(t), t, 0, 1)) == (0, 1) and tuple(block_residual(p(t), t, 2, F(1, 4))) == tuple(p.law(()))
 
 
 # Doors
@@ -504,27 +505,27 @@ def test_the_worked_example_of_hsd():
     R = [Fraction(x) for x in ("1", ".8159", "1.0327", "1.5855", "6.1171", "0")]
     steps, q = [b / a for a, b in zip(R, R[1:])], exact(*[1]*8)
     rows = [np.array([r / 8, *[(1 - r / 8) / 7]*7], dtype=object) for r in steps] + [q]
-    w = weights(rows, chain(constant(*[1]*8), [0]*5))
+    w = prefix_weights(rows, chain(constant(*[1]*8), [0]*5))
     assert w == {0: 1, 1: R[1], 2: 1, 3: 1, 4: 1} and prod(min(1, r) for r in steps[:4]) == R[1]
 
 
 def test_doors():
     p, q = CANON
     tree = Tree((0,)); tree.grow(0, without_replacement(q), Seeded(0), 2)
-    for f in (line, lambda t: weights([p]*9, t), lambda t: block([p]*9, t, Seeded(0))): refuses("tree", f, tree)
+    for f in (chain_nodes, lambda t: prefix_weights([p]*9, t), lambda t: block([p]*9, t, Seeded(0))): refuses("tree", f, tree)
     deep = chain(constant(*q), (0, 1)); deep.add(1, 2, q)
     with pytest.raises(ValueError, match="^tree: got node 1 with 2 children, wanted a chain"): block([p]*9, deep, Seeded(0))
     refuses("q", block, [exact(1, 1, 1)]*2, chain(constant(*q), (0,)), Seeded(0))
-    for gamma in (-1, 1.5, None): refuses("gamma", accepted, constant(*p), constant(*q), (0,), gamma)
-    for ctx in ((), (9,), (-1,), None): refuses("ctx", accepted, constant(*p), constant(*q), ctx, 2)
-    refuses("q", accepted, constant(*p), constant(1, 1), (0,), 2); refuses("q", accepted, constant(1), constant(*q), (0,), 2)
+    for gamma in (-1, 1.5, None): refuses("gamma", mean_accepted_block, constant(*p), constant(*q), (0,), gamma)
+    for ctx in ((), (9,), (-1,), None): refuses("ctx", mean_accepted_block, constant(*p), constant(*q), ctx, 2)
+    refuses("q", mean_accepted_block, constant(*p), constant(1, 1), (0,), 2); refuses("q", mean_accepted_block, constant(1), constant(*q), (0,), 2)
     refuses("q", block, [exact(1)]*2, chain(constant(*q), (0,)), Seeded(0))
 
 
 def test_probes_are_no_part_of_the_chain():
     "A probe beside an offered token is no sibling"
     tree = Tree((0,)); tree.add(0, 2); c = tree.add(0, 1, CANON[1]); tree.add(c, 0)
-    assert line(tree) == [0, c] and block([CANON[0]]*4, tree, Seeded(0)).node in (0, c)
+    assert chain_nodes(tree) == [0, c] and block([CANON[0]]*4, tree, Seeded(0)).node in (0, c)
 
 
-def test_it_decodes(): assert len(generate(killer()[0], nothing, block, (0,), 5, Seeded(0))) == 5 == len(generate(random_table(3, 1), Chain(random_table(3, 2), 3), block, (0,), 5, Seeded(0)))
+def test_it_decodes(): assert len(generate(killer()[0], no_draft, block, (0,), 5, Seeded(0))) == 5 == len(generate(random_table(3, 1), Chain(random_table(3, 2), 3), block, (0,), 5, Seeded(0)))

@@ -7,15 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
-from specref.branching import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
-from specref.chance import law_of
-from specref.law import exact, norm, point
-from specref.loop import rounds
-from specref.reject import Chain, reject
-from specref.target import TableModel
-from specref.teaching import Base, Lessons, marks
-from specref.transformer import HFModel
-from specref.tree import Tree
+from specref.train.branching import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
+from specref.core.rng import law_of
+from specref.core.law import exact, normalize, one_hot
+from specref.core.loop import rounds
+from specref.verify.reject import Chain, reject
+from specref.core.target import TableModel
+from specref.train.harness import TargetModel, StateDataset, evaluate
+from specref.models.transformer import HFModel
+from specref.core.tree import Tree
 
 sources = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
@@ -39,7 +39,7 @@ def test_the_source_is_the_transformer(source):
         assert abs(model(Tree((V - 1, x)))[0] - row(B, tail, x).astype(float)).max() < V*np.exp(-12)
     states, d = model.states(tuple(range(V)))[1], net.config.hidden_size
     assert torch.allclose(states, d**.5 * torch.eye(V, d, dtype=torch.float64), atol=1e-6)
-    Base(net)
+    TargetModel(net)
 
 
 @settings(max_examples=20)
@@ -97,7 +97,7 @@ def test_heads_that_agree(B, tail, gamma):
     V = B*(tail + 1)
     def bet(start, j):
         q = ahead(B, tail, start[0], j + 2)
-        return q if q[0] else point(int(np.flatnonzero(q)[0]), V, exact=True)
+        return q if q[0] else one_hot(int(np.flatnonzero(q)[0]), V, exact=True)
     alone = mean_of(B, tail, gamma, lambda start, j: ahead(B, tail, start[0], j + 2))
     assert mean_of(B, tail, gamma, bet) == most_tokens(B, tail, gamma) < gamma + 1
     assert alone == chain_tokens(B, tail, gamma) <= most_tokens(B, tail, gamma) and (alone < most_tokens(B, tail, gamma)) == (gamma > 1 and tail > 1)
@@ -110,7 +110,7 @@ def test_no_heads_do_better(source, data):
     "Whatever laws the heads state at each phase and depth, no more tokens come than the bound"
     B, tail, gamma = source
     weights = st.lists(st.integers(0, 3), min_size=B*(tail + 1), max_size=B*(tail + 1)).filter(any)
-    laws = {(phase, j): norm(exact(*data.draw(weights))) for phase in range(tail + 1) for j in range(gamma)}
+    laws = {(phase, j): normalize(exact(*data.draw(weights))) for phase in range(tail + 1) for j in range(gamma)}
     assert mean_of(B, tail, gamma, lambda start, j: laws[start[1] % (tail + 1), j]) <= most_tokens(B, tail, gamma)
 
 
@@ -125,11 +125,11 @@ class Told(torch.nn.Module):
 
 @pytest.mark.parametrize("blind", [True, False])
 def test_marks_are_the_closed_form(blind):
-    "`marks` of the best independent guesses is `chain_tokens`, of sequential ones gamma + 1, to the error of the texts drawn"
+    "`evaluate` of the best independent guesses is `chain_tokens`, of sequential ones gamma + 1, to the error of the texts drawn"
     B, tail, gamma = 4, 3, 3
-    base, x = Base(branching(B, tail)), torch.from_numpy(branch_texts(B, tail, 400, 4*8 + gamma + 1).astype(np.int64))
+    base, x = TargetModel(branching(B, tail)), torch.from_numpy(branch_texts(B, tail, 400, 4*8 + gamma + 1).astype(np.int64))
     with torch.inference_mode(): states = base.model(input_ids=x, output_hidden_states=True).hidden_states[1]
-    got, _ = marks(Told(B, tail, blind), base, Lessons(x, {1: states}), gamma)
+    got, _ = evaluate(Told(B, tail, blind), base, StateDataset(x, {1: states}), gamma)
     assert abs(got - (chain_tokens(B, tail, gamma) if blind else gamma + 1)) < .02
 
 

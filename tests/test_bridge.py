@@ -19,18 +19,17 @@ from transformers.modeling_layers import MtpModel
 from contracts import continued
 from helpers import KINDS, g_test, kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
 from test_transformer import bare as network
-from specref.bridge import (ALONE, Asking, Candidates, Page, SpeculativeOutput, copied, dressed, generate_law, misstatement, new_tokens, served, speculate,
-                            tell)
-from specref.chance import Branch, Seeded, distance, law_of
-from specref.law import exact, greedy, point, tv
-from specref.lookup import PromptLookup
-from specref.loop import Verdict, loop_law, match, nothing, rounds
-from specref.models import tokenizer
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import TableModel, random_table, target_law
-from specref.transformer import HFModel
-from specref.tree import Tree, iid
+from specref.models.bridge import UNSUPPORTED_CONFIG, TorchEnumerator, GeneratorDrafter, TextSoFar, SpeculativeOutput, copy_generator, wrap_models, generate_law, edge_law_error, new_tokens, wrap_model, speculate, decode_rounds
+from specref.core.rng import Enumerator, Seeded, tv_outcomes, law_of
+from specref.core.law import exact, greedy, one_hot, tv
+from specref.draft.lookup import PromptLookup
+from specref.core.loop import Verdict, loop_law, match, no_draft, rounds
+from specref.models.embedded import tokenizer
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import TableModel, random_table, target_law
+from specref.models.transformer import HFModel
+from specref.core.tree import Tree, iid
 
 V = 64
 EXACT = 1e-6   # transformers computes in float32 from the logits on
@@ -65,7 +64,7 @@ DRAFTERS = {
     "chain": lambda draft: Chain(draft, 3),
     "tree": lambda draft: Branching(draft, (3, 2, 1)),
     "lookup": lambda draft: PromptLookup(V, 2, 5),
-    "their lookup": lambda draft: Candidates(PromptLookupCandidateGenerator(num_output_tokens=4, max_length=60), V),
+    "their lookup": lambda draft: GeneratorDrafter(PromptLookupCandidateGenerator(num_output_tokens=4, max_length=60), V),
     "served, its own law": lambda draft: Chain(HFModel(draft, temperature=2., check=False), 2),
 }
 PROCESSORS = {
@@ -155,8 +154,8 @@ def test_criteria_may_read_the_scores(pair):
 
 
 def told(target, drafter, verify, ctx, ended, rng):
-    "The text of `tell` on a table, ended by a function of its tokens"
-    return tuple(tell(target, drafter, verify, ctx, rng, Page(torch.tensor([ctx]), lambda ids, scores: torch.tensor([ended(tuple(ids[0].tolist()))]))))
+    "The text of `decode_rounds` on a table, ended by a function of its tokens"
+    return tuple(decode_rounds(target, drafter, verify, ctx, rng, TextSoFar(torch.tensor([ctx]), lambda ids, scores: torch.tensor([ended(tuple(ids[0].tolist()))]))))
 
 
 def plainly(target, ctx, ended):
@@ -184,7 +183,7 @@ def test_ended_by_any_function_of_the_text(pair, steps, sums, n):
 @proves("thm-criteria")
 def test_asked_once_a_round_it_would_miss():
     "The same criterion, asked only where a round ends: the law is another one"
-    always, ended = TableModel(2, lambda text: point(1, 2, exact=True)), lambda text: len(text) in (3, 9)
+    always, ended = TableModel(2, lambda text: one_hot(1, 2, exact=True)), lambda text: len(text) in (3, 9)
     assert told(always, Chain(always, 3), reject, (0,), ended, Seeded(0)) == (1, 1)
     text = (0,)
     while not ended(text): text += next(rounds(always, Chain(always, 3), reject, text, Seeded(0))).tokens
@@ -209,7 +208,7 @@ def test_exact_law_through_the_door(three, name):
     options = dict(do_sample=True, max_new_tokens=2, **SAMPLING[name])
     want = generate_law(p, (0, 1), **options)
     for drafter in (Chain(q, 1), Chain(q, 2)) if name == "plain" else (Chain(q, 1),):
-        assert distance(law_of(lambda rng: new_tokens(p, (0, 1), custom_generate=speculate, drafter=drafter, seed=rng, **options)), want) < EXACT
+        assert tv_outcomes(law_of(lambda rng: new_tokens(p, (0, 1), custom_generate=speculate, drafter=drafter, seed=rng, **options)), want) < EXACT
     assert len(want) > 2
 
 
@@ -236,8 +235,8 @@ def test_a_draft_that_hides_its_warp_is_caught(three):
     p, q = three
     want = generate_law(p, (0, 1), do_sample=True, top_k=0, max_new_tokens=2)
     law = lambda d: law_of(lambda rng: new_tokens(p, (0, 1), custom_generate=speculate, drafter=d, seed=rng, do_sample=True, top_k=0, max_new_tokens=2))
-    assert distance(law(steep(q, 5.)), want) > .1 and misstatement(steep(q, 5.), (0, 1)) > .1
-    assert distance(law(Chain(HFModel(q, 5., check=False), 1)), want) < EXACT and misstatement(Chain(HFModel(q, 5., check=False), 1), (0, 1)) < EXACT
+    assert tv_outcomes(law(steep(q, 5.)), want) > .1 and edge_law_error(steep(q, 5.), (0, 1)) > .1
+    assert tv_outcomes(law(Chain(HFModel(q, 5., check=False), 1)), want) < EXACT and edge_law_error(Chain(HFModel(q, 5., check=False), 1), (0, 1)) < EXACT
 
 
 def test_sampled_law_through_the_public_door(three):
@@ -339,11 +338,11 @@ def test_dressed(pair):
     "Bare models are found wherever they stand; a drafter without one stays the same object"
     like = lambda m: ("served", m)
     p, q = pair
-    assert dressed(Chain(q, 2), like) == Chain(("served", q), 2)
-    assert dressed(Nest(Chain(p, 1), (q, 3)), like) == Nest(Chain(("served", p), 1), (("served", q), 3))
+    assert wrap_models(Chain(q, 2), like) == Chain(("served", q), 2)
+    assert wrap_models(Nest(Chain(p, 1), (q, 3)), like) == Nest(Chain(("served", p), 1), (("served", q), 3))
     own = HFModel(q, check=False)
-    for x in (PromptLookup(3), Chain(own, 2), nothing, Nest(1, (2, 3)), Chain): assert dressed(x, like) is x
-    assert served(q, LogitsProcessorList(), 0).temperature == 0
+    for x in (PromptLookup(3), Chain(own, 2), no_draft, Nest(1, (2, 3)), Chain): assert wrap_models(x, like) is x
+    assert wrap_model(q, LogitsProcessorList(), 0).temperature == 0
 
 
 # ---- the door
@@ -401,7 +400,7 @@ def test_a_processor_that_remembers_is_refused(pair):
 
 def test_every_refused_option_exists():
     "The table names options of transformers' configuration, and its defaults pass"
-    assert set(ALONE) <= set(vars(GenerationConfig()))
+    assert set(UNSUPPORTED_CONFIG) <= set(vars(GenerationConfig()))
 
 
 # ---- chance, asked through torch
@@ -410,20 +409,20 @@ def test_every_refused_option_exists():
 def test_a_draw_of_torch_is_a_pick(p):
     w = torch.tensor(p.astype(float))
     def both(rng):
-        with Asking(rng): return (*torch.multinomial(torch.stack([w, w.flip(0)]), num_samples=1).flatten().tolist(), torch.multinomial(w, 1).item())
+        with TorchEnumerator(rng): return (*torch.multinomial(torch.stack([w, w.flip(0)]), num_samples=1).flatten().tolist(), torch.multinomial(w, 1).item())
     want = law_of(lambda rng: (rng.pick(p), rng.pick(p[::-1]), rng.pick(p)))
-    assert distance(law_of(both), want) < 1e-12
+    assert tv_outcomes(law_of(both), want) < 1e-12
 
 
 def test_a_uniform_number_is_a_coin():
     def compared(rng):
-        with Asking(rng): return tuple((torch.rand_like(t := torch.tensor([.25, 1.5, 0.])) <= t).tolist())
+        with TorchEnumerator(rng): return tuple((torch.rand_like(t := torch.tensor([.25, 1.5, 0.])) <= t).tolist())
     assert law_of(compared) == {(True, True, False): .25, (False, True, False): .75}
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(3), lambda: torch.randn(2), lambda: torch.zeros(3).uniform_(), lambda: torch.bernoulli(torch.tensor([.5])), lambda: torch.zeros(2).exponential_(), lambda: torch.multinomial(torch.ones(3), 2)])
 def test_a_draw_that_cannot_be_asked_is_refused(draw):
-    with Asking(Branch()): refuses("rng", draw)
+    with TorchEnumerator(Enumerator()): refuses("rng", draw)
     draw()   # outside, torch is as it was
 
 
@@ -433,9 +432,9 @@ def test_speculative_decoding_of_transformers_is_exact(three):
     q.generation_config.update(num_assistant_tokens=2)
     options = dict(do_sample=True, top_k=0, max_new_tokens=3)
     want = generate_law(p, (0, 1), **options)
-    assert distance(want, target_law(HFModel(p, check=False), (0, 1), 3)) < EXACT
-    assert distance(generate_law(p, (0, 1), assistant_model=q, **options), want) < EXACT
-    assert distance(generate_law(p, (0, 1), prompt_lookup_num_tokens=2, **options), want) < EXACT
+    assert tv_outcomes(want, target_law(HFModel(p, check=False), (0, 1), 3)) < EXACT
+    assert tv_outcomes(generate_law(p, (0, 1), assistant_model=q, **options), want) < EXACT
+    assert tv_outcomes(generate_law(p, (0, 1), prompt_lookup_num_tokens=2, **options), want) < EXACT
 
 
 # ---- candidate generators as drafters
@@ -449,41 +448,41 @@ def assisted(model, kind=AssistedCandidateGenerator, tokens=2, schedule="constan
 @pytest.mark.parametrize("changed", [{}, dict(temperature=.5), dict(top_p=.7), dict(repetition_penalty=1.6), dict(eos_token_id=2), dict(threshold=0.), dict(threshold=.9, tokens=3)])
 def test_the_sampled_assistant_keeps_the_contract(three, changed):
     "What it states is what it draws, whatever warps it, and where it stops early too: it stops after a token that it offers"
-    drafter = Candidates(assisted(three[1], **changed), 3)
-    for ctx in ((0,), (0, 1, 2)): assert misstatement(drafter, ctx) < EXACT
+    drafter = GeneratorDrafter(assisted(three[1], **changed), 3)
+    for ctx in ((0,), (0, 1, 2)): assert edge_law_error(drafter, ctx) < EXACT
     trees = law_of(lambda rng: drafter((0, 1), rng))
     assert len(trees) >= 2 and abs(sum(trees.values()) - 1) < EXACT
 
 
 def test_the_confidence_threshold_decides_the_length(three):
-    depths = lambda c: set(law_of(lambda rng: len(Candidates(assisted(three[1], threshold=c, tokens=3), 3)((0, 1), rng)) - 1))
+    depths = lambda c: set(law_of(lambda rng: len(GeneratorDrafter(assisted(three[1], threshold=c, tokens=3), 3)((0, 1), rng)) - 1))
     assert depths(0.) == {3} and min(depths(.9)) >= 1 and len(depths(.4)) > 1
 
 
 def test_the_greedy_assistant_states_another_law(three):
     "The token is the argmax and the edge says softmax: exact under `match`, wrong under `reject`"
     p, q = three
-    drafter, target = Candidates(assisted(q, tokens=1, do_sample=False), 3), HFModel(p, check=False)
+    drafter, target = GeneratorDrafter(assisted(q, tokens=1, do_sample=False), 3), HFModel(p, check=False)
     law = HFModel(q, check=False).law((0, 1))
-    assert abs(misstatement(drafter, (0, 1)) - tv(law, greedy(law))) < EXACT and misstatement(drafter, (0, 1)) > .05
+    assert abs(edge_law_error(drafter, (0, 1)) - tv(law, greedy(law))) < EXACT and edge_law_error(drafter, (0, 1)) > .05
     want = target_law(target, (0, 1), 2)
-    assert distance(loop_law(target, drafter, match, (0, 1), 2), want) < EXACT < .01 < distance(loop_law(target, drafter, reject, (0, 1), 2), want)
+    assert tv_outcomes(loop_law(target, drafter, match, (0, 1), 2), want) < EXACT < .01 < tv_outcomes(loop_law(target, drafter, reject, (0, 1), 2), want)
 
 
 def test_the_assistant_in_our_loop_is_exact(three):
     p, q = three
     target = HFModel(p, check=False)
     for generator in (assisted(q), assisted(q, schedule="heuristic", tokens=1)):
-        assert distance(loop_law(target, Candidates(generator, 3), reject, (0, 1), 2), target_law(target, (0, 1), 2)) < EXACT
+        assert tv_outcomes(loop_law(target, GeneratorDrafter(generator, 3), reject, (0, 1), 2), target_law(target, (0, 1), 2)) < EXACT
 
 
 def test_early_exit_and_lookup(three):
     deep = network("Llama", seed=4, vocab_size=3)
-    early = Candidates(assisted(deep, EarlyExitCandidateGenerator, assistant_early_exit=1), 3)
-    assert misstatement(early, (0, 1)) < EXACT and deep.config.num_hidden_layers == 2
-    lookup = Candidates(PromptLookupCandidateGenerator(num_output_tokens=3, max_matching_ngram_size=2, max_length=60), 3)
+    early = GeneratorDrafter(assisted(deep, EarlyExitCandidateGenerator, assistant_early_exit=1), 3)
+    assert edge_law_error(early, (0, 1)) < EXACT and deep.config.num_hidden_layers == 2
+    lookup = GeneratorDrafter(PromptLookupCandidateGenerator(num_output_tokens=3, max_matching_ngram_size=2, max_length=60), 3)
     for ctx in ((0, 1, 2, 0, 1), (0, 1, 2), (1, 1, 1)):
-        assert misstatement(lookup, ctx) == 0 and lookup(ctx, Branch()) == PromptLookup(3, 2, 3)(ctx, Branch())
+        assert edge_law_error(lookup, ctx) == 0 and lookup(ctx, Enumerator()) == PromptLookup(3, 2, 3)(ctx, Enumerator())
     assert lookup.learn(None) is lookup
 
 
@@ -527,19 +526,19 @@ def test_generators_that_read_hidden_states(which, monkeypatch):
     monkeypatch.undo()
     if which == "heads": monkeypatch.setattr(MtpModel, "from_pretrained", lambda *a, **kw: heads)
     ids, z = heard[1]                                            # the first draft: of the prompt and the target's first token
-    greedily = Candidates(build(False), 3, model)
+    greedily = GeneratorDrafter(build(False), 3, model)
     tree, more = greedily(tuple(ids[0, :5].tolist()), Seeded(0)), len(ids[0]) - 5
     assert 1 < more + 1 <= greedily.depth + 1 and tree.token[1:] == ids[0, 5:].tolist() and len(tree) == more + 1
     for i in range(more): assert np.abs(tree.law[i + 1] - torch.softmax(z[0, i].double(), -1).numpy()).max() < EXACT
-    drafter, target = Candidates(build(True), 3, model), HFModel(model, check=False)
-    assert misstatement(drafter, (0, 1)) < EXACT and len(drafter((0,), Seeded(0))) == 1 and len(drafter((0, 1), Seeded(0))) > 1
-    assert distance(loop_law(target, drafter, reject, (0, 1), 2), target_law(target, (0, 1), 2)) < EXACT
+    drafter, target = GeneratorDrafter(build(True), 3, model), HFModel(model, check=False)
+    assert edge_law_error(drafter, (0, 1)) < EXACT and len(drafter((0,), Seeded(0))) == 1 and len(drafter((0, 1), Seeded(0))) > 1
+    assert tv_outcomes(loop_law(target, drafter, reject, (0, 1), 2), target_law(target, (0, 1), 2)) < EXACT
 
 
 def test_a_generator_is_a_value(three):
     "Drafting changes nothing in it; `learn` returns another, and the heuristic moves by what was kept"
     p, q = three
-    drafter, target = Candidates(assisted(q, schedule="heuristic", tokens=2, threshold=0.), 3), HFModel(p, check=False)
+    drafter, target = GeneratorDrafter(assisted(q, schedule="heuristic", tokens=2, threshold=0.), 3), HFModel(p, check=False)
     kept = set()
     for s in range(8):
         round = next(rounds(target, drafter, reject, (0, 1), Seeded(s)))
@@ -548,7 +547,7 @@ def test_a_generator_is_a_value(three):
         assert drafter.generator.assistant_kwargs.get("past_key_values") is None and after.generator.assistant_model is q
         kept.add(full)
     assert kept == {True, False}
-    assert drafter((2, 2, 1), Seeded(3)) == drafter((2, 2, 1), Seeded(3)) and copied(drafter.generator).assistant_model is q
+    assert drafter((2, 2, 1), Seeded(3)) == drafter((2, 2, 1), Seeded(3)) and copy_generator(drafter.generator).assistant_model is q
 
 
 def test_the_generators_are_eight():
@@ -563,15 +562,15 @@ def test_the_generators_are_eight():
 def test_generators_that_are_refused(three):
     used = assisted(three[1])
     used.get_candidates(torch.tensor([[0, 1]]))
-    refuses("generator", Candidates, used, 3)
-    refuses("generator", Candidates, three[1], 3)
-    refuses("model", Candidates, MTPCandidateGenerator.__new__(MTPCandidateGenerator), 3)
+    refuses("generator", GeneratorDrafter, used, 3)
+    refuses("generator", GeneratorDrafter, three[1], 3)
+    refuses("model", GeneratorDrafter, MTPCandidateGenerator.__new__(MTPCandidateGenerator), 3)
     model, build, _ = reads_states("dflash")
     used = build(True)
     used.is_main_model_prefill = False
-    refuses("generator", Candidates, used, 3, model)
-    for bad in (0, 1.5, None): refuses("V", Candidates, assisted(three[1]), bad)
-    refuses("V", Candidates(assisted(three[1]), 4), (0, 1), Seeded(0))
+    refuses("generator", GeneratorDrafter, used, 3, model)
+    for bad in (0, 1.5, None): refuses("V", GeneratorDrafter, assisted(three[1]), bad)
+    refuses("V", GeneratorDrafter(assisted(three[1]), 4), (0, 1), Seeded(0))
 
 
 # ---- misstatement
@@ -590,8 +589,8 @@ def test_misstated_edges_bound_the_harm(p, kind, q, true, verify):
         tree = Tree(ctx)
         tree.add(0, rng.pick(true), q)
         return tree
-    assert misstatement(draft, (0,)) == tv(q, true)
-    off = lambda d: distance(continued(law_of(lambda rng: next(rounds(target, d, verify, (0,), rng)).tokens), target, (0,), 2), target_law(target, (0,), 2))
+    assert edge_law_error(draft, (0,)) == tv(q, true)
+    off = lambda d: tv_outcomes(continued(law_of(lambda rng: next(rounds(target, d, verify, (0,), rng)).tokens), target, (0,), 2), target_law(target, (0,), 2))
     assert off(draft) <= tv(q, true)
 
 
@@ -604,8 +603,8 @@ def test_misstated_argmax_attains_the_bound():
         tree.add(0, 0, p)
         return tree
     first = law_of(lambda rng: next(rounds(TableModel(3, lambda text: p), draft, reject, (0,), rng)).tokens[0])
-    assert distance(first, dict(enumerate(p))) == misstatement(draft, (0,)) == exact(1, 1)[0]
-    assert misstatement(nothing, (0,)) == 0
+    assert tv_outcomes(first, dict(enumerate(p))) == edge_law_error(draft, (0,)) == exact(1, 1)[0]
+    assert edge_law_error(no_draft, (0,)) == 0
 
 
 @proves("thm-misstated")
@@ -617,8 +616,8 @@ def test_misstated_rounds_add_up():
         tree = Tree(ctx)
         tree.add(0, 0, p)
         return tree
-    d = misstatement(draft, (0,))
-    off = lambda n: distance(loop_law(target, draft, reject, (0,), n), target_law(target, (0,), n))
+    d = edge_law_error(draft, (0,))
+    off = lambda n: tv_outcomes(loop_law(target, draft, reject, (0,), n), target_law(target, (0,), n))
     assert off(3) == Fraction(3, 4) > d
     for n in range(1, 6): assert off(n) == 1 - (1 - d) ** ((n + 1) // 2) <= (n + 1) // 2 * d
 
@@ -642,12 +641,12 @@ def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, t
     want = target_law(target, (0,), n)
     for r in range(R):
         unsaid = [t for t in texts if len(t) < n]
-        for t in unsaid: assert misstatement(draft, (0, *t)) == tv(q.law((0, *t)), true((0, *t)))
-        worst.append(max((misstatement(draft, (0, *t)) for t in unsaid), default=0))
+        for t in unsaid: assert edge_law_error(draft, (0, *t)) == tv(q.law((0, *t)), true((0, *t)))
+        worst.append(max((edge_law_error(draft, (0, *t)) for t in unsaid), default=0))
         after = Counter()
         for t, w in texts.items():
             said_next = law_of(lambda rng: next(rounds(target, draft, verify, (0, *t), rng)).tokens) if len(t) < n else {(): 1}
             for more, v in said_next.items(): after[(t + more)[:n]] += w * v
         texts = after
-        assert distance(continued(texts, target, (0,), n), want) <= sum(worst) <= (r + 1) * max(worst)
+        assert tv_outcomes(continued(texts, target, (0,), n), want) <= sum(worst) <= (r + 1) * max(worst)
     if R == n: assert texts == loop_law(target, draft, verify, (0,), n)

@@ -3,7 +3,7 @@ import matplotlib
 import pytest
 from house import ROOT, Notebook, measured
 
-from specref.certify import Certificate, Evidence
+from specref.certify.certificates import Certificate, Evidence
 
 
 @pytest.fixture(scope="module")

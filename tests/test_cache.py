@@ -11,11 +11,11 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
 from test_transformer import REFUSED, SMALL, V, bare
-from specref import models
+from specref.models.embedded import embedded
 from specref.gpu import cache as module
-from specref.gpu.cache import StaticRows, commit, moves
-from specref.gpu.layout import positions
-from specref.transformer import Unservable
+from specref.gpu.cache import StaticRows, commit, commit_moves
+from specref.gpu.layout import batch_positions
+from specref.models.transformer import Unservable
 
 torch.set_num_threads(1)
 whole = lambda x: torch.tensor(x, dtype=torch.int64)
@@ -37,12 +37,12 @@ def padded(slots, height): return whole([s + [-1] * (height - len(s)) for s in s
 def test_no_row_moves_up_and_in_order_is_right(parent, pick, length):
     "On any path of any tree: sources at or behind destinations, all in the tree's own slots, and one copy after the other is the gather"
     N, s = len(parent), path(parent, pick % len(parent))
-    source, into = (x[0].tolist() for x in moves(whole([length]), padded([s], N - 1), whole([0])))
+    source, into = (x[0].tolist() for x in commit_moves(whole([length]), padded([s], N - 1), whole([0])))
     assert all(j <= i for i, j in zip(source, into)) and all(length < i < length + N for i in source + into)
     assert source[:len(s)] == [length + i for i in s] and into == list(range(length + 1, length + N)) and source[len(s):] == into[len(s):]
     rows, gathered = list(range(length + N)), torch.arange(length + N)[None, None, :, None]
     for i, j in zip(source, into): rows[j] = rows[i]
-    commit(gathered, *moves(whole([length]), padded([s], N - 1), whole([0])))
+    commit(gathered, *commit_moves(whole([length]), padded([s], N - 1), whole([0])))
     assert gathered.flatten().tolist() == rows and rows[length + 1:length + 1 + len(s)] == [length + i for i in s]
 
 
@@ -70,7 +70,7 @@ def test_reading_first_is_right_in_any_numbering(a):
     wrong = 0
     for s in permutations(range(1, 6), a):
         rows, ordered = torch.arange(9)[None, None, :, None], list(range(9))
-        commit(rows, *moves(whole([2]), whole([s]), whole([0])))
+        commit(rows, *commit_moves(whole([2]), whole([s]), whole([0])))
         for j, i in enumerate(s, 3): ordered[j] = ordered[2 + i]
         assert rows.flatten()[:3].tolist() == [0, 1, 2] and rows.flatten()[3:3 + a].tolist() == [2 + i for i in s]
         assert rows.flatten()[3 + a:].tolist() == list(range(3 + a, 9))
@@ -108,11 +108,11 @@ def holds(seed, step, B=3, rounds=12, size=150):
 
 
 def backwards(cache, nodes, root):
-    source, into = moves(cache.lengths, nodes, root)
+    source, into = commit_moves(cache.lengths, nodes, root)
     for j in reversed(range(nodes.shape[1])): commit(cache.rows, source[:, j:j + 1], into[:, j:j + 1])
     cache.lengths += 1 + (nodes >= 0).sum(1)
 def without_root(cache, nodes, root):
-    source, into = moves(cache.lengths, nodes, root)
+    source, into = commit_moves(cache.lengths, nodes, root)
     commit(cache.rows, source, into - (nodes >= 0).long())
     cache.lengths += (nodes >= 0).sum(1)
 def by_depth(cache, nodes, root): cache.lengths += 1 + (nodes >= 0).sum(1)
@@ -120,10 +120,10 @@ def too_short(cache, nodes, root): cache.keep(nodes, root, (nodes >= 0).sum(1))
 def too_long(cache, nodes, root): cache.keep(nodes, root); cache.lengths += 1
 def all_alike(cache, nodes, root): cache.keep(nodes, root, (1 + (nodes >= 0).sum(1)).min().expand(len(root)))
 def keys_only(cache, nodes, root):
-    commit(cache.rows[:, 0], *moves(cache.lengths, nodes, root))
+    commit(cache.rows[:, 0], *commit_moves(cache.lengths, nodes, root))
     cache.lengths += 1 + (nodes >= 0).sum(1)
 def first_layer_only(cache, nodes, root):
-    commit(cache.rows[:1], *moves(cache.lengths, nodes, root))
+    commit(cache.rows[:1], *commit_moves(cache.lengths, nodes, root))
     cache.lengths += 1 + (nodes >= 0).sum(1)
 
 WRONG = [backwards, without_root, by_depth, too_short, too_long, all_alike, keys_only, first_layer_only]
@@ -160,7 +160,7 @@ def llama(seed=0, **kw):
     return doubled(net.double().eval())
 
 MADE = {"gqa": llama, "gpt2": lambda: bare("GPT2"), "qwen": lambda: bare("Qwen2"), "neox": lambda: bare("GPTNeoX"), "opt": lambda: bare("OPT"),
-        "embedded": lambda: doubled(copy.deepcopy(models.bare("target", torch.float64)))}
+        "embedded": lambda: doubled(copy.deepcopy(raw_model("target", torch.float64)))}
 made = {}
 def model(name):
     if name not in made: made[name] = MADE[name]()
@@ -180,7 +180,7 @@ def visible(cache, parent):  # (B, N) -> (B, 1, N, size) bool
 def read(net, cache, token, parent):  # lists (B, N) -> (B, N, V)
     "One pass over a tree for each row of the batch"
     depth = whole([depths(up) for up in parent])
-    return net(input_ids=whole(token), position_ids=positions(cache.lengths, depth), attention_mask=visible(cache, whole(parent)), past_key_values=cache, use_cache=True).logits
+    return net(input_ids=whole(token), position_ids=batch_positions(cache.lengths, depth), attention_mask=visible(cache, whole(parent)), past_key_values=cache, use_cache=True).logits
 
 
 def prompted(net, texts, size, check=True):
@@ -244,7 +244,7 @@ def test_the_rows_are_those_of_the_text(name, seed):
 @proves("thm-static-cache")
 def test_the_embedded_target():
     "The same on the shipped model, on prompts of different lengths"
-    net, texts = model("embedded"), [models.prompts("code", 1, length=n)[0] for n in (9, 33, 20)]
+    net, texts = model("embedded"), [embedded.prompts("code", 1, length=n)[0] for n in (9, 33, 20)]
     cache = prompted(net, texts, 128)
     for r in range(4):
         texts, said = turn(net, cache, texts, r, N=10)
@@ -275,10 +275,10 @@ def test_a_commit_is_a_map_bit_by_bit(drawn):
     slots, lengths = [path(up, pick % len(up)) for up, pick, _ in drawn], whole([n for *_, n in drawn])
     rows = torch.randn(2, 2, len(drawn), 3, 30, 4)
     was, root = rows.clone(), torch.zeros(len(drawn), dtype=torch.int64)
-    commit(rows, *moves(lengths, padded(slots, height), root))
+    commit(rows, *commit_moves(lengths, padded(slots, height), root))
     for b, s in enumerate(slots):
         alone, n = was[:, :, b:b + 1].clone(), int(lengths[b])
-        commit(alone, *moves(lengths[b:b + 1], padded([s], height), root[:1]))
+        commit(alone, *commit_moves(lengths[b:b + 1], padded([s], height), root[:1]))
         assert torch.equal(alone, rows[:, :, b:b + 1])
         assert torch.equal(rows[:, :, b, :, n + 1:n + 1 + len(s)], was[:, :, b, :, [n + i for i in s]])
         for part in (slice(n + 1), slice(n + 1 + len(s), None)): assert torch.equal(rows[:, :, b, :, part], was[:, :, b, :, part])
@@ -319,8 +319,8 @@ def test_the_mask_and_the_positions_matter(spoil, monkeypatch):
     "A causal mask over the slots, or slots for positions, is off by far more than rounding"
     net, texts = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     cache = prompted(net, texts, 90)
-    if spoil == "positions": monkeypatch.setitem(globals(), "positions", lambda lengths, depth: lengths[:, None] + torch.arange(depth.shape[1]))
-    else: monkeypatch.setitem(globals(), "visible", lambda cache, parent: (torch.arange(cache.size) <= (cache.lengths[:, None] + torch.arange(parent.shape[1]))[:, :, None])[:, None])
+    if spoil == "positions": monkeypatch.setitem(globals(), "batch_positions", lambda lengths, depth: lengths[:, None] + torch.arange(depth.shape[1]))
+    else: monkeypatch.setitem(globals(), "tree_mask", lambda cache, parent: (torch.arange(cache.size) <= (cache.lengths[:, None] + torch.arange(parent.shape[1]))[:, :, None])[:, None])
     for r in range(4): texts, _ = turn(net, cache, texts, r)
     assert far(net, cache, texts) > 1e-3
 
@@ -336,19 +336,19 @@ def test_bytes(name, layers, heads, width, dtype, size):
     assert cache.token_bytes == 2 * layers * heads * width * size and cache.rows.nbytes == 3 * 50 * cache.token_bytes
     assert cache.rows.is_contiguous() and cache.rows.dtype == dtype
     for nodes in ([[-1] * 4] * 3, [[1, 2, 3, 4]] * 3, [[2, -1, -1, -1], [1, 4, -1, -1], [3, 4, 5, 6]]):
-        source, into = moves(cache.lengths, whole(nodes), torch.zeros(3, dtype=torch.int64))
+        source, into = commit_moves(cache.lengths, whole(nodes), torch.zeros(3, dtype=torch.int64))
         assert source.shape == into.shape == (3, 4)
 
 
 def test_a_chain_moves_nothing():
     "On a chain every source is its destination, however many are accepted"
     for a in range(5):
-        source, into = moves(whole([7]), padded([list(range(1, a + 1))], 4), whole([0]))
+        source, into = commit_moves(whole([7]), padded([list(range(1, a + 1))], 4), whole([0]))
         assert torch.equal(source, into)
 
 
 def step(rows, lengths, nodes, root):
-    commit(rows, *moves(lengths, nodes, root))
+    commit(rows, *commit_moves(lengths, nodes, root))
     lengths += 1 + (nodes >= 0).sum(1)
 
 def example():
@@ -374,7 +374,7 @@ def test_a_round_is_one_graph():
     torch._dynamo.reset(); torch._dynamo.utils.counters.clear()
     net, begun = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     def whole_round(cache, token, parent, depth, nodes, root):
-        z = net(input_ids=token, position_ids=positions(cache.lengths, depth), attention_mask=visible(cache, parent), past_key_values=cache, use_cache=True).logits
+        z = net(input_ids=token, position_ids=batch_positions(cache.lengths, depth), attention_mask=visible(cache, parent), past_key_values=cache, use_cache=True).logits
         cache.keep(nodes, root)
         return z
     captured = torch.compile(whole_round, fullgraph=True, backend="eager", dynamic=False)
@@ -395,7 +395,7 @@ def test_no_number_comes_back():
         assert cache.rows.is_meta and cache.lengths.is_meta
         ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
         mask = torch.zeros(2, 1, 4, 30, dtype=torch.bool, device="meta")
-        with torch.inference_mode(): z = net(input_ids=ids, position_ids=positions(cache.lengths, ids), attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        with torch.inference_mode(): z = net(input_ids=ids, position_ids=batch_positions(cache.lengths, ids), attention_mask=mask, past_key_values=cache, use_cache=True).logits
         cache.keep(ids[:, 1:], ids[:, 0])
         return z
     assert round(False).shape == (2, 4, V)
@@ -415,7 +415,7 @@ def test_replayed_in_a_cuda_graph():
     def round(cache):
         node = cache.places - cache.lengths[:, None]
         mask = ((node < 0)[:, None] | see[:, node.clamp(0, 4)].transpose(0, 1) & (node < 5)[:, None])[:, None]
-        net(input_ids=token, position_ids=positions(cache.lengths, depth), attention_mask=mask, past_key_values=cache, use_cache=True)
+        net(input_ids=token, position_ids=batch_positions(cache.lengths, depth), attention_mask=mask, past_key_values=cache, use_cache=True)
         cache.keep(nodes, root)
     with torch.inference_mode():
         side = torch.cuda.Stream()
@@ -456,7 +456,7 @@ def local(): return doubled(transformers.AutoModelForCausalLM.from_config(transf
 def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
     "GPT-Neo counts its window from the end of the table, and has no mask beyond its positions: a table at the bound serves it, a longer one does not, although the text is as short"
     net, text, up, boolean = local(), (3, 1, 4, 1), [-1, 0, 0, 2], visible
-    monkeypatch.setitem(globals(), "visible", lambda cache, parent: (~boolean(cache, parent)).double() * torch.finfo(torch.float64).min)   # its attention adds the mask
+    monkeypatch.setitem(globals(), "tree_mask", lambda cache, parent: (~boolean(cache, parent)).double() * torch.finfo(torch.float64).min)   # its attention adds the mask
     with torch.no_grad():
         for w in net.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     def off(size):
@@ -465,7 +465,7 @@ def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
         return max((z - fresh(net, t)[1]).abs().max().item() for z, t in zip(said[0], told))
     assert off(9) < 1e-10
     with pytest.raises(Unservable, match="size: got 10, wanted at most 9"): off(10)
-    monkeypatch.setattr(module, "limit", lambda config: (99, ""))
+    monkeypatch.setattr(module, "context_limit", lambda config: (99, ""))
     assert off(9) < 1e-10 and off(16) > 1e-3
     with pytest.raises(RuntimeError): off(17)
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import binom, chi2, kstest
 
 from helpers import ALPHA, MISS, CANON, cold, constant, detectable, g_test, killer, laws, models, pooled, proves, random_table, refuses, seeds, tempered
-from specref.certify import Certificate, Evidence, certificate, certify, evidence, exactly, log_moment, partition, safe_limit, split
-from specref.chance import distance, law_of, stream
-from specref.law import exact, residual, tv
-from specref.loop import System, Verdict, loop_law, match, nothing, plain, rounds
-from specref.reject import Chain, accepted_at_least, reject
-from specref.systems import SYSTEMS
-from specref.target import TableModel, target_law
-from specref.traps import MUTANTS, SLOW, judge, redraw
-from specref.tree import iid
+from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence, exact_certificate, log_moment, partition, safe_limit, split_row
+from specref.core.rng import tv_outcomes, law_of, numpy_generator
+from specref.core.law import exact, residual, tv
+from specref.core.loop import System, Verdict, loop_law, match, no_draft, autoregressive, rounds
+from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.app.systems import SYSTEMS
+from specref.core.target import TableModel, target_law
+from specref.certify.mutants import MUTANTS, SLOW, reject_from, redraw_verifier
+from specref.core.tree import iid
 from test_statistical import CTX, WRONG, nearby
 
 contexts = st.sampled_from([(0,), (0, 1, 0), (2, 0, 1, 2, 0)])
@@ -41,7 +41,7 @@ def test_a_certificate_covers_what_it_says(name, pair, ctx, stop):
     "Equality for three tokens; then, as the proposition says, for fewer and with any stop tokens"
     target, draft = pair
     s = SYSTEMS[name](draft, gamma=2, shape=(2,), exact=True)
-    found = certify(s, target, ctx)
+    found = certify_system(s, target, ctx)
     assert found.passes and found.exact and found.tv == 0 and found.texts == len(target_law(target, ctx, 3)) and found.worst[1] == found.worst[2]
     for m in (1, 2, 3): assert loop_law(target, s.drafter, s.verify, ctx, m, stop) == target_law(target, ctx, m, stop)
 
@@ -50,12 +50,12 @@ def test_a_certificate_covers_what_it_says(name, pair, ctx, stop):
 def test_a_certificate_covers_nothing_else():
     "Wrong systems that pass for fewer tokens, after another context, and on another table"
     wide = random_table(3, 1, zeros=False), random_table(3, 2, zeros=False)
-    late = system(wide[0], Chain(wide[1], 1), judge(last=lambda p, tree, i: p[tree.parent[i]]))
-    assert certify(late, wide[0], (0,), 1).passes and not certify(late, wide[0], (0,), 2).passes
-    shy = system(wide[0], nothing, lambda p, tree, rng: Verdict(0, 0) if tree.ctx[0] else match(p, tree, rng))
-    assert certify(shy, wide[0], (0,), 3).passes and not certify(shy, wide[0], (1,), 3).passes
-    rows, two = judge(row=lambda p, tree, i: p[0]), (constant(3, 2, 1), constant(1, 2, 3))
-    assert certify(system(two[0], Chain(two[1], 2), rows), two[0], (0,)).passes and not certify(system(wide[0], Chain(wide[1], 2), rows), wide[0], (0,)).passes
+    late = system(wide[0], Chain(wide[1], 1), reject_from(last=lambda p, tree, i: p[tree.parent[i]]))
+    assert certify_system(late, wide[0], (0,), 1).passes and not certify_system(late, wide[0], (0,), 2).passes
+    shy = system(wide[0], no_draft, lambda p, tree, rng: Verdict(0, 0) if tree.ctx[0] else match(p, tree, rng))
+    assert certify_system(shy, wide[0], (0,), 3).passes and not certify_system(shy, wide[0], (1,), 3).passes
+    rows, two = reject_from(row=lambda p, tree, i: p[0]), (constant(3, 2, 1), constant(1, 2, 3))
+    assert certify_system(system(two[0], Chain(two[1], 2), rows), two[0], (0,)).passes and not certify_system(system(wide[0], Chain(wide[1], 2), rows), wide[0], (0,)).passes
 
 
 PLAIN = [m for m in MUTANTS if m.wrong.loop is None]
@@ -65,12 +65,12 @@ PLAIN = [m for m in MUTANTS if m.wrong.loop is None]
 def test_mutants_are_rejected_exactly(mutant):
     "Each known mistake fails by its published distance, at a text that is really off, and the right thing passes"
     w, r = mutant.wrong, mutant.right
-    found = certify(system(w.target, w.drafter, w.verify), w.target, w.ctx, w.n, w.stop)
+    found = certify_system(system(w.target, w.drafter, w.verify), w.target, w.ctx, w.n, w.stop)
     text, got, want = found.worst
-    assert not found.passes and found.tv == distance(w.law(), w.want()) and mutant.tv in (None, found.tv)
+    assert not found.passes and found.tv == tv_outcomes(w.law(), w.want()) and mutant.tv in (None, found.tv)
     assert got == w.law().get(text, 0) != want == w.want().get(text, 0) and all(abs(w.law().get(y, 0) - v) <= abs(got - want) for y, v in w.want().items())
     assert found.words.startswith("the law is wrong: at TV") and str(text) in found.words and str(found).startswith("LAW IS WRONG")
-    assert certify(system(r.target, r.drafter, r.verify), r.target, r.ctx, r.n, r.stop).passes
+    assert certify_system(system(r.target, r.drafter, r.verify), r.target, r.ctx, r.n, r.stop).passes
 
 
 def test_enough_mutants(): assert len(PLAIN) >= 35
@@ -79,7 +79,7 @@ def test_enough_mutants(): assert len(PLAIN) >= 35
 @pytest.mark.parametrize("mutant", SLOW, ids=lambda m: m.name)
 def test_lost_tokens_show(mutant):
     "A system that keeps the law and loses tokens passes, and its E[tokens] falls short of the oracle that the right one meets"
-    w, r = ((certify(system(s.target, s.drafter, s.verify), s.target, s.ctx, s.n) for s in (mutant.wrong, mutant.right)))
+    w, r = ((certify_system(system(s.target, s.drafter, s.verify), s.target, s.ctx, s.n) for s in (mutant.wrong, mutant.right)))
     assert w.passes and r.passes and r.tokens == mutant.right.tokens() > w.tokens
     if mutant.right.verify is reject and getattr(mutant.right.drafter, "gamma", 0) == 2:   # a chain of two: also the oracle of chapter 05
         assert r.tokens == 1 + sum(accepted_at_least(mutant.right.target, mutant.right.drafter.model, (0,), i) for i in (1, 2))
@@ -88,10 +88,10 @@ def test_lost_tokens_show(mutant):
 def test_words_of_a_certificate():
     "What was found, in words: fractions while they are short"
     p, q = CANON
-    right, wrong = (certify(system(None, Chain(constant(1, 2, 3, 4), 1), v), constant(4, 3, 2, 1), (0,), 1) for v in (reject, judge(left=lambda r, q, x: r)))
+    right, wrong = (certify_system(system(None, Chain(constant(1, 2, 3, 4), 1), v), constant(4, 3, 2, 1), (0,), 1) for v in (reject, reject_from(left=lambda r, q, x: r)))
     assert right.words == f"the law is the target's: equality of 4 probabilities as fractions ({right.paths} paths)\ntokens a target call: 8/5 = 1.6"
     assert "at TV 7/50 = 0.14 from the target's" in wrong.words and isinstance(right, Certificate)
-    assert certificate(lambda draft, **kw: plain).passes and certificate(lambda draft, **kw: plain).words.endswith("\ntokens a target call: 1")
+    assert certificate(lambda draft, **kw: autoregressive).passes and certificate(lambda draft, **kw: autoregressive).words.endswith("\ntokens a target call: 1")
 
 
 # The partition
@@ -121,8 +121,8 @@ def test_the_law_of_the_counts_is_that_of_the_cells():
     "p-values of a right system on a real partition are uniform, as for draws from the weights themselves"
     target, draft = (tempered(m, 1.) for m in killer())
     cells = partition(target, (0,), 3, 400)
-    seen = [certify(system(target, Chain(draft, 2), reject), target, (0,), runs=400, seed=s).test for s in range(60)]
-    drawn = [g_test(dict(zip(cells.weight, map(int, c))), cells.weight, least=0) for c in stream(5).multinomial(400, list(cells.weight.values()), 4000)]
+    seen = [certify_system(system(target, Chain(draft, 2), reject), target, (0,), runs=400, seed=s).test for s in range(60)]
+    drawn = [g_test(dict(zip(cells.weight, map(int, c))), cells.weight, least=0) for c in numpy_generator(5).multinomial(400, list(cells.weight.values()), 4000)]
     assert {t.cells for t in seen} == {len(cells.weight)} and all(t.fits for t in seen)
     for ps in ([t.p_value for t in seen], [t.p_value for t in drawn][:60]): assert kstest(ps, "uniform").pvalue > 1e-6
     assert abs(np.mean([t.p_value < .05 for t in drawn]) - .05) < 6*np.sqrt(.05 / 4000) + .01
@@ -146,7 +146,7 @@ def test_impossible_texts_are_no_cell():
 @given(laws(5), st.integers(1, 60).map(lambda k: Fraction(k, 60)), st.integers(1, 6))
 def test_split(row, share, room):
     "The named are the likeliest and heavy enough; the others weigh nothing or enough; nothing is lost"
-    named_, others = split(row, share, room)
+    named_, others = split_row(row, share, room)
     assert len(named_) <= room and all(row[x] >= share for x in named_) and (others == 0 or others >= share or not len(named_))
     assert sum(row[x] for x in named_) + others == 1 and min((row[x] for x in named_), default=1) >= max((row[x] for x in range(5) if x not in named_), default=0)
 
@@ -222,8 +222,8 @@ def test_cells_never_exaggerate(pair, runs):
     a, b = Counter(), Counter()
     for y, w in want.items(): a[cells.of(y)] += w
     for y, w in other.items(): b[cells.of(y)] += w
-    off = distance(a, b)
-    assert off <= distance(want, other)
+    off = tv_outcomes(a, b)
+    assert off <= tv_outcomes(want, other)
     if set(b) <= set(a): assert sum(float(w)*log(w/a[c]) for c, w in b.items()) >= 2*float(off)**2 - 1e-12
 
 
@@ -241,9 +241,9 @@ def test_misses_are_as_rare_as_stated(n, weights):
     "At the distance stated, in a hard direction and in an easy one, misses are at most MISS: 4,000 multinomial samples of each"
     want = dict(enumerate(np.array(weights) / sum(weights)))
     limit = safe_limit(n, tuple(want.values()))
-    off, rng = detectable(n, len(want) - 1, limit), stream(7)
+    off, rng = detectable(n, len(want) - 1, limit), numpy_generator(7)
     for law in (halves(want, min(off, .499)), nearby(want, off)):
-        assert distance(law, want) == pytest.approx(min(off, .499)) or distance(law, want) == pytest.approx(off)
+        assert tv_outcomes(law, want) == pytest.approx(min(off, .499)) or tv_outcomes(law, want) == pytest.approx(off)
         missed = sum(g_test(dict(enumerate(map(int, c))), want, least=0).fits for c in rng.multinomial(n, list(law.values()), 4000))
         assert missed <= 4000*MISS + 6*np.sqrt(4000*MISS)
 
@@ -251,7 +251,7 @@ def test_misses_are_as_rare_as_stated(n, weights):
 def test_p_values():
     "Under the law itself the textbook's p-values are what they say (2,000 multinomial samples)"
     want = dict(enumerate(np.array([8, 4, 2, 1, 1]) / 16))
-    p = np.array([g_test(dict(enumerate(map(int, c))), want, least=0).p_value for c in stream(7).multinomial(500, list(want.values()), 2000)])
+    p = np.array([g_test(dict(enumerate(map(int, c))), want, least=0).p_value for c in numpy_generator(7).multinomial(500, list(want.values()), 2000)])
     for level in (.01, .05, .5): assert abs((p < level).mean() - level) < 6*np.sqrt(level / 2000)
 
 
@@ -284,18 +284,18 @@ def test_the_impossible_is_not_pooled():
 def test_the_laws_decide():
     "Fractions give a certificate, floats give evidence; a right system passes both, and the mean tokens agree"
     target, draft = killer()
-    sure, seen = certify(system(0, Chain(draft, 2), reject), target, CTX), certify(system(0, Chain(tempered(draft, 1.), 2), reject), tempered(target, 1.), CTX, seed=3)
+    sure, seen = certify_system(system(0, Chain(draft, 2), reject), target, CTX), certify_system(system(0, Chain(tempered(draft, 1.), 2), reject), tempered(target, 1.), CTX, seed=3)
     assert isinstance(sure, Certificate) and isinstance(seen, Evidence) and sure.passes and seen.passes
     mean, error = seen.tokens
     assert abs(mean - float(sure.tokens)) < 6*error and 0 < error < .1
-    refuses("system", certify, system(0, Chain(tempered(draft, 1.), 2), reject), target, CTX)
+    refuses("system", certify_system, system(0, Chain(tempered(draft, 1.), 2), reject), target, CTX)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_listed_systems_pass_by_counts(name):
     "Every listed system on float tables, with a stop token; the report says what would have been seen"
     target, draft = (tempered(m, .9) for m in killer())
-    found = certify(SYSTEMS[name](draft, gamma=2, shape=(2, 1)), target, CTX, 3, {2}, runs=1500, seed=11)
+    found = certify_system(SYSTEMS[name](draft, gamma=2, shape=(2, 1)), target, CTX, 3, {2}, runs=1500, seed=11)
     assert found.passes and found.words.startswith("no difference seen\n1,500 runs") and f"TV >= {found.test.tv:.3f}" in found.words and found.test.tv < .2
     assert str(found).startswith("no difference seen") and "1e-09" in found.words
 
@@ -305,9 +305,9 @@ def test_wrong_systems_are_caught_by_counts(name):
     "Each is further off, on the very cells of the report, than the distance that the report would have seen; and it is found out"
     target, draft = (tempered(m, .8) for m in killer())
     drafter, verify = WRONG[name][0](draft), WRONG[name][1]
-    found, cells, off = certify(system(0, drafter, verify), target, CTX, runs=6000), partition(target, CTX, 3, 6000), Counter()
+    found, cells, off = certify_system(system(0, drafter, verify), target, CTX, runs=6000), partition(target, CTX, 3, 6000), Counter()
     for y, w in loop_law(target, drafter, verify, CTX, 3).items(): off[cells.of(y)] += w
-    assert distance(off, cells.weight) > found.test.tv and not found.passes, found
+    assert tv_outcomes(off, cells.weight) > found.test.tv and not found.passes, found
     cell, due, seen = found.worst
     assert found.words.startswith("the law is wrong: ") and due == pytest.approx(6000*cells.weight[cell]) and abs(seen - due) > 5*np.sqrt(due)
     assert str(found).startswith("LAW IS WRONG")
@@ -324,8 +324,8 @@ def test_two_large_vocabularies():
             return w / w.sum()
         return TableModel(512, f)
     target, draft = model(0, .5), model(1, .5)
-    right = certify(system(0, Chain(draft, 2), reject), target, (0,), runs=1500)
-    wrong = certify(system(0, Chain(draft, 2), judge(row=lambda p, tree, i: p[0])), target, (0,), runs=1500)
+    right = certify_system(system(0, Chain(draft, 2), reject), target, (0,), runs=1500)
+    wrong = certify_system(system(0, Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0])), target, (0,), runs=1500)
     assert right.passes and right.test.cells > 20 and 0 < right.hidden < 1 and not wrong.passes
 
 
@@ -333,31 +333,31 @@ def test_one_text():
     "A greedy target has one text: every run must say it, and one that does not is impossible"
     target, draft = (cold(m) for m in killer())
     floats = lambda m: TableModel(3, lambda text: m.law(text).astype(float))
-    right = certify(system(0, Chain(floats(draft), 2), reject), floats(target), (0,), runs=50)
+    right = certify_system(system(0, Chain(floats(draft), 2), reject), floats(target), (0,), runs=50)
     assert right.passes and right.test.cells == 1 and right.hidden == 0 and 0 < right.test.tv < .2 and right.words
-    with np.errstate(divide="ignore"): wrong = certify(system(0, nothing, lambda p, tree, rng: Verdict(0, rng.pick(np.ones(3)/3))), floats(target), (0,), runs=50)
+    with np.errstate(divide="ignore"): wrong = certify_system(system(0, no_draft, lambda p, tree, rng: Verdict(0, rng.pick(np.ones(3)/3))), floats(target), (0,), runs=50)
     assert not wrong.passes and "impossible for the target" in wrong.words
 
 
 def test_small_p_values_ask_for_more():
     "A pass with a small p-value says that more runs are called for"
-    found = certify(system(0, nothing, match), tempered(killer()[0], 1.), (0,), runs=400)
+    found = certify_system(system(0, no_draft, match), tempered(killer()[0], 1.), (0,), runs=400)
     assert "more runs" not in found.words and "more runs" in replace(found, test=replace(found.test, p_value=1e-5)).words
 
 
 def test_reproducible_and_independent():
     "The same seed, the same counts; another seed, others; runs are streams of their own, so more runs begin with the same ones"
     target = tempered(killer()[0], 1.)
-    a, b, c = (certify(plain, target, (0,), runs=300, seed=s) for s in (1, 1, 2))
+    a, b, c = (certify_system(autoregressive, target, (0,), runs=300, seed=s) for s in (1, 1, 2))
     assert a == b != c
 
 
 def test_progress(capsys):
     "A bar of runs, on request"
     target = tempered(killer()[0], 1.)
-    certify(plain, target, (0,), runs=200)
+    certify_system(autoregressive, target, (0,), runs=200)
     assert not capsys.readouterr().err
-    certify(plain, target, (0,), runs=200, progress=True)
+    certify_system(autoregressive, target, (0,), runs=200, progress=True)
     assert "200/200" in capsys.readouterr().err
 
 
@@ -368,8 +368,8 @@ def test_without_scipy(monkeypatch):
     for name in [m for m in sys.modules if m == "scipy" or m.startswith("scipy.")]: monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "scipy", None)
     safe_limit.cache_clear(); detectable.cache_clear()
-    assert certify(system(0, Chain(draft, 2), reject), target, (0,)).passes
-    with pytest.raises(ImportError, match=r"^scipy: .*specref\[stats\]"): certify(system(0, lambda ctx, rng: 1/0, reject), tempered(target, 1.), (0,))
+    assert certify_system(system(0, Chain(draft, 2), reject), target, (0,)).passes
+    with pytest.raises(ImportError, match=r"^scipy: .*specref\[stats\]"): certify_system(system(0, lambda ctx, rng: 1/0, reject), tempered(target, 1.), (0,))
 
 
 # Doors
@@ -381,17 +381,17 @@ def test_doors():
     for given, name in (((reject, target, (0,)), "system"), ((s, None, (0,)), "target"), ((s, reject, (0,)), "target"), ((s, target, ()), "ctx"), ((s, target, (3,)), "ctx"), ((s, target, (0,), 0), "n"), ((s, target, (0,), 2.5), "n"),
                         ((s, target, (0,), 3, 7), "stop"), ((s, target, (0,), 3, (), 0), "runs"), ((s, target, (0,), 3, (), 15), "runs"), ((s, target, (0,), 3, (), 100, -1), "seed"),
                         ((s, target, (0,), 3, (), 100, 0, 0), "due"), ((s, target, (0,), 3, (), 500, 0, 10, 0.), "alpha"), ((s, target, (0,), 3, (), 500, 0, 10, 1.), "alpha"),
-                        ((system(0, Chain(constant(1, 1), 2), reject), target, (0,)), "drafter")): refuses(name, certify, *given)
-    refuses("stop", certify, s, killer()[0], (0,), 3, 7)
+                        ((system(0, Chain(constant(1, 1), 2), reject), target, (0,)), "drafter")): refuses(name, certify_system, *given)
+    refuses("stop", certify_system, s, killer()[0], (0,), 3, 7)
     for m in (killer()[0], target):
-        for x in (2, 0., 1, -1, "x", None, float("nan")): refuses("alpha", certify, s, m, (0,), alpha=x)
-        refuses("runs", certify, s, m, (0,), runs=0); refuses("due", certify, s, m, (0,), due=0)
+        for x in (2, 0., 1, -1, "x", None, float("nan")): refuses("alpha", certify_system, s, m, (0,), alpha=x)
+        refuses("runs", certify_system, s, m, (0,), runs=0); refuses("due", certify_system, s, m, (0,), due=0)
     refuses("build", certificate, None)
     refuses("counts", g_test, {0: -1, 1: 101}, {0: .5, 1: .5}); refuses("counts", g_test, {}, {0: .5, 1: .5})
     for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {}): refuses("want", g_test, {0: 50, 1: 50}, want)
     refuses("alpha", g_test, {0: 50, 1: 50}, {0: .5, 1: .5}, 2)
     refuses("most", partition, killer()[0], (0,), 2, 100, most=0)
-    refuses("system", exactly, system(0, Chain(TableModel(3, lambda t: np.ones(3)/3), 1), reject), killer()[0], (0,), 2, ())
+    refuses("system", exact_certificate, system(0, Chain(TableModel(3, lambda t: np.ones(3)/3), 1), reject), killer()[0], (0,), 2, ())
 
 
 def test_where_it_was_furthest_off():

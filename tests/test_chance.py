@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, Recorder, g_test, laws, pairs, proves, refuses
-from specref.chance import Outcomes, Seeded, Tape, Uniforms, distance, law_of, mean_of, merged_law, stream, tape
-from specref.law import exact, overlap
-from specref.loop import generate
-from specref.systems import SYSTEMS
-from specref.target import random_table
+from specref.core.rng import Outcomes, Seeded, Tape, Uniforms, tv_outcomes, law_of, mean_of, merged_law, numpy_generator, verdict_tape
+from specref.core.law import exact, overlap
+from specref.core.loop import generate
+from specref.app.systems import SYSTEMS
+from specref.core.target import random_table
 
 # A program is a leaf (a number) or a question with a program for every answer
 
@@ -173,7 +173,7 @@ def test_one_end_in_different_rounds(p, n):
 
 def test_distance_is_total_variation():
     a, b = Outcomes(x=Fraction(1, 2), y=Fraction(1, 2)), dict(y=Fraction(1, 4), z=Fraction(3, 4))
-    assert distance(a, b) == distance(b, a) == Fraction(3, 4) and distance(a, a) == 0
+    assert tv_outcomes(a, b) == tv_outcomes(b, a) == Fraction(3, 4) and tv_outcomes(a, a) == 0
 
 
 units = st.floats(0, 1, exclude_max=True)
@@ -187,7 +187,7 @@ rough = st.lists(st.sampled_from([0., 1e-300, 1e-17, .1, .3, 1., 7.]), min_size=
 @example(np.array([.1]*10 + [0]), nextafter(1, 0))
 def test_a_pick_never_gives_what_has_no_weight(law, u):
     "Whatever the uniform and the rounding, the token has weight; and its cell holds the uniform"
-    x = tape([], [u]).pick(law, at=0)
+    x = verdict_tape([], [u]).pick(law, at=0)
     assert 0 <= x < len(law) and law[x] > 0
     assert law[:x].sum() - 1e-12 <= u <= law[:x+1].sum() + 1e-12
 
@@ -197,13 +197,13 @@ def test_a_pick_never_gives_what_has_no_weight(law, u):
 def test_float_and_exact_laws_cut_alike(pq, u):
     "The same uniform gives the same token from fractions and from floats, save within rounding of a border"
     p, borders = pq[0], np.cumsum(pq[0]).astype(float)
-    if min(abs(borders - u)) > 1e-12: assert tape([], [u]).pick(p, at=0) == tape([], [u]).pick(p.astype(float), at=0) == np.searchsorted(borders, u)
+    if min(abs(borders - u)) > 1e-12: assert verdict_tape([], [u]).pick(p, at=0) == verdict_tape([], [u]).pick(p.astype(float), at=0) == np.searchsorted(borders, u)
 
 
 @given(st.fractions(0, 2), st.fractions(Fraction(1, 9), 1), units)
 def test_coin_is_strict(a, b, u):
     "u b < a: nothing of weight 0 at u = 0, and everything sure at any u"
-    toss = tape([u, 0.], []).coin
+    toss = verdict_tape([u, 0.], []).coin
     assert toss(a, of=b, at=0) == (u*b < a)
     assert toss(a, of=b, at=1) == (a > 0) and not toss(0*a, of=b, at=0) and (a < b or toss(a, of=b, at=0))
 
@@ -220,8 +220,8 @@ def test_streams_have_their_own_noise():
     keyed = [Seeded(5, root).uniform("pick", None, k) for root in ((0,), (0, 7), (0, 1)) for k in (0, 1, 2, (0, 0), (0, 1), (0, 1, 0))]
     flat = [u for s in seen for u in s] + keyed
     assert len(set(flat)) == len(flat) and seen == [first(r) for r in streams()]
-    assert keyed == [Seeded(5, root).at(3).judge.at(1).draft.uniform("pick", None, k) for root in ((0,), (0, 7), (0, 1)) for k in (0, 1, 2, (0, 0), (0, 1), (0, 1, 0))]
-    assert Seeded(5).at(3).draft is not Seeded(5).at(3).judge and first(stream_rng := Seeded(5).at(3).draft) != first(stream_rng)
+    assert keyed == [Seeded(5, root).at(3).verify.at(1).draft.uniform("pick", None, k) for root in ((0,), (0, 7), (0, 1)) for k in (0, 1, 2, (0, 0), (0, 1), (0, 1, 0))]
+    assert Seeded(5).at(3).draft is not Seeded(5).at(3).verify and first(stream_rng := Seeded(5).at(3).draft) != first(stream_rng)
 
 
 def test_draft_and_judge_are_independent():
@@ -233,7 +233,7 @@ def test_draft_and_judge_are_independent():
 
 
 def test_numpy_seeds_are_seeds():
-    assert first(Seeded(np.int64(3))) == first(Seeded(3)) and 0 <= stream(3, 1, 2).random() < 1
+    assert first(Seeded(np.int64(3))) == first(Seeded(3)) and 0 <= numpy_generator(3, 1, 2).random() < 1
 
 
 def test_bad_seeds_are_refused():
@@ -242,7 +242,7 @@ def test_bad_seeds_are_refused():
 
 def test_an_unknown_address_is_refused():
     for ask in (lambda t: t.coin(1, at=9), lambda t: t.pick(exact(1, 1), at=2), lambda t: t.pick(exact(1, 1), key=1), lambda t: t.at(0).draft.coin(1, at=1)):
-        refuses("table", ask, tape([.5]*2, [.5]*2))
+        refuses("table", ask, verdict_tape([.5]*2, [.5]*2))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -255,12 +255,12 @@ def test_a_tape_replays_a_seeded_run(name, seed, V):
     once = generate(target, system.drafter, system.verify, (0, 1), 9, Recorder(Seeded(seed), table))
     again = generate(target, system.drafter, system.verify, (0, 1), 9, Tape(table))
     assert once == again == generate(target, system.drafter, system.verify, (0, 1), 9, Seeded(seed)) and once.sources == again.sources
-    assert {a[1] for a in table if a[0] != "key"} <= {"draft", "judge"}
+    assert {a[1] for a in table if a[0] != "key"} <= {"draft", "verify"}
 
 
 @given(st.lists(units, min_size=4, max_size=4), st.lists(units, min_size=4, max_size=4))
 def test_a_tape_is_read_by_address(coins, picks):
-    t, p = tape(coins, picks), CANON[0]
+    t, p = verdict_tape(coins, picks), CANON[0]
     for i in (2, 0, 3, 2): assert t.coin(p[1], of=p[0], at=i) == (coins[i]*p[0] < p[1]) and t.pick(p, at=i) == np.searchsorted(np.cumsum(p), picks[i], side="right")
 
 

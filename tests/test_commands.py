@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from house import ROOT
-from specref import commands
-from specref.commands import COMMANDS, build, main, pair, verdict
-from specref.models import tokenizer
-from specref.systems import SYSTEMS
-from specref.training import llama
+from specref.app import commands
+from specref.app.commands import COMMANDS, build_system, main, load_pair, compare_texts
+from specref.models.embedded import tokenizer
+from specref.app.systems import SYSTEMS
+from specref.models.recipe import llama
 
 
 def run(capsys, *argv):
@@ -75,14 +75,14 @@ def test_a_system_that_refuses_a_large_vocabulary_runs_after_top_k(capsys):
 
 def test_top_k_cuts_both_models(capsys):
     "The k likeliest tokens keep their ratios, in the target and the draft, also with empty caches; one token is temperature 0"
-    tok, *whole = pair(None, None, 1.)
-    _, *both = pair(None, None, 1., 3)
+    tok, *whole = load_pair(None, None, 1.)
+    _, *both = load_pair(None, None, 1., 3)
     ids = tuple(tok.encode("def f(x):"))
     for model, full in zip(both, whole):
         law, want = model.law(ids), full.law(ids)
         kept = np.argsort(-want)[:3]
         assert np.flatnonzero(law).tolist() == sorted(kept) and np.allclose(law[kept], want[kept] / want[kept].sum())
-        assert (commands.fresh(model).law(ids) == law).all()
+        assert (commands.fresh_copy(model).law(ids) == law).all()
     said = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12", "--temperature", "1", "--top-k", "1")
     greedy = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12")
     assert "the texts are equal, 12 tokens" in said and said.split("---")[1] == greedy.split("---")[1]
@@ -106,18 +106,18 @@ def test_certify_counts_on_a_named_model(capsys):
 def logged(path, verify=None):
     "A file of 900 recorded rounds on four tokens"
     from itertools import islice
-    from specref.bets import played, save_log
-    from specref.loop import System
-    from specref.reject import Chain, reject
-    from specref.target import random_table
+    from specref.certify.sequential import play_rounds, save_log
+    from specref.core.loop import System
+    from specref.verify.reject import Chain, reject
+    from specref.core.target import random_table
     target, draft = (random_table(4, s, zeros=False) for s in (1, 2))
-    save_log(path, islice(played(System("", Chain(draft, 2), verify or reject), target, (0,), 6, 1), 900))
+    save_log(path, islice(play_rounds(System("", Chain(draft, 2), verify or reject), target, (0,), 6, 1), 900))
     return str(path)
 
 
 def test_certify_judges_recorded_rounds(capsys, tmp_path):
     "A right log is told of, with status 0; a wrong one with status 1"
-    from specref.loop import Verdict
+    from specref.core.loop import Verdict
     said = run(capsys, "certify", "--log", logged(tmp_path/"right.npz"), "--like", "reject")
     assert said.startswith("900 rounds") and all(f"\n{k:8} ok" in said for k in ("law", "draft", "tokens"))
     everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
@@ -145,7 +145,7 @@ def test_nothing_else_is_asked_of_a_log(capsys, tmp_path, name, value):
 
 def test_the_rule_of_a_log(capsys, tmp_path):
     "Drafts of match are too few for reject: convicted when that is claimed, else noted; a rule means nothing without a log"
-    from specref.loop import match
+    from specref.core.loop import match
     path = logged(tmp_path/"match.npz", match)
     assert "\ntokens   -" in run(capsys, "certify", "--log", path) and "\ntokens   ok" in run(capsys, "certify", "--log", path, "--like", "match")
     with pytest.raises(SystemExit) as end: main(["certify", "--log", path, "--like", "reject"])
@@ -174,15 +174,15 @@ def test_certificates_fit_a_page(capsys):
 
 def test_certify_fails_aloud(capsys, monkeypatch):
     "A certificate that does not pass is exit status 1, after all are printed"
-    from specref.loop import System, Verdict, nothing
-    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: System("wrong", nothing, lambda p, tree, rng: Verdict(0, 0)))
+    from specref.core.loop import System, Verdict, no_draft
+    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: System("wrong", no_draft, lambda p, tree, rng: Verdict(0, 0)))
     with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
     assert end.value.code == 1 and "the law is wrong" in capsys.readouterr().out
 
 
 def test_a_path_brings_its_own_tokenizer(folder):
     "An absolute path is a checkpoint: its model is checked, and its own tokenizer reads the prompt"
-    tok, p, _ = pair(str(folder/"letters"), str(folder/"letters"), 0.)
+    tok, p, _ = load_pair(str(folder/"letters"), str(folder/"letters"), 0.)
     assert len(tok.encode("abc")) == 3 and tok.decode(tok.encode("abc")) == "abc" and p.V == 257
     assert len(tokenizer().encode("class")) < len(tok.encode("class"))
 
@@ -291,7 +291,7 @@ def test_a_reader_that_leaves_and_a_hand_that_stops(monkeypatch, capsys):
     os.close(there)
     assert done.returncode == 141 and not done.stderr
     def stopped(*given): raise KeyboardInterrupt
-    monkeypatch.setattr(commands, "pair", stopped)
+    monkeypatch.setattr(commands, "load_pair", stopped)
     with pytest.raises(SystemExit) as end: main(["bench"])
     assert end.value.code == 130 and capsys.readouterr().err == "\nspecref: bench: stopped\n"
 
@@ -313,15 +313,15 @@ def test_every_option_is_an_argument():
 
 
 def test_what_a_comparison_says():
-    assert verdict((1, 2), (1, 2), 0) == "the texts are equal, 2 tokens" and verdict((1,), (1,), 0) == "the texts are equal, 1 token"
-    assert "part at token 1" in verdict((1, 2), (1, 3), 0) and "part at token 2" in verdict((1, 2), (1, 2, 3), 0)
-    assert verdict((1,), (2,), .5).startswith("sampled")
+    assert compare_texts((1, 2), (1, 2), 0) == "the texts are equal, 2 tokens" and compare_texts((1,), (1,), 0) == "the texts are equal, 1 token"
+    assert "part at token 1" in compare_texts((1, 2), (1, 3), 0) and "part at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
+    assert compare_texts((1,), (2,), .5).startswith("sampled")
 
 
 def test_a_system_has_caches_of_its_own():
     "Two builds never share what was fed"
-    _, p, q = pair(None, None, 0.)
-    a, b = build("speculative sampling", p, q), build("speculative sampling", p, q, gamma=2)
+    _, p, q = load_pair(None, None, 0.)
+    a, b = build_system("speculative sampling", p, q), build_system("speculative sampling", p, q, gamma=2)
     assert a.drafter.model is not b.drafter.model and a.drafter.model.model is b.drafter.model.model and b.drafter.gamma == 2
 
 
@@ -329,4 +329,4 @@ def test_the_module_and_the_script_are_the_same_door():
     "`python -m specref` prints its help; the installed script calls the same function"
     said = subprocess.run([sys.executable, "-m", "specref", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(name in said for name in COMMANDS)
-    assert tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["scripts"] == {"specref": "specref.commands:main"}
+    assert tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["scripts"] == {"specref": "specref.app.commands:main"}

@@ -5,11 +5,11 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, judged, verifier_contract
 from helpers import CANON, Plan, constant, killer, models, plans, proves
-from specref.chance import law_of
-from specref.loop import Verdict, match
-from specref.reject import Chain, reject
-from specref.systems import SYSTEMS
-from specref.tree import Tree, iid, points
+from specref.core.rng import law_of
+from specref.core.loop import Verdict, match
+from specref.verify.reject import Chain, reject
+from specref.app.systems import SYSTEMS
+from specref.core.tree import Tree, iid, points
 
 contexts = st.sampled_from([(0,), (0, 1, 0), (1, 1, 2, 1), (2, 0, 1, 2, 0)])
 built = {name: build(constant(*CANON[1]), gamma=2, shape=(2, 1), exact=True) for name, build in SYSTEMS.items()}

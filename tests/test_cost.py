@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-import specref.cost
+import specref.core.cost
 from helpers import CANON, constant, killer, models, pairs, proves, refuses, seeds
-from specref.chance import Seeded, law_of, mean_of
-from specref.cost import Costs, Rates, best_gamma, explain, measure, operations, priced, speedup
-from specref.law import exact, overlap
-from specref.lookup import PromptLookup
-from specref.loop import Ledger, generate, match, nothing, rounds
-from specref.reject import Chain, accepted_at_least, capped_geometric, reject
-from specref.siblings import Branching
-from specref.target import Meter, NgramModel, Rows, TableModel, random_table
-from specref.tree import Tree
+from specref.core.rng import Seeded, law_of, mean_of
+from specref.core.cost import Costs, Rates, best_gamma, explain, measure, arithmetic_factor, reprice, speedup
+from specref.core.law import exact, overlap
+from specref.draft.lookup import PromptLookup
+from specref.core.loop import Ledger, generate, match, no_draft, rounds
+from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
+from specref.verify.siblings import Branching
+from specref.core.target import Meter, NgramModel, Rows, TableModel, random_table
+from specref.core.tree import Tree
 
 F = Fraction
 many = settings(max_examples=80)
@@ -89,7 +89,7 @@ def test_operations(pq, gamma, c_hat):
         return target.new + c_hat * draft.new, n
     seen = law_of(work)
     spent, got = (sum(w * k[i] for k, w in seen.items()) for i in (0, 1))
-    assert spent / got == operations(overlap(*pq), gamma, c_hat) >= 1
+    assert spent / got == arithmetic_factor(overlap(*pq), gamma, c_hat) >= 1
 
 
 class Counting:
@@ -123,7 +123,7 @@ runs = lengths.flatmap(lambda g: st.lists(st.integers(0, g), min_size=2, max_siz
 def test_cost_curve(ledger, costs):
     "Tokens at the price of a plain one over the seconds of all rounds, each priced from the table; no condition on what was accepted"
     g, τ = ledger.column(0)[0], F(ledger.num_emitted_tokens, len(ledger.rounds))
-    took = sum(sum(s) for s in priced(ledger, costs).column(4))
+    took = sum(sum(s) for s in reprice(ledger, costs).column(4))
     assert ledger.num_emitted_tokens * costs.plain() / took == costs.speedup(τ, g)
     assert costs.round(g) / costs.plain() == g * costs.c + costs.curve(g + 1) + costs.rest / costs.plain()
 
@@ -193,7 +193,7 @@ def test_best_gamma_takes_any_unit(α, c, costs, unit):
 def test_table_1():
     "Leviathan et al., Table 1: operations and speed where the draft costs nothing"
     table = [(.6, 2, 1.53, 1.96), (.7, 3, 1.58, 2.53), (.8, 2, 1.23, 2.44), (.8, 5, 1.63, 3.69), (.9, 2, 1.11, 2.71), (.9, 10, 1.60, 6.86)]
-    for α, γ, ops, speed in table: assert (round(operations(α, γ, 0), 2), round(speedup(α, γ, 0), 2)) == (ops, speed)
+    for α, γ, ops, speed in table: assert (round(arithmetic_factor(α, γ, 0), 2), round(speedup(α, γ, 0), 2)) == (ops, speed)
 
 
 @pytest.mark.parametrize("α, γ, c, paper", [(.75, 7, .02, 3.2), (.8, 7, .04, 3.3), (.82, 7, .11, 2.5), (.62, 7, .02, 2.3), (.68, 5, .04, 2.4), (.71, 3, .11, 2.0),
@@ -326,9 +326,9 @@ class Timed(Counting):
 @pytest.fixture
 def time(monkeypatch):
     time = Time()
-    for module in ("cost", "loop"): monkeypatch.setattr(f"specref.{module}.perf_counter", time)
+    for module in ("cost", "loop"): monkeypatch.setattr(f"specref.core.{module}.perf_counter", time)
     def judge(p, tree, rng): time.now += .25; return reject(p, tree, rng)
-    monkeypatch.setattr("specref.cost.reject", judge)
+    monkeypatch.setattr("specref.core.cost.reject", judge)
     return time
 
 
@@ -371,15 +371,15 @@ def test_measure_outlives_stalls(time):
 def test_measure_takes_transformers(monkeypatch):
     "A cached model is fed exactly the tokens that are timed, and the costs of a real pair are numbers that `explain` can use"
     pytest.importorskip("torch")
-    from specref.models import embedded
+    from specref.models.embedded import embedded
     small, draft, ctx, fed = embedded("small"), embedded("small"), (5, 6, 7), []
     with monkeypatch.context() as watched:
-        watched.setattr("specref.cost.stopwatch", lambda f: (before := small.meter.tokens, f(), fed.append(small.meter.tokens - before)))
-        for m in (1, 4, 2, 9, 1): specref.cost.seconds_of_call(small, ctx, m)
+        watched.setattr("specref.core.cost.stopwatch", lambda f: (before := small.meter.tokens, f(), fed.append(small.meter.tokens - before)))
+        for m in (1, 4, 2, 9, 1): specref.core.cost.seconds_of_call(small, ctx, m)
     costs = measure(small, draft, [ctx], sizes=(1, 3), repeats=1, gamma=2)
     told = explain(generate(small, Chain(draft, 2), reject, ctx, 12, Seeded(0)).ledger, costs)
     assert fed == [1, 4, 2, 9, 1]
-    assert told.measured > 0 and told.cause in specref.cost.SAYS and "times as fast as plain decoding" in str(told)
+    assert told.measured > 0 and told.cause in specref.core.cost.SAYS and "times as fast as plain decoding" in str(told)
 
 
 # Why is mine slower?
@@ -401,15 +401,15 @@ CAUSES = {
 
 @pytest.mark.parametrize("cause, ledger, costs", [(cause, *case) for cause, cases in CAUSES.items() for case in cases])
 def test_the_cause_is_named(cause, ledger, costs):
-    told = explain(priced(ledger, costs), costs)
-    assert told.cause == cause and specref.cost.SAYS[cause][:8] in told.words and f"{told.measured:.2f} times as fast" in told.words
+    told = explain(reprice(ledger, costs), costs)
+    assert told.cause == cause and specref.core.cost.SAYS[cause][:8] in told.words and f"{told.measured:.2f} times as fast" in told.words
     assert told.predicted == pytest.approx(told.measured, rel=1e-9) == pytest.approx(costs.speedup(ledger.mean_acceptance_length, told.gamma))
 
 
 def test_the_words_say_which_way():
     for (ledger, costs), said in zip(CAUSES["length"], ("12 is too long. With 2 ", "1 is too short. With 2 ", "16 is too long. With 3 ")):
-        assert said in explain(priced(ledger, costs), costs).words
-    slow, fast = (explain(priced(l, c), c).words for l, c in (CAUSES["drafting"][0], CAUSES["length"][1]))
+        assert said in explain(reprice(ledger, costs), costs).words
+    slow, fast = (explain(reprice(l, c), c).words for l, c in (CAUSES["drafting"][0], CAUSES["length"][1]))
     assert "What costs most is drafting: a drafted token costs 1.00 target calls" in slow and "no length of draft is faster" in slow
     assert "What holds it back most" in fast and "no length" not in fast
 
@@ -419,12 +419,12 @@ def test_the_words_say_which_way():
 def test_the_gains_are_what_the_change_would_do(α, gamma, c, more, rest):
     "Each change made on the machine or on the rounds, and the run priced again: the factor is the one foretold, and the cause the largest"
     ledger, costs = like(α, gamma, 200), Costs({1: 1., gamma + 1: 1 + more}, c, rest)
-    told = explain(priced(ledger, costs), costs)
+    told = explain(reprice(ledger, costs), costs)
     changed = {"drafting": replace(costs, draft=c/2), "reading": replace(costs, reading={1: 1., gamma + 1: 1 + more/2}), "overhead": replace(costs, rest=rest/2)}
-    for cause, then in changed.items(): assert told.gains[cause] == pytest.approx(explain(priced(ledger, then), then).measured / told.measured, rel=1e-9)
+    for cause, then in changed.items(): assert told.gains[cause] == pytest.approx(explain(reprice(ledger, then), then).measured / told.measured, rel=1e-9)
     if told.best and told.best <= gamma:
         cut = book([min(a, told.best) for a in ledger.column(2)], told.best)
-        assert told.gains["length"] == pytest.approx(explain(priced(cut, costs), costs).measured / told.measured, rel=1e-9)
+        assert told.gains["length"] == pytest.approx(explain(reprice(cut, costs), costs).measured / told.measured, rel=1e-9)
         assert all(costs.speedup(told.rates.tokens(g), g) <= told.gains["length"] * told.measured * (1 + 1e-9) for g in range(1, gamma + 1))
     assert told.cause == max(told.gains, key=told.gains.get) and min(told.gains.values()) >= 1 - 1e-12
     assert sum(told.seconds.values()) == pytest.approx(costs.round(gamma), rel=1e-9)
@@ -435,7 +435,7 @@ def test_the_gains_are_what_the_change_would_do(α, gamma, c, more, rest):
 def test_chains_with_half_the_errors(ledger):
     "For chains of one length: every conditional rate half-way to one, as far as drafts were reached, and the proposition's α"
     assume(ledger.num_draft_tokens)
-    told, rates = explain(priced(ledger, Costs({1: 1.}, .1))), Rates.seen(ledger)
+    told, rates = explain(reprice(ledger, Costs({1: 1.}, .1))), Rates.seen(ledger)
     reached = 1 + sum(a > 0 for a in rates.position[:-1])
     assert told.better.position[:reached] == pytest.approx(Rates.chained((1 + b) / 2 for b in rates.conditional[:reached]).position)
     assert told.alpha == pytest.approx(rates.alpha) and (reached == rates.gamma or not any(told.better.position[reached:]))
@@ -451,7 +451,7 @@ def test_lookups_with_half_the_errors():
 def test_half_the_errors():
     "Even rates: a draft of rate (1 + α)/2 in place of α, no further than the best length"
     ledger, costs = like(.5, 8, 2**12), Costs({1: 1.}, .1)
-    told = explain(priced(ledger, costs), costs)
+    told = explain(reprice(ledger, costs), costs)
     assert told.best == told.useful == 2 and told.gains["rejections"] == pytest.approx(capped_geometric(.75, 2) / capped_geometric(.5, 2), rel=1e-3)
 
 
@@ -481,7 +481,7 @@ def test_runs_that_are_no_chains():
     tree = generate(target, Branching(draft, (2, 1)), reject, (0,), 40, Seeded(0)).ledger
     text = generate(NgramModel([0, 1, 2, 3] * 20, 4, 3), PromptLookup(4), reject, (0, 1, 2, 3, 0, 1), 60, Seeded(0)).ledger
     for ledger in (tree, text):
-        told = explain(priced(ledger, costs), costs)
+        told = explain(reprice(ledger, costs), costs)
         assert told.best is None and "length" not in told.gains and "gamma" not in str(told) and told.tokens == ledger.mean_acceptance_length
         assert told.predicted == pytest.approx(ledger.mean_acceptance_length * costs.plain() / np.mean([costs.round(d) for d in ledger.column(0)]))
     assert len(set(text.column(0))) > 1 and tree.num_draft_tokens == 4 * len(tree.rounds)
@@ -490,16 +490,16 @@ def test_runs_that_are_no_chains():
 def test_extremes():
     "All accepted, none accepted, one round, drafts for nothing"
     free = Costs({1: .01}, 0)
-    assert explain(priced(book([4, 4], 4), free), free).best == 8 and explain(priced(book([0, 0], 4), free), free).best == 0
-    assert explain(priced(book([1], 2), free), free).gamma == 2 and best_gamma(1, 0, 7) == 7 and best_gamma(0, 0) == 0
-    none = explain(priced(book([0, 0], 3), free), free)
+    assert explain(reprice(book([4, 4], 4), free), free).best == 8 and explain(reprice(book([0, 0], 4), free), free).best == 0
+    assert explain(reprice(book([1], 2), free), free).gamma == 2 and best_gamma(1, 0, 7) == 7 and best_gamma(0, 0) == 0
+    none = explain(reprice(book([0, 0], 3), free), free)
     assert none.cause == "rejections" and none.measured == 1 and none.alpha == 0 and none.gains["rejections"] == 1.5
 
 
 def test_priced_keeps_the_rounds():
     ledger = generate(random_table(3, 1), Chain(random_table(3, 2), 2), reject, (0,), 12, Seeded(0)).ledger
     costs = Costs({1: 2., 3: 3.}, .5, .25)
-    again = priced(ledger, costs)
+    again = reprice(ledger, costs)
     assert [r[:4] for r in again.rounds] == [r[:4] for r in ledger.rounds] and again.models == ledger.models
     assert set(again.column(4)) == {(1., 3., .25)} and repr(again) == repr(ledger)
 
@@ -511,14 +511,14 @@ BAD = (-.1, 1.1, float("nan"), float("inf"), "1", None, True, np.array([.5]))
 
 def test_doors():
     for x in BAD:
-        for f in (lambda a: speedup(a, 2, .1), lambda a: operations(a, 2, .1), lambda a: best_gamma(a, .1), lambda a: Costs({1: 1.}, .1).best_gamma(a), lambda a: Rates.even(a, 2)):
+        for f in (lambda a: speedup(a, 2, .1), lambda a: arithmetic_factor(a, 2, .1), lambda a: best_gamma(a, .1), lambda a: Costs({1: 1.}, .1).best_gamma(a), lambda a: Rates.even(a, 2)):
             refuses("alpha", f, x)
     for x in (-.1, float("nan"), float("inf"), "1", None, True):
-        refuses("c", speedup, .5, 2, x); refuses("c", best_gamma, .5, x); refuses("c_hat", operations, .5, 2, x)
+        refuses("c", speedup, .5, 2, x); refuses("c", best_gamma, .5, x); refuses("c_hat", arithmetic_factor, .5, 2, x)
         refuses("draft", Costs, {1: 1.}, x); refuses("rest", Costs, {1: 1.}, .1, x)
         refuses("gamma", Costs({1: 1.}, .1).round, x); refuses("tau", Costs({1: 1.}, .1).speedup, x, 2)
     for x in (0, -1, 1.5, "2", None, True):
-        refuses("gamma", speedup, .5, x, .1); refuses("gamma", operations, .5, x, .1); refuses("gamma", Rates.even, .5, x)
+        refuses("gamma", speedup, .5, x, .1); refuses("gamma", arithmetic_factor, .5, x, .1); refuses("gamma", Rates.even, .5, x)
         refuses("most", best_gamma, .5, .1, x); refuses("gamma", Rates.emitting, 1., x)
     for table in ({}, {2: 1.}, {1: 0.}, {1: -1.}, {1: 1., 2: 0}, {1: float("nan")}, {1: 1., 2: float("inf")}, {0: 1., 1: 1.}, {1: 1., 2.5: 1.}, {1: "1"}, [1.], None, 3):
         refuses("reading", Costs, table, .1)
@@ -530,16 +530,16 @@ def test_doors():
 
 def test_doors_of_ledgers():
     costs, free = Costs({1: 1.}, .1), [(0, 0, 0, 1, (.1, 1., .1))]
-    for ledger in (Ledger(), Ledger(free), generate(constant(1, 1), nothing, match, (0,), 3, Seeded(0)).ledger):
+    for ledger in (Ledger(), Ledger(free), generate(constant(1, 1), no_draft, match, (0,), 3, Seeded(0)).ledger):
         refuses("ledger", explain, ledger, costs); refuses("ledger", explain, ledger); refuses("ledger", Rates.seen, ledger)
     for seconds in ((0, 0, 0), (1., 0., 1.), (-1., 1., 1.), (1., 1., -1.), (float("nan"), 1., 1.)):
         refuses("ledger", explain, Ledger([(2, 2, 1, 2, seconds)] * 2), costs); refuses("ledger", explain, Ledger([(2, 2, 1, 2, seconds)] * 2))
 
 
     good = Ledger([(2, 2, 1, 2, (1., 1., 1.))] * 2)
-    for x in (None, 3, []): refuses("ledger", explain, x); refuses("ledger", explain, x, costs); refuses("ledger", priced, x, costs); refuses("ledger", Rates.seen, x)
-    for x in (3, 0, {1: 1.}): refuses("costs", explain, good, x); refuses("costs", priced, good, x)
-    refuses("costs", priced, good, None)
+    for x in (None, 3, []): refuses("ledger", explain, x); refuses("ledger", explain, x, costs); refuses("ledger", reprice, x, costs); refuses("ledger", Rates.seen, x)
+    for x in (3, 0, {1: 1.}): refuses("costs", explain, good, x); refuses("costs", reprice, good, x)
+    refuses("costs", reprice, good, None)
 
 
 def test_doors_of_measure():

@@ -8,15 +8,15 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, laws, models, proves, refuses
-from specref.chance import Branch, distance, law_of
-from specref.datastore import Datastore, Retrieved, closed, suffix_array
-from specref.law import exact
-from specref.loop import loop_law, match
-from specref.reject import reject
-from specref.siblings import trie
-from specref.target import target_law
-from specref.traps import drawn_anew, each_path
-from specref.tree import Tree
+from specref.core.rng import Enumerator, tv_outcomes, law_of
+from specref.draft.datastore import Datastore, Rest, join_texts, suffix_array
+from specref.core.law import exact
+from specref.core.loop import loop_law, match
+from specref.verify.reject import reject
+from specref.core.tree import add_paths
+from specref.core.target import target_law
+from specref.certify.mutants import redrawn_after, each_path
+from specref.core.tree import Tree
 
 V = 3
 texts = st.lists(st.lists(st.integers(0, V - 1), max_size=14).map(tuple), min_size=1, max_size=4).filter(any)
@@ -98,7 +98,7 @@ def test_children(texts, w):
 @given(texts, contexts, st.integers(1, 4), st.integers(0, 4))
 def test_longest_ending(texts, ctx, shortest, more):
     "Bisection finds what trying every length from the longest down finds; a shorter ending of one that occurs occurs"
-    rest = Retrieved(Datastore(texts, V), shortest + more, shortest)
+    rest = Rest(Datastore(texts, V), shortest + more, shortest)
     tried = [l for l in range(min(shortest + more, len(ctx)), shortest - 1, -1) if places(texts, ctx[len(ctx)-l:])]
     lo, hi, d = rest.ending(ctx)
     assert (hi - lo, d) == ((len(places(texts, ctx[len(ctx)-tried[0]:])), tried[0]) if tried else (0, 0))
@@ -109,7 +109,7 @@ def test_few_questions():
     "Lengths 1 to 16 of a text that occurs: at most five ranges are looked for, and the one that is kept"
     store, asked = Datastore([(0, 1, 2) * 20], V), []
     find, store.find = store.find, lambda w: (asked.append(len(w)), find(w))[1]
-    assert Retrieved(store, 16, 1).ending((0, 1, 2) * 6)[2] == 16 and len(asked) <= 6
+    assert Rest(store, 16, 1).ending((0, 1, 2) * 6)[2] == 16 and len(asked) <= 6
 
 
 # The drafter
@@ -119,14 +119,14 @@ def test_few_questions():
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
 def test_retrieval_is_brute_force(texts, ctx, shortest, more, most, depth):
     "Weights are the counts of what follows the longest ending; the heaviest are kept, and no node without its parent"
-    rest = Retrieved(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
+    rest = Rest(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
     hit = next((ctx[len(ctx)-l:] for l in range(min(shortest + more, len(ctx)), shortest - 1, -1) if places(texts, ctx[len(ctx)-l:])), None)
     want = counted(texts, hit, depth) if hit else {}
     got = rest.beginnings(ctx)
     assert all(want[path] == n for path, n in got) and len({path for path, _ in got}) == len(got) == min(most, len(want))
     assert [n for _, n in got] == sorted(want.values(), reverse=True)[:most]
     for k, (path, _) in enumerate(got): assert len(path) == 1 or path[:-1] in [p for p, _ in got[:k]]
-    tree = rest(ctx, Branch())
+    tree = rest(ctx, Enumerator())
     assert {tree.path(i) for i in range(1, len(tree))} == {path for path, _ in got} and max(tree.depth) <= rest.depth
     for u in range(len(tree)): assert (w := [want[tree.path(c)] for c in tree.children(u)]) == sorted(w, reverse=True)
     drafter_contract(rest, ctx)
@@ -137,35 +137,35 @@ def test_the_longest_span_wins():
     "After `ab` comes `c` nine times; after `xab`, which is longer, `d`: the lone `d` is offered, unless three tokens are too many"
     a, b, c, d, x = range(5)
     store = Datastore([(a, b, c)] * 9 + [(x, a, b, d)], 5)
-    assert Retrieved(store).beginnings((c, x, a, b)) == [((d,), 1)]
-    assert Retrieved(store, longest=2).beginnings((c, x, a, b)) == [((c,), 9), ((d,), 1)]
+    assert Rest(store).beginnings((c, x, a, b)) == [((d,), 1)]
+    assert Rest(store, longest=2).beginnings((c, x, a, b)) == [((c,), 9), ((d,), 1)]
 
 
 @faithful("REST")
 def test_the_published_numbers():
     "16 down to 2 tokens, 64 nodes, 10 tokens deep, 5000 occurrences; those are the first in sorted order"
-    rest = Retrieved(Datastore([(0, 1)], 2))
+    rest = Rest(Datastore([(0, 1)], 2))
     assert (rest.longest, rest.shortest, rest.num_draft_tokens, rest.depth, rest.occurrences) == (16, 2, 64, 10, 5000)
     store = Datastore([(0, 1)] * 3 + [(0, 2)] * 3 + [(0, 3)] * 9, 4)
-    assert Retrieved(store, shortest=1).beginnings((0,)) == [((3,), 9), ((1,), 3), ((2,), 3)]
-    assert Retrieved(store, shortest=1, occurrences=5).beginnings((0,)) == [((1,), 3), ((2,), 2)]
+    assert Rest(store, shortest=1).beginnings((0,)) == [((3,), 9), ((1,), 3), ((2,), 3)]
+    assert Rest(store, shortest=1, occurrences=5).beginnings((0,)) == [((1,), 3), ((2,), 2)]
     rng = np.random.default_rng(0)
-    wide = Retrieved(Datastore([rng.integers(0, 40, 20000)], 40), shortest=1)
-    tree = wide((7,), Branch())
+    wide = Rest(Datastore([rng.integers(0, 40, 20000)], 40), shortest=1)
+    tree = wide((7,), Enumerator())
     assert len(tree) == 65 and max(tree.depth) <= 10
 
 
 def test_nothing_found():
     "An ending that does not occur, one that only ends a text, a context that is too short: the empty tree"
     store = Datastore([(0, 1, 2)], 4)
-    for ctx in ((3, 3), (1, 2), (0,)): assert len(Retrieved(store)(ctx, Branch())) == 1
+    for ctx in ((3, 3), (1, 2), (0,)): assert len(Rest(store)(ctx, Enumerator())) == 1
 
 
 def test_no_way_across_texts():
     "Nothing is found across a border, and nothing goes on across one"
     store = Datastore([(0, 1), (), (2, 1)], 3)
     assert store.find((1, 2))[0] == store.find((1, 2))[1] and store.children(store.find((1,))) == []
-    assert closed([(0, 1), (), (2, 1)], 3).tolist() == [0, 1, 3, 3, 2, 1, 3]
+    assert join_texts([(0, 1), (), (2, 1)], 3).tolist() == [0, 1, 3, 3, 2, 1, 3]
 
 
 def test_small_numbers():
@@ -181,7 +181,7 @@ def test_small_numbers():
 @given(models(), texts, contexts, st.integers(1, 2), st.integers(1, 5))
 def test_exact(pair, texts, ctx, shortest, most):
     "Two or three tokens by the loop have the target's law, under both judges"
-    rest = Retrieved(Datastore(texts, V), 3, shortest, most, 3, exact=True)
+    rest = Rest(Datastore(texts, V), 3, shortest, most, 3, exact=True)
     for verify in (reject, match):
         assert loop_law(pair[0], rest, verify, ctx, 2) == target_law(pair[0], ctx, 2)
         verifier_contract(pair[0], rest, verify, ctx, 3)
@@ -189,9 +189,9 @@ def test_exact(pair, texts, ctx, shortest, most):
 
 def off(p, paths, verify):
     "The law of the first token on a tree of `paths`, with row `p` everywhere, and its distance from `p`"
-    tree = law_of(lambda rng: trie(Tree((0,)), paths, len(p), rng, exact=True)).popitem()[0]
+    tree = law_of(lambda rng: add_paths(Tree((0,)), paths, len(p), rng, exact=True)).popitem()[0]
     law = law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0])
-    return law, distance(law, {x: w for x, w in enumerate(p) if w})
+    return law, tv_outcomes(law, {x: w for x, w in enumerate(p) if w})
 
 
 paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple), min_size=1, max_size=3)
@@ -203,12 +203,12 @@ paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple),
 def test_asked_again(p, paths):
     "What no child has comes with M p(x) after a fresh draw: the bound for a draw a path, the equality for one draw"
     first = {g[0] for g in paths}
-    tree = law_of(lambda rng: trie(Tree((0,)), paths, 4, rng, exact=True)).popitem()[0]
+    tree = law_of(lambda rng: add_paths(Tree((0,)), paths, 4, rng, exact=True)).popitem()[0]
     ways = Counter(tree.path(i)[0] for i in range(1, len(tree)) if not tree.children(i))
     hit, M = sum(p[x] for x in first), np.prod([(1 - p[x])**k for x, k in ways.items()])
-    law, far = off(p, paths, drawn_anew(each_path))
+    law, far = off(p, paths, redrawn_after(each_path))
     assert all(law.get(x, 0) == M*p[x] for x in range(4) if x not in first) and far >= (1 - hit)*(1 - M)
-    law, far = off(p, paths, drawn_anew(match))
+    law, far = off(p, paths, redrawn_after(match))
     assert far == hit*(1 - hit) <= F(1, 4) and all(law.get(x, 0) == (1 - hit)*p[x] for x in range(4) if x not in first)
     assert off(p, paths, match)[1] == off(p, paths, reject)[1] == 0
 
@@ -219,9 +219,9 @@ def test_asked_again(p, paths):
 def test_an_only_child_on_k_paths(p, k):
     "(1 - p)(1 - (1 - p)^k) with a fresh draw, (1 - p) - (1 - p)^k without, p(1 - p) for one draw and a fresh one"
     shared, w = [(3, x) for x in range(k)], p[3]
-    assert off(p, shared, drawn_anew(each_path))[1] == (1 - w)*(1 - (1 - w)**k)
+    assert off(p, shared, redrawn_after(each_path))[1] == (1 - w)*(1 - (1 - w)**k)
     assert off(p, shared, each_path)[1] == (1 - w) - (1 - w)**k
-    assert off(p, shared, drawn_anew(match))[1] == w*(1 - w)
+    assert off(p, shared, redrawn_after(match))[1] == w*(1 - w)
 
 
 @faithful("REST")
@@ -229,27 +229,27 @@ def test_an_only_child_on_k_paths(p, k):
                                                 ((1, 0, 0, 3), F(3, 16), F(15, 64), F(63, 256))])
 def test_the_published_judge_is_off(w, one, path, both):
     "A retrieved token shared by three paths: exact with one draw a node, off by these fractions otherwise"
-    rest = Retrieved(Datastore([(2, 3, x) for x in range(3)], 4), 1, 1, 4, exact=True)
+    rest = Rest(Datastore([(2, 3, x) for x in range(3)], 4), 1, 1, 4, exact=True)
     target = constant(*w)
-    far = lambda verify: distance(loop_law(target, rest, verify, (2,), 1), target_law(target, (2,), 1))
-    assert [far(v) for v in (reject, match, drawn_anew(match), each_path, drawn_anew(each_path))] == [0, 0, one, path, both]
+    far = lambda verify: tv_outcomes(loop_law(target, rest, verify, (2,), 1), target_law(target, (2,), 1))
+    assert [far(v) for v in (reject, match, redrawn_after(match), each_path, redrawn_after(each_path))] == [0, 0, one, path, both]
 
 
 def test_the_fork_by_hand():
     "The numbers of the page: 3/16 without a hit, 3/64 for the two tokens that were not retrieved, where 1/4 is right"
     letters = lambda s: tuple(ord(c) - 97 for c in s)
-    rest = Retrieved(Datastore([letters("abcabd"), letters("abcc")], 4), num_draft_tokens=4, exact=True)
+    rest = Rest(Datastore([letters("abcabd"), letters("abcc")], 4), num_draft_tokens=4, exact=True)
     assert rest.beginnings(letters("dab")) == [((2,), 2), ((3,), 1), ((2, 0), 1), ((2, 2), 1)]
-    law = loop_law(constant(1, 1, 4, 2), rest, drawn_anew(each_path), letters("dab"), 1)
+    law = loop_law(constant(1, 1, 4, 2), rest, redrawn_after(each_path), letters("dab"), 1)
     assert law[0,] + law[1,] == F(3, 64) and loop_law(constant(1, 1, 4, 2), rest, reject, letters("dab"), 1)[2,] == F(1, 2)
 
 
 @faithful("REST")
 def test_no_harm_at_temperature_0():
     "Draws from a point are all alike: the published judge gives the target's text"
-    rest = Retrieved(Datastore([(2, 3, x) for x in range(3)], 4), 1, 1, 4, exact=True)
+    rest = Rest(Datastore([(2, 3, x) for x in range(3)], 4), 1, 1, 4, exact=True)
     for target in (constant(0, 0, 0, 1), constant(1, 0, 0, 0)):
-        assert loop_law(target, rest, drawn_anew(each_path), (2,), 3) == target_law(target, (2,), 3)
+        assert loop_law(target, rest, redrawn_after(each_path), (2,), 3) == target_law(target, (2,), 3)
 
 
 # Doors and exercises
@@ -257,13 +257,13 @@ def test_no_harm_at_temperature_0():
 def test_doors():
     store = Datastore([(0, 1)], 2)
     for bad in ([], [()], [(0, 2)], [(-1,)], [(0.5,)], ["ab"], (0, 1), [[[0]]], [[[0], [0, 1]]], None, 5): refuses("texts", Datastore, bad, 2)
-    for bad in (None, [(0, 1)]): refuses("store", Retrieved, bad)
+    for bad in (None, [(0, 1)]): refuses("store", Rest, bad)
     refuses("V", Datastore, [(0,)], 0)
     refuses("text", suffix_array, []); refuses("text", suffix_array, 3)
     for bad in (0, -1, 1.5, None):
-        for name in ("longest", "shortest", "num_draft_tokens", "depth", "occurrences"): refuses(name, Retrieved, store, **{name: bad})
-    refuses("longest", Retrieved, store, longest=2, shortest=3)
-    refuses("ctx", store.find, (0, 2)); refuses("ctx", store.find, ()); refuses("ctx", Retrieved(store), (0, 2), Branch())
+        for name in ("longest", "shortest", "num_draft_tokens", "depth", "occurrences"): refuses(name, Rest, store, **{name: bad})
+    refuses("longest", Rest, store, longest=2, shortest=3)
+    refuses("ctx", store.find, (0, 2)); refuses("ctx", store.find, ()); refuses("ctx", Rest(store), (0, 2), Enumerator())
 
 
 @settings(max_examples=50)

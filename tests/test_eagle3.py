@@ -11,20 +11,20 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import CANON, constant, faithful, laws, proves, refuses, seeds
-from specref.branching import branch_texts, branching, chain_tokens, overlap_at
-from specref.chance import Seeded, distance, law_of
-from specref.eagle import Eagle, Unwarped, likeliest
-from specref.eagle3 import Eagle3, Hass, frequent, likely, maps
-from specref.features import Features, Unrolled, causal, unroll
-from specref.law import exact, overlap
-from specref.loop import generate, loop_law, plain, rounds
-from specref.models import DATA, DOMAINS, bare, prompts
-from specref.reject import Chain, reject
-from specref.shapes import Expanded, Shaped
-from specref.target import TableModel, target_law
-from specref.teaching import Base, Lessons, lessons, load, marks, save, teach
-from specref.transformer import HFModel
-from specref.tree import Tree
+from specref.train.branching import branch_texts, branching, chain_tokens, overlap_at
+from specref.core.rng import Seeded, tv_outcomes, law_of
+from specref.train.eagle import Eagle, UnwarpedModel, likeliest_points
+from specref.train.eagle3 import Eagle3, Hass, frequent_tokens, top_k_loss, vocab_maps
+from specref.train.features import FeatureDraft, UnrolledAttention, causal_attention, unroll
+from specref.core.law import exact, overlap
+from specref.core.loop import generate, loop_law, autoregressive, rounds
+from specref.models.embedded import DATA, DOMAINS, raw_model, prompts
+from specref.verify.reject import Chain, reject
+from specref.draft.shapes import DynamicTree, StaticTree
+from specref.core.target import TableModel, target_law
+from specref.train.harness import TargetModel, StateDataset, state_dataset, load_checkpoint, evaluate, save_network, train_network
+from specref.models.transformer import HFModel
+from specref.core.tree import Tree
 
 torch.set_num_threads(1)
 double = torch.float64
@@ -41,7 +41,7 @@ def tiny(V=32, seed=0, d=32, dtype=double):
 
 def pair(V=32, seed=0, make=Eagle3, dtype=double, **kw):
     "A target that keeps its states, and an untaught network on it whose attention tells rows apart"
-    base = Base(tiny(V, seed, dtype=dtype)); torch.manual_seed(seed + 1)
+    base = TargetModel(tiny(V, seed, dtype=dtype)); torch.manual_seed(seed + 1)
     net = make(base, **(dict(reads=(1, 2, 3)) if issubclass(make, Eagle3) else {}), **kw)
     with torch.no_grad(): [w.mul_(3) for n, w in net.named_parameters() if "proj" in n]
     return HFModel(base.model, keep=(1, 2, 3, 4), check=False), net
@@ -51,7 +51,7 @@ def some(target, n=2, T=9, seed=0):
     "Random texts, and the target's states"
     x = torch.randint(target.V, (n, T), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(): h = target.model(input_ids=x, output_hidden_states=True).hidden_states
-    return Lessons(x, dict(enumerate(h)))
+    return StateDataset(x, dict(enumerate(h)))
 
 
 texts = st.lists(st.integers(0, 31), min_size=8, max_size=11).map(tuple)
@@ -62,13 +62,13 @@ texts = st.lists(st.integers(0, 31), min_size=8, max_size=11).map(tuple)
 @faithful("EAGLE-3")
 def test_shapes_and_names():
     "Attention reads 2d, the fusion 3d without a bias, the head speaks the draft vocabulary; the weights have the published names, embedding and target are none of them"
-    base = Base(tiny()); net, d = Eagle3(base, 20, reads=(1, 2, 3)), base.d
+    base = TargetModel(tiny()); net, d = Eagle3(base, 20, reads=(1, 2, 3)), base.d
     assert net.midlayer.self_attn.q_proj.weight.shape == (d, 2*d) and net.midlayer.self_attn.k_proj.weight.shape == net.midlayer.self_attn.v_proj.weight.shape == (d//2, 2*d)
     assert net.fc.weight.shape == (d, 3*d) and net.fc.bias is None and net.lm_head.weight.shape == (20, d)
     layer = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm", "hidden_norm")
     assert set(net.state_dict()) == {f"midlayer.{k}.weight" for k in layer} | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
     assert set(Eagle3(base, 20, reads=(1, 2, 3), fc_norm=True).state_dict()) - set(net.state_dict()) == {f"fc_norm.{i}.weight" for i in range(3)}
-    assert Eagle3(Base(bare("target"))).reads == (2, 12, 21)
+    assert Eagle3(TargetModel(raw_model("target"))).reads == (2, 12, 21)
     net.loss(some(HFModel(base.model, keep=(1,), check=False)), 0.).backward()
     assert all(w.grad is not None and w.grad.abs().max() > 0 for w in net.parameters()) and all(w.grad is None for w in base.model.parameters())
 
@@ -78,9 +78,9 @@ def test_the_stream_carries_the_feature_alone():
     _, net = pair()
     x, f, at = torch.tensor([[5, 7]]), torch.randn(1, 2, 32, dtype=double), torch.arange(2)[None]
     with torch.no_grad():
-        assert not torch.equal(net.step(f, x, at, causal), net.step(f, x + 1, at, causal))
+        assert not torch.equal(net.step(f, x, at, causal_attention), net.step(f, x + 1, at, causal_attention))
         net.midlayer.self_attn.o_proj.weight.zero_()
-        assert torch.equal(net.step(f, x, at, causal), net.step(f, x + 1, at, causal)) and not torch.equal(net.step(f, x, at, causal), net.step(2*f, x, at, causal))
+        assert torch.equal(net.step(f, x, at, causal_attention), net.step(f, x + 1, at, causal_attention)) and not torch.equal(net.step(f, x, at, causal_attention), net.step(2*f, x, at, causal_attention))
 
 
 def test_both_halves_are_normed():
@@ -89,7 +89,7 @@ def test_both_halves_are_normed():
     net.midlayer.forward = lambda u, *a: heard.append(u) or u
     x, at = torch.tensor([[5, 7]]), torch.arange(2)[None]
     f = torch.randn(1, 2, 32, dtype=double)
-    for c in (1, 9): net.step(c*f, x, at, causal)
+    for c in (1, 9): net.step(c*f, x, at, causal_attention)
     assert torch.allclose(heard[0], heard[1], atol=1e-4) and torch.allclose(heard[0].unflatten(-1, (2, 32)).square().mean(-1), torch.ones(1, 2, 2, dtype=double), atol=1e-3)
     e = net.base[0].embed(x); assert torch.allclose(F.cosine_similarity(heard[0][..., :32], e, -1), torch.ones(1, 2, dtype=double))   # the embedding is the first half
 
@@ -101,11 +101,11 @@ def test_every_depth_is_heard(layer):
     target, net = pair(); batch = some(target)
     with torch.no_grad():
         z = net.guesses(batch, 2)
-        other = net.guesses(Lessons(batch.x, {**batch.states, 4: 0*batch.states[4]}), 2)
+        other = net.guesses(StateDataset(batch.x, {**batch.states, 4: 0*batch.states[4]}), 2)
         net.fc.weight[:, 32*layer:32*(layer+1)] = 0
         silent = net.guesses(batch, 2)
         assert torch.equal(other[1], z[1]) and all((a - b).abs().max() > 1e-2 for a, b in zip(silent, z))
-        deaf = net.guesses(Lessons(batch.x, {**batch.states, layer + 1: 0*batch.states[layer + 1]}), 2)
+        deaf = net.guesses(StateDataset(batch.x, {**batch.states, layer + 1: 0*batch.states[layer + 1]}), 2)
         assert torch.equal(deaf[1], silent[1])   # those columns are that state's: the lowest comes first
 
 
@@ -117,7 +117,7 @@ vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), st.set
 @given(vocabularies)
 def test_the_maps_agree(some):
     "j + d2t[j] is the j-th token that t2d allows, there and back; an offset is a token for the first one only"
-    V, ids = some; d2t, t2d = maps(torch.tensor(ids), V)
+    V, ids = some; d2t, t2d = vocab_maps(torch.tensor(ids), V)
     assert (torch.arange(len(ids)) + d2t).tolist() == ids == t2d.nonzero()[:, 0].tolist() and t2d.sum() == len(ids) and (d2t.diff() >= 0).all()
     assert (d2t.tolist() == ids) == (len(ids) == 1)
 
@@ -125,7 +125,7 @@ def test_the_maps_agree(some):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50), st.integers(1, 12))
 def test_the_most_frequent(x, n):
     "No token left out is more frequent than one that is in, ties go to the lower"
-    ids = frequent(np.array([x]), n, 12).tolist(); count = lambda y: (-x.count(y), y)
+    ids = frequent_tokens(np.array([x]), n, 12).tolist(); count = lambda y: (-x.count(y), y)
     assert len(ids) == n and ids == sorted(ids) == sorted(sorted(range(12), key=count)[:n])
 
 
@@ -150,8 +150,8 @@ def test_missing_tokens_cost_acceptance_only(given):
 @settings(max_examples=20)
 def test_drafted_tokens_are_known(ids, seed):
     "The laws are zero outside the draft vocabulary and the softmax of the short logits within; what is drafted has t2d true, sampled or grown"
-    target, net = pair(draft=len(ids)); net.speak(torch.tensor(ids)); draft = Features(net, target)
-    for drafter in (Chain(draft, 3), Expanded(Unwarped(draft), 2, 2, 4)):
+    target, net = pair(draft=len(ids)); net.speak(torch.tensor(ids)); draft = FeatureDraft(net, target)
+    for drafter in (Chain(draft, 3), DynamicTree(UnwarpedModel(draft), 2, 2, 4)):
         tree = drafter((1, 2, 3), Seeded(seed))
         assert len(tree) > 1 or len(ids) == 1
         assert all(net.t2d[x] for x in tree.token[1:])
@@ -170,15 +170,15 @@ def test_an_offset_is_no_token():
     "On a vocabulary with gaps the mutant gives weight to tokens that the draft does not know"
     target, net = pair(V=8, draft=3); wrong = OffsetAsToken(net.base[0], 3, reads=(1, 2, 3))
     for n, bad in ((net, False), (wrong, True)):
-        n.speak(torch.tensor([2, 5, 7])); q = Features(n, target)(Tree((1, 2, 3)))[0]
+        n.speak(torch.tensor([2, 5, 7])); q = FeatureDraft(n, target)(Tree((1, 2, 3)))[0]
         assert bool(q[~n.t2d.numpy()].any()) is bad
     assert wrong.d2t.tolist() == [2, 4, 5]
 
 
 def test_the_maps_in_a_checkpoint(tmp_path):
     "Offsets beyond what half precision counts come back whole, with weights, settings and laws"
-    base = Base(tiny(6000, d=16)); net = Eagle3(base, 4, reads=(0, 4), steps=2, fc_norm=True, norm_output=True).speak(torch.tensor([3, 2049, 4099, 5999]))
-    save(net, base, tmp_path); back = load(Eagle3, base, tmp_path)
+    base = TargetModel(tiny(6000, d=16)); net = Eagle3(base, 4, reads=(0, 4), steps=2, fc_norm=True, norm_output=True).speak(torch.tensor([3, 2049, 4099, 5999]))
+    save_network(net, base, tmp_path); back = load_checkpoint(Eagle3, base, tmp_path)
     assert back.ids.tolist() == [3, 2049, 4099, 5999] and torch.equal(back.t2d, net.t2d) and back.settings == net.settings | dict(reads=[0, 4]) or back.reads == (0, 4)
     assert torch.equal(back.lm_head.weight, net.lm_head.weight.half().double()) and back.norm_output and back.steps == 2
 
@@ -189,7 +189,7 @@ def drafted(net, target, text, t, depth):
     "The logits after x_{t+1}, x_{t+2}, ... when a draft begins at t and goes on along the text"
     tree = Tree(text[:t+2])
     for x in text[t+2:t+1+depth]: tree.add(len(tree) - 1, x)
-    return [a.logits for a in Features(net, target).answers(tree)]
+    return [a.logits for a in FeatureDraft(net, target).answers(tree)]
 
 def short_of(net): return getattr(net, "short", net.logits)
 
@@ -207,27 +207,27 @@ def off(net, target, text, outs, depth):
 def test_the_lesson_is_the_draft(make, kw, dtype, least, text, seed):
     "Unrolled, every place and step has the law of real sequential drafting with cache: fusion, wide attention, own head, both switches"
     target, net = pair(seed=seed, make=make, dtype=dtype, **kw)
-    batch = Lessons(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
+    batch = StateDataset(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
     with torch.inference_mode(): assert max(off(net, target, text, unroll(net, batch, 3), 3)) < least
 
 
 def plainly(net, batch, steps):
     "Each step attends causally to its own rows: the toy"
     f, outs = net.enter(batch.states)[:, :-1], []
-    for s in range(steps): outs.append(f := net.step(f, F.pad(batch.x[:, 1+s:], (0, s)), s + torch.arange(f.shape[1])[None], causal))
+    for s in range(steps): outs.append(f := net.step(f, F.pad(batch.x[:, 1+s:], (0, s)), s + torch.arange(f.shape[1])[None], causal_attention))
     return outs
 
 def mixed(net, batch, steps):
     "Plain causal attention over features mixed in one row of places: at step s those before are all of step s - 1"
     f, outs = net.enter(batch.states)[:, :-1], []
     for s in range(steps):
-        outs.append(out := net.step(f, batch.x[:, 1:], torch.arange(f.shape[1])[None], causal))
+        outs.append(out := net.step(f, batch.x[:, 1:], torch.arange(f.shape[1])[None], causal_attention))
         f = F.pad(out[:, :-1], (0, 0, 1, 0))
     return [F.pad(o[:, s:], (0, 0, 0, s)) for s, o in enumerate(outs)]
 
 def unshifted(net, batch, steps):
     "Every step reads the token of the first"
-    f, attend, outs = net.enter(batch.states)[:, :-1], Unrolled(), []
+    f, attend, outs = net.enter(batch.states)[:, :-1], UnrolledAttention(), []
     for s in range(steps): outs.append(f := net.step(f, batch.x[:, 1:], s + torch.arange(f.shape[1])[None], attend))
     return outs
 
@@ -247,12 +247,12 @@ def test_other_lessons_are_not(make, mutant):
     "Right at depth 0 and wrong from depth 1 on"
     if make is Hass and mutant is normed: return   # HASS has no norm to feed behind
     target, net = pair(make=make); text = tuple(range(3, 13))
-    batch = Lessons(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
+    batch = StateDataset(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
     with torch.inference_mode(): wrong = off(net, target, text, mutant(net, batch, 2), 2)
     assert wrong[0] < 1e-10 and wrong[1] > 1e-4
 
 
-class Stale(Features):
+class Stale(FeatureDraft):
     "The mutant that keeps the rows of accepted drafts, with the features that were guessed for them"
     def drafted(self, x): return x
 
@@ -262,8 +262,8 @@ def test_after_a_verdict_true_features(make):
     "Two drafts of a chain are kept: the next rows read the target's states, as a fresh network does; the mutant that keeps them is off"
     target, net = pair(make=make); text = tuple(range(3, 13)); tree = Tree(text[:5])
     for x in text[5:8]: tree.add(len(tree) - 1, x)
-    fresh = Features(net, target).answers(Tree(text[:8]))[0].logits.softmax(-1)
-    for model, stale in ((Features(net, target), False), (Stale(net, target), True)):
+    fresh = FeatureDraft(net, target).answers(Tree(text[:8]))[0].logits.softmax(-1)
+    for model, stale in ((FeatureDraft(net, target), False), (Stale(net, target), True)):
         model.answers(tree)
         gap = (model.answers(Tree(text[:8]))[0].logits.softmax(-1) - fresh).abs().max()
         assert gap > 1e-4 if stale else gap < 1e-10
@@ -294,7 +294,7 @@ def test_no_gradient_between_steps():
 
 def test_a_gradient_that_passes_is_seen():
     "The mutant that does not detach has other gradients"
-    import specref.eagle3 as chapter
+    import specref.train.eagle3 as chapter
     target, net = pair(make=Hass); net.noise = 0; batch = some(target); grads = []
     for f in (unroll, lambda *a, between, **kw: unroll(*a, **kw)):
         keep, chapter.unroll = chapter.unroll, f
@@ -314,9 +314,9 @@ def test_the_gradient_of_the_likeliest(V, k, seed):
     p, z = torch.randn(3, V, generator=g, dtype=double).softmax(-1), torch.randn(3, V, generator=g, dtype=double).requires_grad_()
     best = torch.zeros_like(p).scatter(-1, p.topk(min(k, V), -1).indices, 1.)
     m = (p*best).sum(-1, keepdim=True)
-    loss = likely(p, z, k); loss.backward()
+    loss = top_k_loss(p, z, k); loss.backward()
     assert torch.allclose(loss, -(p*best*z.log_softmax(-1)).sum(-1).mean()) and torch.allclose(3*z.grad, (m*z.softmax(-1) - p*best).detach(), atol=1e-12)
-    least = likely(p, (p*best/m).clamp_min(1e-300).log(), k)
+    least = top_k_loss(p, (p*best/m).clamp_min(1e-300).log(), k)
     assert least <= loss + 1e-12
 
 
@@ -329,7 +329,7 @@ def test_hass_by_hand():
         for s, o in enumerate(outs):
             places = range(f.shape[1] - 1 - s)
             rows = [(o[:, t], f[:, t+1+s-offset]) for t in places]
-            total = total + sum(net.missed(a[:, None], b[:, None]) + weight*likely(net.logits(b).softmax(-1), net.logits(a), 10) for a, b in rows) / len(places)
+            total = total + sum(net.missed(a[:, None], b[:, None]) + weight*top_k_loss(net.logits(b).softmax(-1), net.logits(a), 10) for a, b in rows) / len(places)
         return total
     assert torch.allclose(net.loss(batch, 0.), hand(1.), atol=1e-10) and abs(net.loss(batch, 0.) - hand(1., 1)) > 1e-3
     net.begin = .8
@@ -378,7 +378,7 @@ def test_no_wish_for_the_feature():
     target, net = pair(V=8); batch = some(target); w = net.base[0].head.weight
     blind = torch.linalg.svd(w.detach())[2][-1]   # a direction that the head does not read: V = 8 < d
     with torch.no_grad():
-        moved = Lessons(batch.x, {**batch.states, 4: batch.states[4] + 7*blind})
+        moved = StateDataset(batch.x, {**batch.states, 4: batch.states[4] + 7*blind})
         assert abs(net.loss(batch, 0.) - net.loss(moved, 0.)) < 1e-8
 
 
@@ -391,7 +391,7 @@ def test_a_loud_state(layer):
     "One captured state times ten: with fc_norm the logits stay up to the norm's eps and the normed state grows by less than 1 + eps/2μ; without they move"
     for switches in SWITCHES:
         target, net = pair(**switches); batch = some(target)
-        loud = Lessons(batch.x, {**batch.states, layer: 10*batch.states[layer]})
+        loud = StateDataset(batch.x, {**batch.states, layer: 10*batch.states[layer]})
         with torch.no_grad(): moved = max((a - b).abs().max() for a, b in zip(net.guesses(loud, 3), net.guesses(batch, 3)))
         assert moved < 1e-3 if "fc_norm" in switches else moved > 1e-1
         if "fc_norm" in switches:
@@ -425,7 +425,7 @@ class Table(nn.Module):
     def step(self, f, tokens, at, attend): return (31*f + 7*tokens[..., None] + at[..., None] + 1) % 997
     def logits(self, f): return self.rows[f[..., 0].long()]
 
-WAYS = {"chain": lambda q: Chain(q, 2), "drawn": lambda q: Shaped(q, (-1, 0, 0, 1)), "likeliest": lambda q: Shaped(Unwarped(q), (-1, 0, 0, 1), likeliest), "grown": lambda q: Expanded(Unwarped(q), 2, 2, 3)}
+WAYS = {"chain": lambda q: Chain(q, 2), "drawn": lambda q: StaticTree(q, (-1, 0, 0, 1)), "likeliest": lambda q: StaticTree(UnwarpedModel(q), (-1, 0, 0, 1), likeliest_points), "grown": lambda q: DynamicTree(UnwarpedModel(q), 2, 2, 3)}
 
 @faithful("HASS", "EAGLE-3", "EAGLE-3.1")
 @pytest.mark.parametrize("make", ["table", "hass", "eagle3", "eagle31"])
@@ -437,7 +437,7 @@ def test_exact_law(way, make):
     elif make != "hass": net.speak(torch.tensor([0, 2]))
     target = HFModel(target.model, temperature=.7, keep=net.reads, check=False)
     judge = HFModel(target.model, temperature=.7, check=False)
-    assert distance(loop_law(target, WAYS[way](Features(net, target)), reject, (0, 1), 3), target_law(judge, (0, 1), 3)) < 1e-12
+    assert tv_outcomes(loop_law(target, WAYS[way](FeatureDraft(net, target)), reject, (0, 1), 3), target_law(judge, (0, 1), 3)) < 1e-12
 
 
 P, Q = CANON
@@ -447,15 +447,15 @@ def test_a_likeliest_token_told_as_a_sample():
     def one(grow):
         def drafter(ctx, rng): tree = Tree(ctx); grow(tree, rng); return tree
         return law_of(lambda rng: next(rounds(constant(4, 3, 2, 1), drafter, reject, (0,), rng)).tokens[0])
-    assert one(lambda tree, rng: tree.grow(0, likeliest(short), rng, 1)) == dict(enumerate(P))
-    assert distance(one(lambda tree, rng: tree.add(0, 3, short)), dict(enumerate(P))) > Fraction(1, 20)
+    assert one(lambda tree, rng: tree.grow(0, likeliest_points(short), rng, 1)) == dict(enumerate(P))
+    assert tv_outcomes(one(lambda tree, rng: tree.add(0, 3, short)), dict(enumerate(P))) > Fraction(1, 20)
 
 
 def test_the_shortest_vocabulary():
     "One token only: every draft is that token, with weight 1, and decoding goes on"
-    target, net = pair(V=3, draft=1); net.speak(torch.tensor([2])); draft = Features(net, target)
+    target, net = pair(V=3, draft=1); net.speak(torch.tensor([2])); draft = FeatureDraft(net, target)
     assert draft(Tree((0, 1)))[0].tolist() == [0, 0, 1] and set(Chain(draft, 3)((0, 1), Seeded(0)).token[1:]) == {2}
-    assert distance(loop_law(target, Chain(draft, 2), reject, (0, 1), 3), target_law(target, (0, 1), 3)) < 1e-12
+    assert tv_outcomes(loop_law(target, Chain(draft, 2), reject, (0, 1), 3), target_law(target, (0, 1), 3)) < 1e-12
 
 
 # The branching source
@@ -466,14 +466,14 @@ CAP = sum(overlap_at(B, TAIL, phase, 0) for phase in range(TAIL + 1)) / Fraction
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     "The source, and lessons to learn it from and to be marked on"
-    base, folder = Base(branching(B, TAIL).float()), tmp_path_factory.mktemp("source")
-    return base, *(lessons(base, branch_texts(B, TAIL, n, 24, seed), (0, 1), folder) for n, seed in ((256, 0), (128, 1)))
+    base, folder = TargetModel(branching(B, TAIL).float()), tmp_path_factory.mktemp("source")
+    return base, *(state_dataset(base, branch_texts(B, TAIL, n, 24, seed), (0, 1), folder) for n, seed in ((256, 0), (128, 1)))
 
 def fused(base, **kw): return Eagle3(base, reads=(0, 1, 1), **kw)
 
 class Late(Eagle3):
     "The label of the wrong offset: the law of the token that was read"
-    def losses(self, batch): return super().losses(Lessons(batch.x, {**batch.states, self.base[0].layers: F.pad(batch.states[self.base[0].layers][:, :-1], (0, 0, 1, 0))}))
+    def losses(self, batch): return super().losses(StateDataset(batch.x, {**batch.states, self.base[0].layers: F.pad(batch.states[self.base[0].layers][:, :-1], (0, 0, 1, 0))}))
 
 class Untold(Eagle3):
     "The feature of x_t beside x_t itself: the shifted token is missing"
@@ -481,8 +481,8 @@ class Untold(Eagle3):
 
 def taught(net, source, folder, steps=150):
     base, train, held = source
-    net, _ = teach(net, base, train, held[:], steps, 1e-2, folder, look=steps, rows=16, depth=GAMMA)
-    return marks(net, base, held[:], GAMMA)
+    net, _ = train_network(net, base, train, held[:], steps, 1e-2, folder, look=steps, rows=16, depth=GAMMA)
+    return evaluate(net, base, held[:], GAMMA)
 
 @faithful("HASS", "EAGLE-3", "EAGLE-3.1")
 @pytest.mark.parametrize("make", [Hass, fused, lambda base: fused(base, fc_norm=True, norm_output=True)], ids=["hass", "eagle3", "eagle31"])
@@ -505,9 +505,9 @@ def test_mutants_do_not_learn_it(make, source, tmp_path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     "Lessons of the embedded target, short ones"
-    base, folder = Base(bare("target")), tmp_path_factory.mktemp("written")
+    base, folder = TargetModel(raw_model("target")), tmp_path_factory.mktemp("written")
     x = [np.array([text for domain in DOMAINS for text in prompts(domain, n, length=48, seed=seed)], np.uint16) for n, seed in ((96, 5), (24, 6))]
-    return base, *(lessons(base, part, (2, 12, 21, 24), folder) for part in x)
+    return base, *(state_dataset(base, part, (2, 12, 21, 24), folder) for part in x)
 
 @faithful("EAGLE-3")
 def test_flat_with_the_unrolled_lesson_and_not_without(written, tmp_path):
@@ -515,8 +515,8 @@ def test_flat_with_the_unrolled_lesson_and_not_without(written, tmp_path):
     base, train, held = written; fell = {}
     for S in (1, 4):
         torch.manual_seed(0)
-        net, _ = teach(Eagle3(base, steps=S), base, train, held[:], 70, 5e-3, tmp_path/str(S), look=70, rows=8, depth=4)
-        fell[S] = marks(net, base, held[:], 4)[1]
+        net, _ = train_network(Eagle3(base, steps=S), base, train, held[:], 70, 5e-3, tmp_path/str(S), look=70, rows=8, depth=4)
+        fell[S] = evaluate(net, base, held[:], 4)[1]
     assert fell[1][1] < .75*fell[1][0] and fell[1][3] < fell[1][1] and fell[4][3] > .75*fell[4][0]
     assert fell[1][0] > fell[4][0] and fell[4][3] > fell[1][3]   # what it costs, and what it buys
 
@@ -525,26 +525,26 @@ def test_flat_with_the_unrolled_lesson_and_not_without(written, tmp_path):
 
 def test_refusals():
     "Layers that do not exist, vocabularies that are none, steps, weights"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     refuses("reads", Eagle3, base, reads=(1, 2, 5)); refuses("reads", Eagle3, base, reads=(-1, 2, 3))
-    refuses("reads", Eagle3, Base(branching(2, 2)))   # one layer only: L - 3 is none
+    refuses("reads", Eagle3, TargetModel(branching(2, 2)))   # one layer only: L - 3 is none
     for bad in (0, True, 2.): refuses("draft", Eagle3, base, draft=bad)
     refuses("draft", Eagle3, base, draft=33)
     refuses("steps", Eagle3, base, steps=0); refuses("fade", Eagle3, base, fade=2.)
     net = Eagle3(base, 3)
     for bad in ([0, 1], [0, 1, 1], [2, 1, 0], [0, 1, 32], [-1, 0, 1]): refuses("ids", net.speak, torch.tensor(bad))
     assert net.ids.tolist() == [0, 1, 2]   # a refused vocabulary changes nothing
-    refuses("n", frequent, [1], 0, 4); refuses("n", frequent, [1], 5, 4); refuses("x", frequent, [1, 4], 2, 4); refuses("x", frequent, [-1], 2, 4)
-    for make in (Hass, lambda base: Eagle3(base, reads=(1, 2, 3))): refuses("depth", make(base).loss, Lessons(torch.zeros(1, 3, dtype=torch.long), {k: torch.zeros(1, 3, 32, dtype=double) for k in range(5)}), 0.)   # three steps in three tokens
+    refuses("n", frequent_tokens, [1], 0, 4); refuses("n", frequent_tokens, [1], 5, 4); refuses("x", frequent_tokens, [1, 4], 2, 4); refuses("x", frequent_tokens, [-1], 2, 4)
+    for make in (Hass, lambda base: Eagle3(base, reads=(1, 2, 3))): refuses("depth", make(base).loss, StateDataset(torch.zeros(1, 3, dtype=torch.long), {k: torch.zeros(1, 3, 32, dtype=double) for k in range(5)}), 0.)   # three steps in three tokens
     refuses("steps", Hass, base, steps=0); refuses("k", Hass, base, k=0); refuses("weight", Hass, base, weight=-1.); refuses("begin", Hass, base, begin=2.)
-    refuses("target", Features, Eagle3(base, reads=(1, 2, 3)), HFModel(base.model, keep=(1, 2), check=False))
+    refuses("target", FeatureDraft, Eagle3(base, reads=(1, 2, 3)), HFModel(base.model, keep=(1, 2), check=False))
 
 
 def test_a_checkpoint_of_another(tmp_path):
     "Another target's, or another kind's, is refused by name"
-    base = Base(tiny()); save(Eagle3(base, 5), base, tmp_path)
-    refuses("target", load, Eagle3, Base(tiny(seed=3)), tmp_path); refuses("target", load, Eagle3, Base(tiny(V=33)), tmp_path); refuses("target", load, Eagle3, Base(tiny(d=16)), tmp_path)
-    refuses("folder", load, Hass, base, tmp_path)
+    base = TargetModel(tiny()); save_network(Eagle3(base, 5), base, tmp_path)
+    refuses("target", load_checkpoint, Eagle3, TargetModel(tiny(seed=3)), tmp_path); refuses("target", load_checkpoint, Eagle3, TargetModel(tiny(V=33)), tmp_path); refuses("target", load_checkpoint, Eagle3, TargetModel(tiny(d=16)), tmp_path)
+    refuses("folder", load_checkpoint, Hass, base, tmp_path)
 
 
 # The shipped checkpoints
@@ -558,12 +558,12 @@ def test_shipped_is_small_and_whole(name):
     card = json.loads((folder/"config.json").read_text())
     assert card["recipe"]["steps"] and card["tokens"] > 1.5
     for dtype, least in ((torch.float32, 1e-5), (double, 1e-10)):
-        base = Base(bare("target", dtype)); net = load(KINDS[name], base, folder)
+        base = TargetModel(raw_model("target", dtype)); net = load_checkpoint(KINDS[name], base, folder)
         target, text = HFModel(base.model, keep=net.reads, check=False), tuple(prompts("code", 1)[0][:9])
-        batch = Lessons(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
+        batch = StateDataset(torch.tensor([text]), {k: s[None] for k, s in target.states(text).items()})
         with torch.inference_mode(): assert max(off(net, target, text, unroll(net, batch, 3), 3)) < least
     if name != "hass":
-        d2t, t2d = maps(net.ids, base.V)
+        d2t, t2d = vocab_maps(net.ids, base.V)
         assert torch.equal(net.d2t, d2t) and torch.equal(net.t2d, t2d) and net.reads == (2, 12, 21) and net.norm_output == (name == "eagle31")
 
 
@@ -571,8 +571,8 @@ def test_shipped_is_small_and_whole(name):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_greedy_is_plain(name, domain):
     "At temperature 0 the text is that of plain decoding, by a chain and by a grown tree"
-    base = Base(bare("target", double)); net = load(KINDS[name], base, DATA/"drafters"/name)
-    target = HFModel(base.model, temperature=0, keep=net.reads, check=False); draft = Features(net, target)
+    base = TargetModel(raw_model("target", double)); net = load_checkpoint(KINDS[name], base, DATA/"drafters"/name)
+    target = HFModel(base.model, temperature=0, keep=net.reads, check=False); draft = FeatureDraft(net, target)
     prompt = prompts(domain, 1, seed=3)[0]
-    want = plain(HFModel(base.model, temperature=0, check=False), prompt, 16, Seeded(0))
-    for drafter in (Chain(draft, 3), Expanded(Unwarped(draft), 3, 3, 8)): assert generate(target, drafter, reject, prompt, 16, Seeded(0)) == want
+    want = autoregressive(HFModel(base.model, temperature=0, check=False), prompt, 16, Seeded(0))
+    for drafter in (Chain(draft, 3), DynamicTree(UnwarpedModel(draft), 3, 3, 8)): assert generate(target, drafter, reject, prompt, 16, Seeded(0)) == want

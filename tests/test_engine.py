@@ -19,19 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import ALPHA, g_test, laws, proves, refuses, shapes
 from test_cache import doubled, fresh, llama
 from test_transformer import REFUSED, SMALL
-from specref import models
-from specref.chance import Streams, Tape, distance, stream
+from specref.models.embedded import embedded
+from specref.core.rng import Streams, Tape, tv_outcomes, numpy_generator
 from specref.gpu import engine as module
 from specref.gpu.cache import StaticRows
-from specref.gpu.engine import Engine, Run, by_level, levels, noise, picked, tape_of
-from specref.gpu.verify import cells, walk
-from specref.law import greedy, warp
-from specref.loop import generate
-from specref.reject import reject
-from specref.shapes import Shaped
-from specref.target import TableModel, target_law as law_of_target
-from specref.transformer import HFModel, Unservable
-from specref.tree import Tree, iid, points, without_replacement
+from specref.gpu.engine import Engine, BatchRun, sort_by_level, tree_levels, uniforms, inverse_cdf, tape_of
+from specref.gpu.verify import decision_cells, verify_trees
+from specref.core.law import greedy, warp
+from specref.core.loop import generate
+from specref.verify.reject import reject
+from specref.draft.shapes import StaticTree
+from specref.core.target import TableModel, target_law as law_of_target
+from specref.models.transformer import HFModel, Unservable
+from specref.core.tree import Tree, iid, points, without_replacement
 
 torch.set_num_threads(1)
 CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1, 0, 2), (-1,)
@@ -41,7 +41,7 @@ made = {}
 def pair(name="llama"):
     "A target, and a draft that is like it but not equal"
     if name not in made:
-        if name == "embedded": made[name] = [doubled(copy.deepcopy(models.bare(x, torch.float64))) for x in ("target", "small")]
+        if name == "embedded": made[name] = [doubled(copy.deepcopy(raw_model(x, torch.float64))) for x in ("target", "small")]
         elif name == "tiny": made[name] = near(llama(3, vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2), .15)
         else: made[name] = near(llama(0), .03)
     return made[name]
@@ -59,9 +59,9 @@ def in_order(q): return points(np.argsort(-q, kind="stable"), len(q))
 def alone(target, draft, shape, draw, temperature, ctx, n, seed, stop=()):
     "The text and ledger of one row by the loop for one text, on the same table of numbers"
     warm = dict(temperature=temperature, check=False)
-    drafter = Shaped(HFModel(draft, **warm), shape, draw)
-    if not temperature and draw is without_replacement: drafter = Shaped(HFModel(draft, check=False), shape, in_order)
-    return generate(HFModel(target, **warm), drafter, reject, ctx, n, tape_of(noise(stream(seed), max(n, 1), len(shape))), stop=stop)
+    drafter = StaticTree(HFModel(draft, **warm), shape, draw)
+    if not temperature and draw is without_replacement: drafter = StaticTree(HFModel(draft, check=False), shape, in_order)
+    return generate(HFModel(target, **warm), drafter, reject, ctx, n, tape_of(uniforms(numpy_generator(seed), max(n, 1), len(shape))), stop=stop)
 
 
 def batch(seed, B, V=64, longest=20):
@@ -107,7 +107,7 @@ def test_a_batch_is_a_map(B, shape, draw):
 @pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, without_replacement)])
 def test_the_embedded_models(shape, draw):
     "The same on the shipped models and real prompts"
-    pairs, ctxs = pair("embedded"), [models.prompts("code", 1, length=k, seed=k)[0] for k in (5, 17, 1)]
+    pairs, ctxs = pair("embedded"), [embedded.prompts("code", 1, length=k, seed=k)[0] for k in (5, 17, 1)]
     texts = Engine(*pairs, shape, draw, (1., .7, 0.)).generate(ctxs, (20, 30, 12), (1, 2, 3), (10,))
     assert texts == [alone(*pairs, shape, draw, t, c, n, s, (10,)) for t, c, n, s in zip((1., .7, 0.), ctxs, (20, 30, 12), (1, 2, 3))]
     assert max(t.ledger.mean_acceptance_length for t in texts) > 2
@@ -132,19 +132,19 @@ def test_the_law_of_a_plan_is_told_to_the_judge():
     "At temperature 0 every child is a point; else it has its parent's row, and is apart from its siblings just if they are drawn so"
     for draw in iid, without_replacement:
         e = Engine(*pair(), TREE, draw, (0., 1.))
-        b = Run(e, e.ask([(1,), (2,)], 5, (0, 1))).batch
+        b = BatchRun(e, e.ask([(1,), (2,)], 5, (0, 1))).batch
         assert b.q_row.tolist() == [-1]*8 + [-1, *(7 + u for u in TREE[1:])]
         assert b.apart.tolist() == [False]*9 + [draw is without_replacement]*7
 
 
 @given(shapes(9))
 def test_levels_are_those_of_shaped(parent):
-    "The numbering is that of the tree that `Shaped` grows, and each level names its parents and all of its children in order"
-    plan = by_level(parent)
-    grown = Shaped(lambda tree: [np.ones(2) / 2] * len(tree), tuple(parent), iid)((0,), Tape({("pick", c): .5 for c in range(20)}))
+    "The numbering is that of the tree that `StaticTree` grows, and each level names its parents and all of its children in order"
+    plan = sort_by_level(parent)
+    grown = StaticTree(lambda tree: [np.ones(2) / 2] * len(tree), tuple(parent), iid)((0,), Tape({("pick", c): .5 for c in range(20)}))
     assert list(plan) == grown.parent
     seen = [0]
-    for start, end, who, kids, there in levels(grown):
+    for start, end, who, kids, there in tree_levels(grown):
         assert {grown.depth[i] for i in range(start, end)} == {grown.depth[start]} and len(who) == len(kids)
         assert [(start + who[i // len(kids[0])], sum(kids, [])[i]) for i in there] == [(grown.parent[c], c) for u in range(start, end) for c in grown.children(u)]
         seen += [sum(kids, [])[i] for i in there]
@@ -158,12 +158,12 @@ def test_a_pick_is_the_pick_of_chapter_one(law, k):
     if law.sum():
         law[0] += 2**9 - law.sum()
         w = torch.tensor(law / 2**9)[None]
-        assert picked(w, torch.tensor([k / 2**12], dtype=torch.float64)).item() == Tape({("pick", 0): k / 2**12}).pick(law / 2**9, at=0)
+        assert inverse_cdf(w, torch.tensor([k / 2**12], dtype=torch.float64)).item() == Tape({("pick", 0): k / 2**12}).pick(law / 2**9, at=0)
 
 
 def children(z, u, temperature, apart):  # (B, m, V), (B, m, K) -> (B, m, K)
     run = SimpleNamespace(b=torch.arange(len(z)), temperature=torch.tensor(temperature, dtype=torch.float64), engine=SimpleNamespace(apart=apart))
-    return Run.children(run, z, torch.as_tensor(u, dtype=torch.float64)).view(u.shape)
+    return BatchRun.children(run, z, torch.as_tensor(u, dtype=torch.float64)).view(u.shape)
 
 
 @proves("prop-cold")
@@ -199,7 +199,7 @@ def target_law(target, ctx, n, temperature):
 class Asked:
     "The questions of one round and one side, put to an enumerating rng under addresses of their own"
     def __init__(self, rng, *address): self.rng, self.address = rng, address
-    def at(self, i): return Streams(Asked(self.rng, i, "draft"), Asked(self.rng, i, "judge"))
+    def at(self, i): return Streams(Asked(self.rng, i, "draft"), Asked(self.rng, i, "verify"))
     def pick(self, law, at=None, key=None): return self.rng.pick(law, at=(*self.address, at))
     def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at=(*self.address, at))
 
@@ -231,10 +231,10 @@ def through_the_engine(monkeypatch, V, shape, draw, temperature, n, ctx=(0, 1)):
     "Every cell of the numbers that n tokens ask for, all of them as one batch: cells, texts of the engine, and the target's law in fractions"
     nets = near(llama(3, vocab_size=V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2), .3)
     p, q = (table_of(net, temperature) for net in nets)
-    if (case := (V, shape, draw, temperature, n)) not in made: made[case] = [*cells(lambda rng: generate(p, Shaped(q, shape, draw), reject, ctx, n, Asked(rng)))]
+    if (case := (V, shape, draw, temperature, n)) not in made: made[case] = [*decision_cells(lambda rng: generate(p, StaticTree(q, shape, draw), reject, ctx, n, Asked(rng)))]
     boxes = made[case]
     with monkeypatch.context() as m:
-        m.setattr(module, "stream", lambda seed: Middles(boxes[seed], n, len(shape)))
+        m.setattr(module, "numpy_generator", lambda seed: Middles(boxes[seed], n, len(shape)))
         texts = Engine(*nets, shape, draw, temperature, every=2).generate([ctx]*len(boxes), n, range(len(boxes)))
     return boxes, texts, law_of_target(p, ctx, n)
 
@@ -264,9 +264,9 @@ def test_the_exact_laws_take_a_round_and_two():
                                               ("children", "w, z = others(w, z, tokens[-1], cold)", "pass"), ("draft", "u[:, kids]", "u[:, kids] * .5"), ("draft", "u[:, kids]", "u[:, kids].roll(1, 2)")])
 def test_the_exact_law_sees_wrong_numbers(method, old, new, monkeypatch):
     "A number read twice, halved or by another node, or a draw with replacement that claims to be without: the law is another one"
-    monkeypatch.setattr(Run, method, altered(Run, method, old, new))
+    monkeypatch.setattr(BatchRun, method, altered(BatchRun, method, old, new))
     boxes, texts, want = through_the_engine(monkeypatch, *ROUNDS[0])
-    assert distance(law_in(boxes, texts), want) > 1e-4
+    assert tv_outcomes(law_in(boxes, texts), want) > 1e-4
 
 
 @proves("cor-engine-law")
@@ -296,7 +296,7 @@ def test_texts_are_independent():
 
 def turns(e, *asked):
     "A run, looked at after every round, with every check on"
-    run = Run(e, e.ask(*asked))
+    run = BatchRun(e, e.ask(*asked))
     run.rows.check = run.drafts.check = True
     yield run
     while max(run.wants):
@@ -328,7 +328,7 @@ def test_the_caches_after_every_round(name, shape):
 
 def refusing(batch, *rest, **kw):
     "A judge that is offered nothing"
-    return walk(replace(batch, child=torch.full_like(batch.child, -1)), *rest, **kw)
+    return verify_trees(replace(batch, child=torch.full_like(batch.child, -1)), *rest, **kw)
 
 
 @proves("prop-room")
@@ -336,7 +336,7 @@ def refusing(batch, *rest, **kw):
 def test_room(n, monkeypatch):
     "The stated slots are all written where every draft is refused, none more is, and one less is too few; a slot past the end raises"
     e = Engine(*pair(), TREE, judge=refusing)
-    run = Run(e, e.ask([(1, 2, 3), (4,)], (n, 3), (0, 1)))
+    run = BatchRun(e, e.ask([(1, 2, 3), (4,)], (n, 3), (0, 1)))
     assert run.size == max(3 + max(n, 1), 4) - 2 + 8
     for _ in range(7): run.engine.every = 1; run.wants[0] = max(run.wants[0], 1); run.advance()
     assert run.rows.rows[:, :, 0 if n else 1].abs().sum((0, 1, 2, 4)).gt(0).all() or n < 2
@@ -349,7 +349,7 @@ def test_room(n, monkeypatch):
 def test_ended_rows_stand_still():
     "Ten rounds after the end, lengths, roots and slots before the lengths are what they were, in both caches"
     e = Engine(*pair(), TREE, every=5)
-    run = Run(e, e.ask([(1, 2, 3), (4,), (5, 6)], (9, 3, 0), (0, 1, 2), [(), range(64), ()]))
+    run = BatchRun(e, e.ask([(1, 2, 3), (4,), (5, 6)], (9, 3, 0), (0, 1, 2), [(), range(64), ()]))
     while max(run.wants): run.advance()
     def state(): return [run.root.clone(), run.rows.lengths.clone(), *(c.rows[:, :, b, :, :k].clone() for c in (run.rows, run.drafts) for b, k in enumerate(run.rows.lengths.tolist()))]
     def tell(): run.noise.copy_(torch.rand_like(run.noise)); run.turn.zero_(); [run.round() for _ in range(5)]
@@ -374,7 +374,7 @@ def test_short_texts(n):
 def test_a_stop_token_inside_an_accepted_run():
     "Whatever token of a text is made a stop token, the text ends with its first occurrence, and a prompt's last token stops nothing"
     e = Engine(*pair("embedded"), CHAIN, temperature=0.)
-    ctx = models.prompts("code", 1, length=12, seed=4)[0]
+    ctx = embedded.prompts("code", 1, length=12, seed=4)[0]
     whole = e.generate([ctx], 20, [0])[0]
     assert any(r[2] >= 2 for r in whole.ledger.rounds)
     stops = sorted(set(whole)) + [ctx[-1]]
@@ -417,7 +417,7 @@ def test_the_door(monkeypatch):
     for name, f in [("target", lambda: Engine(HFModel(target), draft, TREE)), ("draft", lambda: Engine(target, None, TREE)), ("draft", lambda: Engine(target, small, TREE)),
                     ("draft", lambda: Engine(target, copy.deepcopy(draft).to("meta"), TREE)), ("shape", lambda: Engine(target, draft, (-1, 2, 0))), ("shape", lambda: Engine(target, draft, ())), ("shape", lambda: Engine(target, draft, 5)), ("shape", lambda: Engine(target, draft, "abc")),
                     ("shape", lambda: Engine(target, llama(0, max_position_embeddings=7), TREE)),
-                    ("draw", lambda: Engine(target, draft, TREE, "iid")), ("shape", lambda: Engine(*pair("tiny"), (-1, 0, 0, 0, 0, 0))), ("judge", lambda: Engine(target, draft, TREE, judge=None)),
+                    ("draw", lambda: Engine(target, draft, TREE, "iid")), ("shape", lambda: Engine(*pair("tiny"), (-1, 0, 0, 0, 0, 0))), ("verify", lambda: Engine(target, draft, TREE, judge=None)),
                     ("every", lambda: Engine(target, draft, TREE, every=0))]: refuses(name, f)
 
 
@@ -510,13 +510,13 @@ def test_wrong_variants_are_seen(method, old, new, monkeypatch):
     def run(): return [t for shape in (CHAIN, TREE) for t in Engine(*pair(), shape, without_replacement, temperature).generate(ctxs, n, seeds, stop)]
     if "texts" not in made: made["texts"] = [alone(*pair(), shape, without_replacement, t, *rest) for shape in (CHAIN, TREE) for t, *rest in zip(temperature, ctxs, n, seeds, stop)]
     assert run() == made["texts"]
-    monkeypatch.setattr(Run, method, altered(Run, method, old, new))
-    calls, advance = [], Run.advance
+    monkeypatch.setattr(BatchRun, method, altered(BatchRun, method, old, new))
+    calls, advance = [], BatchRun.advance
     def limited(self):
         calls.append(1)
         if len(calls) > 100: raise RuntimeError("no end")
         advance(self)
-    monkeypatch.setattr(Run, "advance", limited)
+    monkeypatch.setattr(BatchRun, "advance", limited)
     try: assert run() != made["texts"]
     except (RuntimeError, IndexError, ValueError): pass
 
@@ -542,7 +542,7 @@ def test_a_round_asks_the_host_nothing(shape, draw, monkeypatch):
     "With the walk as on a GPU: no operation of a round waits, all of its tensors stay where they were, and the texts are the same"
     ctxs, n, seeds, stop, temperature = batch(3, 6)
     e = Engine(*pair(), shape, draw, temperature)
-    want, run = e.generate(ctxs, n, seeds, stop), Run(e, e.ask(ctxs, n, seeds, stop))
+    want, run = e.generate(ctxs, n, seeds, stop), BatchRun(e, e.ask(ctxs, n, seeds, stop))
     places = {k: x.data_ptr() for k, x in vars(run).items() if torch.is_tensor(x)} | {k: getattr(run, k).rows.data_ptr() for k in ("rows", "drafts")}
     step = run.step
     def watched():
@@ -573,7 +573,7 @@ def test_the_warm_up_leaves_no_trace(every, monkeypatch):
     "The calls for a CUDA graph in their order, with fakes: three rounds of warm-up change neither lengths nor roots nor any text"
     ctxs, n, seeds, stop, temperature = batch(4, 5)
     e = Engine(*pair(), TREE, temperature=temperature, every=every)
-    want, run, warm = e.generate(ctxs, n, seeds, stop), Run(e, e.ask(ctxs, n, seeds, stop)), []
+    want, run, warm = e.generate(ctxs, n, seeds, stop), BatchRun(e, e.ask(ctxs, n, seeds, stop)), []
     was = [run.room.clone(), run.root.clone(), run.rows.lengths.clone(), run.drafts.lengths.clone()]
     stream = SimpleNamespace(wait_stream=lambda other: warm.append("wait"))
     for name, fake in dict(Stream=lambda: stream, CUDAGraph=Graph, current_stream=lambda: stream, stream=lambda s: contextlib.nullcontext()).items(): monkeypatch.setattr(torch.cuda, name, fake)
@@ -587,7 +587,7 @@ def test_the_warm_up_leaves_no_trace(every, monkeypatch):
         shown.recording, graph.recorded = True, run.round
         yield
     monkeypatch.setattr(torch.cuda, "graph", recording)
-    run.step = module.recorded(shown)
+    run.step = module.cuda_graph(shown)
     assert warm == ["wait", *["round"]*3, "wait", "recorded"]
     assert all(torch.equal(a, b) for a, b in zip(was, [run.room, run.root, run.rows.lengths, run.drafts.lengths]))
     while max(run.wants): run.advance()
@@ -599,7 +599,7 @@ def test_a_captured_round_on_cuda():
     "Where there is a GPU: rounds replayed from a graph, under the watch for synchronisation, give the texts of the CPU"
     cuda = [copy.deepcopy(m).cuda() for m in near(llama(0), .03)]
     ctxs, n, seeds, stop, temperature = batch(3, 6)
-    run = Run(e := Engine(*cuda, TREE, temperature=temperature), e.ask(ctxs, n, seeds, stop))
+    run = BatchRun(e := Engine(*cuda, TREE, temperature=temperature), e.ask(ctxs, n, seeds, stop))
     step = run.step
     def watched():
         torch.cuda.set_sync_debug_mode("error")
@@ -614,7 +614,7 @@ def test_a_captured_round_on_cuda():
 def test_the_batch_waits_for_its_slowest_text():
     "Looked at every round, a batch takes as many rounds as its slowest text alone, and each text is noted in as many as it takes alone"
     e, (ctxs, n, seeds, _, _) = Engine(*pair(), TREE, every=1), batch(2, 5)
-    run = Run(e, e.ask(ctxs, n, seeds))
+    run = BatchRun(e, e.ask(ctxs, n, seeds))
     steps, step = [], run.step
     run.step = lambda: (steps.append(1), step())
     while max(run.wants): run.advance()

@@ -3,11 +3,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import cold, kinds, models, proves, seeds, twins
-from specref import law, transport
-from specref.chance import law_of
-from specref.loop import generate, loop_law
-from specref.systems import SYSTEMS
-from specref.target import target_law
+from specref.core import law
+from specref.verify import transport
+from specref.core.rng import law_of
+from specref.core.loop import generate, loop_law
+from specref.app.systems import SYSTEMS
+from specref.core.target import target_law
 
 systems = pytest.mark.parametrize("name", SYSTEMS)
 contexts = st.sampled_from([(0,), (0, 1, 0), (1, 1, 2, 1), (2, 0, 1, 2, 0)])
@@ -28,8 +29,8 @@ def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
     "The law of `n` tokens by the system, as fractions, is the target law; whole roads are walked unless `merged`"
     system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
     with pytest.MonkeyPatch.context() as patch:   # the sums that take half of the time: K-SEQ's T(ρ), and whether a law is one
-        patch.setattr(transport, "tries", once(transport.tries, 2))
-        patch.setattr(law, "flaw", once(law.flaw, 1))
+        patch.setattr(transport, "expected_trials", once(transport.expected_trials, 2))
+        patch.setattr(law, "why_not_law", once(law.why_not_law, 1))
         if merged: found = loop_law(target, system.drafter, system.verify, ctx, n, stop)
         else: found = law_of(lambda rng: generate(target, system.drafter, system.verify, ctx, n, rng, stop=stop))
     want = target_law(target, ctx, n, stop)

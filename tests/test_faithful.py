@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from helpers import faithful
-from specref.chance import Seeded
-from specref.block import block, weights
-from specref.coupled import coupled
-from specref.law import overlap
-from specref.loop import generate, match, nothing, rounds
-from specref.lookup import PromptLookup
-from specref.models import DOMAINS, bare, embedded, prompts
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.systems import SYSTEMS
-from specref.transformer import HFModel
-from specref.transport import least_rho, offers_at, optimum, tries
-from specref.traversal import alone, everyone, settle, traversal
+from specref.core.rng import Seeded
+from specref.verify.block import block, prefix_weights
+from specref.verify.coupled import coupled
+from specref.core.law import overlap
+from specref.core.loop import generate, match, no_draft, rounds
+from specref.draft.lookup import PromptLookup
+from specref.models.embedded import DOMAINS, raw_model, embedded, prompts
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.app.systems import SYSTEMS
+from specref.models.transformer import HFModel
+from specref.verify.transport import smallest_rho, sibling_sets_at, optimal_acceptance, expected_trials
+from specref.verify.traversal import parent_donates, all_donate, transfer_mass, traversal
 
 N = 40
 domains = pytest.mark.parametrize("domain", DOMAINS)
@@ -127,7 +127,7 @@ def test_a_chain_is_judged_as_a_whole(domain):
     seen = first(SYSTEMS["block verification"](draft).drafter, block, target, prompts(domain, 1)[0], 150)
     above = 0
     for i in range(1, 5):
-        w = [weights(r.p, r.tree).get(i, 0.) for r in seen]
+        w = [prefix_weights(r.p, r.tree).get(i, 0.) for r in seen]
         kept = [np.prod([min(1, r.p[j][r.tree.token[j+1]] / r.tree.law[j+1][r.tree.token[j+1]]) for j in range(i)]) for r in seen]
         assert agree([r.verdict.node >= i for r in seen], w) and all(a >= b - 1e-9 for a, b in zip(w, kept))
         above += sum(a > b + .01 for a, b in zip(w, kept))
@@ -138,10 +138,10 @@ def test_a_chain_is_judged_as_a_whole(domain):
 @domains
 def test_the_text_does_not_know_its_drafter(domain):
     "Temperature 1, one seed: plain decoding, two drafts and two lengths write one and the same text, in float64, and differ in their rounds alone"
-    fresh = lambda name: HFModel(bare(name, torch.float64), check=False)
+    fresh = lambda name: HFModel(raw_model(name, torch.float64), check=False)
     prompt, calls = prompts(domain, 1)[0], set()
     for seed in range(3):
-        ways = [nothing, *(SYSTEMS["drafter-invariant"](fresh(d), gamma=g).drafter for d, g in (("small", 4), ("large", 4), ("small", 2)))]
+        ways = [no_draft, *(SYSTEMS["drafter-invariant"](fresh(d), gamma=g).drafter for d, g in (("small", 4), ("large", 4), ("small", 2)))]
         texts = [generate(fresh("target"), drafter, coupled, prompt, N, Seeded(seed)) for drafter in ways]
         assert len(set(texts)) == 1 and len(texts[0]) == N
         calls |= {len(t.ledger.rounds) for t in texts}
@@ -170,8 +170,8 @@ def test_k_seq_judges_every_sibling_by_one_stricter_test(domain):
     system = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,))
     seen = first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 150)
     laws = [(r.p[0], r.tree.law[1]) for r in seen]
-    rho = [least_rho(p, q, 3) for p, q in laws]
-    assert agree([r.verdict.node > 0 for r in seen], [tries(p, q, 3, x) * np.minimum(q, p / x).sum() for (p, q), x in zip(laws, rho)])
+    rho = [smallest_rho(p, q, 3) for p, q in laws]
+    assert agree([r.verdict.node > 0 for r in seen], [expected_trials(p, q, 3, x) * np.minimum(q, p / x).sum() for (p, q), x in zip(laws, rho)])
     assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
 
 
@@ -199,7 +199,7 @@ def test_siblings_are_used_as_well_as_can_be(domain):
     hits, chances, in_turn = [], [], []
     for r in first(system.drafter, system.verify, embedded(top_k=8), prompts(domain, 1)[0], 120):
         p, q, (a, b) = r.p[0], r.tree.law[1], r.tree.children(0)
-        hits.append(r.verdict.node > 0); chances.append(optimum(p, offers_at(r.tree, 0)))
+        hits.append(r.verdict.node > 0); chances.append(optimal_acceptance(p, sibling_sets_at(r.tree, 0)))
         left = np.maximum(p - q, 0)
         second = lambda x: np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
         once = overlap(p, q)
@@ -214,7 +214,7 @@ def test_every_node_makes_room(domain):
     system = SYSTEMS["generous tree"](embedded("small"), shape=(3, 1, 1))
     depth, promised, in_turn = [], [], []
     for r in first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 120):
-        ends = [settle(r.p, r.tree, gives)[0] for gives in (everyone, alone)]
+        ends = [transfer_mass(r.p, r.tree, gives)[0] for gives in (all_donate, parent_donates)]
         assert all(abs(sum(m.values()) - 1) < 1e-9 and min(m.values()) >= 0 for m in ends)
         promised.append(sum(w * r.tree.depth[v] for v, w in ends[0].items())); in_turn.append(sum(w * r.tree.depth[v] for v, w in ends[1].items()))
         depth.append(r.tree.depth[r.verdict.node])

@@ -13,21 +13,21 @@ from torch.nn import functional as F
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, faithful, g_test, proves, refuses, seeds, tiny
-from specref.block import block
-from specref.branching import branch_texts, branching, chain_tokens, following
-from specref.chance import Branch, Seeded, distance, law_of
-from specref.eagle import Unwarped, likeliest
-from specref.falcon import Blocks, Falcon, annealed, block_tokens, glanced, in_blocks, overlap_within, relaxed
-from specref.law import exact, norm, point
-from specref.loop import generate, loop_law, plain, rounds
-from specref.models import DATA, DOMAINS, bare, prompts
-from specref.reject import Chain, reject
-from specref.shapes import Shaped
-from specref.target import TableModel, random_table, target_law
-from specref.teaching import Base, Lessons, lessons, load, marks, put, save, teach
-from specref.transformer import Answer, HFModel
-from specref.traversal import traversal
-from specref.tree import Tree, to_choices
+from specref.verify.block import block
+from specref.train.branching import branch_texts, branching, chain_tokens, following
+from specref.core.rng import Enumerator, Seeded, tv_outcomes, law_of
+from specref.train.eagle import UnwarpedModel, likeliest_points
+from specref.train.falcon import BlockDraft, Falcon, annealed_share, block_tokens, glancing_mask, block_tree, overlap_within, relaxed_causal_mask
+from specref.core.law import exact, normalize, one_hot
+from specref.core.loop import generate, loop_law, autoregressive, rounds
+from specref.models.embedded import DATA, DOMAINS, raw_model, prompts
+from specref.verify.reject import Chain, reject
+from specref.draft.shapes import StaticTree
+from specref.core.target import TableModel, random_table, target_law
+from specref.train.harness import TargetModel, StateDataset, state_dataset, load_checkpoint, evaluate, set_weights, save_network, train_network
+from specref.models.transformer import RowAnswer, HFModel
+from specref.verify.traversal import traversal
+from specref.core.tree import Tree, to_choices
 
 torch.set_num_threads(1)
 FOLDER, double = DATA/"drafters"/"falcon", torch.float64
@@ -36,7 +36,7 @@ domains = pytest.mark.parametrize("domain", DOMAINS)
 
 def small(V=3, k=2, seed=0, make=Falcon, temperature=1.):
     "An untaught network whose rows hear each other, on a tiny target; and the target"
-    base = Base(tiny(V, seed=seed))
+    base = TargetModel(tiny(V, seed=seed))
     torch.manual_seed(seed + 1)
     net = make(base, k=k).double().eval()
     with torch.no_grad():
@@ -47,7 +47,7 @@ def small(V=3, k=2, seed=0, make=Falcon, temperature=1.):
 def lesson(target, texts):
     "Lessons of texts in the target's own precision"
     h = [target.states(tuple(x))[2] for x in texts]
-    return Lessons(torch.tensor(texts), {2: torch.stack(h)})
+    return StateDataset(torch.tensor(texts), {2: torch.stack(h)})
 
 
 def text(V, n, seed=0): return tuple(np.random.default_rng(seed).integers(0, V, n).tolist())
@@ -64,14 +64,14 @@ def chain(ctx, tokens):
 @faithful("Falcon")
 def test_what_is_learnt_and_what_is_shared():
     "Two LSTM layers from 2d to d, one decoder layer without input norm; embedding and head are the target's, get no gradient and are in no checkpoint"
-    base = Base(bare("target"))
+    base = TargetModel(raw_model("target"))
     net, d = Falcon(base), base.d
     lstm = {f"lstm.{w}_{side}_l{i}" for w in ("weight", "bias") for side in ("ih", "hh") for i in (0, 1)}
     own = {f"layer.{k}.weight" for k in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm")}
     assert set(net.state_dict()) == lstm | own and isinstance(net.layer.input_layernorm, nn.Identity) and net.k == 2
     assert net.lstm.weight_ih_l0.shape == (4*d, 2*d) and net.lstm.weight_ih_l1.shape == (4*d, d) and net.lstm.dropout == .1 and net.lstm.batch_first
     x = torch.tensor([prompts("code", 1)[0]])
-    net.loss(Lessons(x, {base.layers: torch.randn(1, 32, d)}), 0.).backward()
+    net.loss(StateDataset(x, {base.layers: torch.randn(1, 32, d)}), 0.).backward()
     assert all(w.grad is not None and w.grad.abs().max() > 0 for w in net.parameters()) and all(w.grad is None for w in base.model.parameters())
 
 
@@ -92,7 +92,7 @@ def test_the_published_forward():
 
 def test_both_halves_are_heard_at_first():
     "The first half of the pair is the feature, the second the token; at the start both are as loud"
-    base = Base(bare("target"))
+    base = TargetModel(raw_model("target"))
     net, d = Falcon(base).eval(), base.d
     loud = [(h @ w.T).square().mean() for h, w in ((torch.randn(512, d), net.lstm.weight_ih_l0[:, :d]), (base.embed.weight, net.lstm.weight_ih_l0[:, d:]))]
     assert .5 < loud[0] / loud[1] < 2
@@ -132,7 +132,7 @@ def test_every_place_at_once_is_drafting(k):
     batch = lesson(target, [x])
     with torch.inference_mode(): z = net.guesses(batch, 3*k)
     for t in range(k - 1, 9):
-        tree, draft = chain(x[:t+2], x[t+2:t+1+3*k]), Blocks(net, target)
+        tree, draft = chain(x[:t+2], x[t+2:t+1+3*k]), BlockDraft(net, target)
         if len(tree) < 3*k: continue
         with torch.inference_mode(): said = draft.answers(tree)
         assert max((a.logits - z[j][0, t]).abs().max().item() for j, a in enumerate(said)) < 1e-10 and draft.meter.calls == 3
@@ -168,7 +168,7 @@ def causal_like(q, keys, values): return F.scaled_dot_product_attention(q, keys,
 def test_any_history(k, history):
     "Whatever trees were asked about, whatever of them was accepted, cut or begun anew: the answers are those of plain passes"
     net, target = small(k=k)
-    draft, ctx = Blocks(net, target), (0, 1, 2, 0)
+    draft, ctx = BlockDraft(net, target), (0, 1, 2, 0)
     for nodes, at, x, most in history:
         tree = Tree(ctx)
         for u, y in nodes: tree.add(u % len(tree), y)
@@ -176,7 +176,7 @@ def test_any_history(k, history):
         ctx = (*tree.text(at % len(tree)), x)[:most]
 
 
-class Stale(Blocks):
+class Stale(BlockDraft):
     "The mutant that does not mark what was drafted: rows of accepted drafts stay, with guessed features and the states made of them"
     def answers(self, tree):
         k, first = self.net.k, lambda i: first(tree.parent[i]) if tree.depth[i] % k else i
@@ -188,9 +188,9 @@ class Stale(Blocks):
             self.forward(start, next((r for r in range(start, end) if self.block(r) > self.block(start)), end), tree.ctx)
         return [self.answer(rows[at[first(i)]], tree.depth[i] % k) for i in range(len(tree))]
     def answer(self, r, place):
-        return Answer(self.trie.said[r][place])
+        return RowAnswer(self.trie.said[r][place])
 
-class Forgets(Blocks):
+class Forgets(BlockDraft):
     "The mutant of the published code: the LSTM begins every pass from nothing"
     def walk(self, start, *args):
         state = self.memory.buffer.get("state")
@@ -200,7 +200,7 @@ class Forgets(Blocks):
         if state is not None: state.copy_(kept)
         return out
 
-class Unrelaxed(Blocks):
+class Unrelaxed(BlockDraft):
     "The mutant with a causal mask: a row of a block does not see those behind it"
     def forward(self, start, end, ctx):
         ask, k = self.net.ask, self.net.k
@@ -227,7 +227,7 @@ def history(make, k=2, count=5):
 @faithful("Falcon")
 def test_mutants_of_the_rows():
     "After verdicts that end inside a block and at its end: the right one is at 1e-10; stale rows, a forgetful LSTM and a causal mask are off"
-    assert max(history(Blocks)) < 1e-10 and max(history(Blocks, 3)) < 1e-10
+    assert max(history(BlockDraft)) < 1e-10 and max(history(BlockDraft, 3)) < 1e-10
     assert history(Stale)[0] < 1e-10 < 1e-4 < min(history(Stale)[1:])
     assert min(history(Forgets)) > 1e-4 and min(history(Unrelaxed)) > 1e-4
 
@@ -239,11 +239,11 @@ def test_passes(k):
     "A chain of gamma asks ceil(gamma/k) passes, in every round; the rows that are fed are those of whole blocks"
     net, target = small(7, k)
     for gamma in (1, 2, 3, 4, 5):
-        draft, before = Blocks(net, target), 0
+        draft, before = BlockDraft(net, target), 0
         for r, _ in zip(rounds(target, Chain(draft, gamma), reject, text(7, 8), Seeded(gamma)), range(4)):
             assert draft.meter.calls - before == -(-gamma//k)
             before = draft.meter.calls
-    draft = Blocks(net, target)
+    draft = BlockDraft(net, target)
     Chain(draft, 5)(text(7, 8), Seeded(0))
     assert draft.meter.tokens == 7 + 4//k*k and draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
 
@@ -254,7 +254,7 @@ def test_what_hangs_on_what():
     net, target = small(9, 3)
     ctx, states = text(9, 10), None
     def laws(row=None, path=(0, 0, 0)):
-        draft, true = Blocks(net, target), target.states(ctx[:-1])[2].clone()
+        draft, true = BlockDraft(net, target), target.states(ctx[:-1])[2].clone()
         if row is not None: true[row] += .5
         draft.states = lambda c: {2: true}
         with torch.inference_mode(): return [a.logits for a in draft.answers(chain(ctx, path))]
@@ -267,7 +267,7 @@ def test_what_hangs_on_what():
 def test_a_short_context():
     "No block yet: uniform laws, no pass; the loop goes on from there, and with one token more there is a block"
     net, target = small(k=3)
-    draft = Blocks(net, target)
+    draft = BlockDraft(net, target)
     for ctx in ((0,), (0, 1), (0, 1, 2)): assert all(np.allclose(draft(chain(ctx, (1, 1, 1, 1)))[i], 1/3) for i in range(5)) and draft.meter.calls == 0
     assert draft(Tree((0, 1, 2, 0))) and draft.meter.calls == 1
     assert len(generate(target, Chain(draft, 4), reject, (0,), 9, Seeded(0))) == 9
@@ -276,7 +276,7 @@ def test_a_short_context():
 def test_a_failed_pass_leaves_nothing():
     "After an exception in the middle of a pass the next answer is that of plain passes"
     net, target = small(7)
-    draft, ask = Blocks(net, target), net.ask
+    draft, ask = BlockDraft(net, target), net.ask
     draft.answers(chain(text(7, 8), (1, 2, 3)))
     def fails(*args): raise KeyboardInterrupt
     net.ask = fails
@@ -292,7 +292,7 @@ def test_a_failed_pass_leaves_nothing():
 def test_the_relaxed_mask(k):
     "Row i meets row j where j is before it or in its block: k x k squares on the diagonal, causal across; with k = 1 it is causal"
     q, eye = torch.zeros(1, 1, 7, 4, dtype=double), torch.eye(7, dtype=double)[None, None]
-    met = relaxed(k)(q, torch.zeros(1, 1, 7, 4, dtype=double), eye)[0, 0] > 0
+    met = relaxed_causal_mask(k)(q, torch.zeros(1, 1, 7, 4, dtype=double), eye)[0, 0] > 0
     assert all(met[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
 
 
@@ -305,8 +305,8 @@ def test_what_the_mask_changes():
     def out(f, attend):
         u, _ = net.recur(f, x)
         return net.ask(u, torch.arange(8)[None], attend)[0]
-    assert torch.allclose(out(f, relaxed(1))[6], out(g, relaxed(1))[6]) and not torch.allclose(out(f, relaxed(2))[6], out(g, relaxed(2))[6])
-    assert (out(f, relaxed(1))[6] - out(f, relaxed(2))[6]).abs().max() > 1e-3 and torch.allclose(out(f, relaxed(1))[7], out(f, relaxed(2))[7])
+    assert torch.allclose(out(f, relaxed_causal_mask(1))[6], out(g, relaxed_causal_mask(1))[6]) and not torch.allclose(out(f, relaxed_causal_mask(2))[6], out(g, relaxed_causal_mask(2))[6])
+    assert (out(f, relaxed_causal_mask(1))[6] - out(f, relaxed_causal_mask(2))[6]).abs().max() > 1e-3 and torch.allclose(out(f, relaxed_causal_mask(1))[7], out(f, relaxed_causal_mask(2))[7])
 
 
 # The lesson
@@ -319,8 +319,8 @@ def test_a_run_of_the_misses(seed, T, share):
     "In every text as many as floor(share x misses), in a row; which places were wrong does not matter"
     torch.manual_seed(seed)
     wrong = torch.rand(6, T) < torch.rand(6, 1)
-    torch.manual_seed(seed); given_ = glanced(wrong, share)
-    torch.manual_seed(seed); other = glanced(wrong[:, torch.randperm(T, generator=torch.Generator().manual_seed(0))], share)
+    torch.manual_seed(seed); given_ = glancing_mask(wrong, share)
+    torch.manual_seed(seed); other = glancing_mask(wrong[:, torch.randperm(T, generator=torch.Generator().manual_seed(0))], share)
     assert torch.equal(given_, other)
     for row, miss in zip(given_, wrong):
         at = row.nonzero()[:, 0]
@@ -331,13 +331,13 @@ def test_a_run_of_the_misses(seed, T, share):
 def test_every_beginning_is_as_likely():
     "A run of three in a text of eight: each of the six beginnings, one in six"
     torch.manual_seed(0)
-    seen = Counter(row.nonzero()[0, 0].item() for row in glanced(torch.ones(6000, 8, dtype=torch.bool), 3.2/8))
+    seen = Counter(row.nonzero()[0, 0].item() for row in glancing_mask(torch.ones(6000, 8, dtype=torch.bool), 3.2/8))
     assert sorted(seen) == list(range(6)) and g_test(seen, {i: 1/6 for i in range(6)}).fits
 
 
 def test_lambda_falls():
     "From .4 to nothing, in a straight line"
-    assert [annealed(.4, a) for a in (0, .5, 1)] == [.4, .2, 0]
+    assert [annealed_share(.4, a) for a in (0, .5, 1)] == [.4, .2, 0]
 
 
 def watched(net):
@@ -394,18 +394,18 @@ def test_the_loss_by_hand():
 @pytest.mark.parametrize("shape, k, nodes", [((3, 1), 2, 12), ((4, 1, 1), 2, 24), ((2, 2), 3, 18), ((1, 1, 1, 1), 1, 4), ((2,), 4, 8)])
 def test_trees_in_blocks(shape, k, nodes):
     "m passes, n branches, k tokens: m x n x k nodes where later passes go on with one chain; siblings only where a block begins; a pass for every k levels"
-    parent = in_blocks(shape, k)
+    parent = block_tree(shape, k)
     paths = to_choices(parent)
     assert len(paths) == nodes == k*sum(prod(shape[:i+1]) for i in range(len(shape))) and max(map(len, paths)) == k*len(shape)
     assert all(p[-1] == 0 for p in paths if (len(p) - 1) % k) and {len(p) for p in paths if p[-1]} <= {s*k + 1 for s in range(len(shape))}
     net, target = small(7, k)
-    draft = Blocks(net, target)
-    tree = Shaped(Unwarped(draft), parent, likeliest)(text(7, 9), Branch())
+    draft = BlockDraft(net, target)
+    tree = StaticTree(UnwarpedModel(draft), parent, likeliest_points)(text(7, 9), Enumerator())
     assert len(tree) == nodes + 1 and draft.meter.calls == len(shape) and off(draft, tree) < 1e-10
 
 
 def test_shapes_refused():
-    refuses("k", in_blocks, (2,), 0); refuses("shape", in_blocks, (2, 0), 2); refuses("k", block_tokens, 4, 3, 2, 0)
+    refuses("k", block_tree, (2,), 0); refuses("shape", block_tree, (2, 0), 2); refuses("k", block_tokens, 4, 3, 2, 0)
 
 
 # What a block can reach
@@ -420,7 +420,7 @@ def test_the_best_laws_enumerated(B, tail, gamma, k):
     for start in [(i - 1, i) if i else (V - 1, 0) for i in range(tail + 1)]:
         def blind(text):   # the best law of a place of a block that knows the text up to where the block begins
             j = len(text) - len(start)
-            q = point(text[len(text) - 1 - j % k], V, exact=True)
+            q = one_hot(text[len(text) - 1 - j % k], V, exact=True)
             for _ in range(j % k + 1): q = sum(w*row(x) for x, w in enumerate(q) if w)
             return q
         target, draft = TableModel(V, lambda text: row(text[-1])), TableModel(V, blind)
@@ -432,7 +432,7 @@ def test_the_best_laws_enumerated(B, tail, gamma, k):
 @given(st.integers(2, 5), st.data())
 def test_no_better_laws_for_two(B, data):
     "Whatever two laws over the branches a block of two states, no more is kept than the uniform ones keep: neither one draft, nor both"
-    q = [norm(exact(*data.draw(st.lists(st.integers(0, 5), min_size=B, max_size=B).filter(any)))) for _ in range(2)]
+    q = [normalize(exact(*data.draw(st.lists(st.integers(0, 5), min_size=B, max_size=B).filter(any)))) for _ in range(2)]
     one = sum(min(Fraction(1, B), w) for w in q[0])
     both = sum(min(Fraction(1, B), w)*v for w, v in zip(*q))
     assert one <= 1 and both <= Fraction(1, B) and one + both <= block_tokens(B, 2, 2, 2)*0 + 1 + Fraction(1, B)
@@ -456,7 +456,7 @@ class Whole:
 
 def marked(net, base, batch, depth):
     cut = lambda y: y[:, net.k-1:]
-    return marks(Whole(net, batch), base, Lessons(cut(batch.x), {j: cut(s) for j, s in batch.states.items()}), depth)
+    return evaluate(Whole(net, batch), base, StateDataset(cut(batch.x), {j: cut(s) for j, s in batch.states.items()}), depth)
 
 class Untold(Falcon):
     "Every next token reads as token 0"
@@ -470,7 +470,7 @@ class Causal(Falcon):
     "No relaxed mask, in the lesson and after"
     def grid(self, f, tokens):
         u, _ = self.recur(f, tokens)
-        return self.ask(u, torch.arange(u.shape[1]).expand(u.shape[:2]), relaxed(1))
+        return self.ask(u, torch.arange(u.shape[1]).expand(u.shape[:2]), relaxed_causal_mask(1))
     def guesses(self, batch, depth):
         g = self.logits(self.grid(self.enter(batch.states)[:, :-1], batch.x[:, 1:]))
         return [F.pad(g, (0, 0, 1 - r, 0))[:, :g.shape[1]] for r in range(2)][:depth]
@@ -479,14 +479,14 @@ class Causal(Falcon):
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     "The source, and lessons to learn it from and to be marked on"
-    base, folder = Base(branching(B, TAIL).float()), tmp_path_factory.mktemp("source")
-    return base, *(lessons(base, branch_texts(B, TAIL, n, 17, seed), (1,), folder) for n, seed in ((512, 0), (128, 1)))
+    base, folder = TargetModel(branching(B, TAIL).float()), tmp_path_factory.mktemp("source")
+    return base, *(state_dataset(base, branch_texts(B, TAIL, n, 17, seed), (1,), folder) for n, seed in ((512, 0), (128, 1)))
 
 
 def taught(make, source, folder, steps, depth=GAMMA):
     base, train, held = source
     torch.manual_seed(0)
-    net, _ = teach(make(base), base, train, held[:], steps, 2e-2, folder, look=steps, rows=16, depth=2)
+    net, _ = train_network(make(base), base, train, held[:], steps, 2e-2, folder, look=steps, rows=16, depth=2)
     return marked(net, base, held[:], depth)
 
 
@@ -535,14 +535,14 @@ class Table(nn.Module):
 
 
 def tabular(make, temperature=1., k=2):
-    base = Base(tiny(V=2))
+    base = TargetModel(tiny(V=2))
     if make is Table: return Table(base, k), HFModel(base.model, temperature=temperature, keep=(2,), check=False)
     return small(2, k=k, temperature=temperature)
 
 
-WAYS = {"chain": (lambda q: Chain(q, 3), reject), "chain, by block": (lambda q: Chain(q, 3), block), "tree, drawn": (lambda q: Shaped(q, in_blocks((2,), 2)), reject),
-        "tree, drawn, traversal": (lambda q: Shaped(q, in_blocks((2,), 2), draw=lambda law: lambda earlier: law), traversal),
-        "tree, likeliest": (lambda q: Shaped(Unwarped(q), in_blocks((2, 1), 2), likeliest), reject)}
+WAYS = {"chain": (lambda q: Chain(q, 3), reject), "chain, by block": (lambda q: Chain(q, 3), block), "tree, drawn": (lambda q: StaticTree(q, block_tree((2,), 2)), reject),
+        "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2), draw=lambda law: lambda earlier: law), traversal),
+        "tree, likeliest": (lambda q: StaticTree(UnwarpedModel(q), block_tree((2, 1), 2), likeliest_points), reject)}
 
 @faithful("Falcon")
 @pytest.mark.parametrize("make", [Falcon, Table])
@@ -552,7 +552,7 @@ def test_exact_law(way, make):
     net, target = tabular(make, .6 if way == "chain" else 1.)
     judge = HFModel(target.model, temperature=target.temperature, check=False)
     drafter, verify = WAYS[way]
-    assert distance(loop_law(target, drafter(Blocks(net, target)), verify, (0, 1, 1), 3), target_law(judge, (0, 1, 1), 3)) < 1e-12
+    assert tv_outcomes(loop_law(target, drafter(BlockDraft(net, target)), verify, (0, 1, 1), 3), target_law(judge, (0, 1, 1), 3)) < 1e-12
 
 
 def rows_of(q, ctx, k=2):
@@ -578,7 +578,7 @@ def test_tables_of_fractions(seed):
     "Laws that are blind inside a block, as tables: honest edges, and one round and its continuation have the target's law exactly"
     p, q = random_table(3, 2*seed), random_table(3, 2*seed + 1)
     rows = rows_of(q, (0,))
-    for drafter in (Chain(rows, 3), Shaped(rows, in_blocks((2,), 2)), Shaped(Unwarped(rows), in_blocks((2, 1), 2), likeliest)):
+    for drafter in (Chain(rows, 3), StaticTree(rows, block_tree((2,), 2)), StaticTree(UnwarpedModel(rows), block_tree((2, 1), 2), likeliest_points)):
         drafter_contract(drafter, (0,))
         verifier_contract(p, drafter, reject, (0,), 2)
 
@@ -591,7 +591,7 @@ def test_a_law_that_was_not_drawn_from():
     some = lambda d: law_of(lambda rng: (*next(rounds(p, d, reject, (0,), rng)).tokens, 9, 9)[:2])
     want = target_law(p, (0,), 2)
     pairs = law_of(lambda rng: tuple(generate(p, drafter, reject, (0,), 2, rng)))
-    assert distance(pairs, want) > Fraction(1, 100)
+    assert tv_outcomes(pairs, want) > Fraction(1, 100)
     assert law_of(lambda rng: tuple(generate(p, Chain(rows_of(q, (0,)), 2), reject, (0,), 1, rng))) == target_law(p, (0,), 1)
 
 
@@ -603,16 +603,16 @@ def test_a_likeliest_token_told_as_a_sample():
         for u in range(2): tree.add(u, int(np.argmax(q)), q)
         return tree
     def told(tree, rng):
-        for u in range(2): tree.grow(u, likeliest(q), rng, 1)
+        for u in range(2): tree.grow(u, likeliest_points(q), rng, 1)
         return tree
-    assert distance(one(soft), dict(enumerate(p))) == Fraction(5, 16) and one(told) == dict(enumerate(p))
+    assert tv_outcomes(one(soft), dict(enumerate(p))) == Fraction(5, 16) and one(told) == dict(enumerate(p))
 
 
 # The shipped drafter
 
 def embedded(temperature=1., dtype=double):
-    base = Base(bare("target", dtype))
-    net = load(Falcon, base, FOLDER)
+    base = TargetModel(raw_model("target", dtype))
+    net = load_checkpoint(Falcon, base, FOLDER)
     return net, HFModel(base.model, temperature=temperature, keep=net.reads, check=False)
 
 
@@ -622,16 +622,16 @@ def embedded(temperature=1., dtype=double):
 def test_greedy_is_plain(domain, way):
     "At temperature 0 the text is that of plain decoding, token by token"
     net, target = embedded(0)
-    draft = Blocks(net, target)
-    drafter = Chain(draft, 4) if way == "chain" else Shaped(Unwarped(draft), in_blocks((3, 1), 2), likeliest)
+    draft = BlockDraft(net, target)
+    drafter = Chain(draft, 4) if way == "chain" else StaticTree(UnwarpedModel(draft), block_tree((3, 1), 2), likeliest_points)
     prompt = prompts(domain, 1, seed=3)[0]
-    assert generate(target, drafter, reject, prompt, 24, Seeded(0)) == plain(HFModel(target.model, temperature=0, check=False), prompt, 24, Seeded(0))
+    assert generate(target, drafter, reject, prompt, 24, Seeded(0)) == autoregressive(HFModel(target.model, temperature=0, check=False), prompt, 24, Seeded(0))
 
 
 def test_counts_at_temperature_1():
     "The first tokens of four hundred rounds of the shipped drafter fit the target's row"
     net, target = embedded(dtype=torch.float32)
-    drafter = Shaped(Blocks(net, target), in_blocks((2,), 2))
+    drafter = StaticTree(BlockDraft(net, target), block_tree((2,), 2))
     seen = [next(rounds(target, drafter, reject, prompts("code", 1)[0], Seeded(k))) for k in range(400)]
     assert (report := g_test(Counter(r.tokens[0] for r in seen), dict(enumerate(seen[0].p[0])))).fits, report
 
@@ -641,7 +641,7 @@ def test_counts_at_temperature_1():
 def test_after_every_verdict_true_features(domain):
     "A run of the shipped drafter with accepts and rejects: after each verdict the chain is answered as by plain passes, in two passes of two"
     net, target = embedded()
-    draft, kept = Blocks(net, target), set()
+    draft, kept = BlockDraft(net, target), set()
     for r, _ in zip(rounds(target, Chain(draft, 4), reject, prompts(domain, 1)[0], Seeded(1)), range(6)):
         kept.add(r.verdict.node)
         before = draft.meter.calls
@@ -651,14 +651,14 @@ def test_after_every_verdict_true_features(domain):
 
 def test_the_card():
     "The file is small; on texts of held-out prompts the drafter is believed as what it is told says"
-    card, base = json.loads((FOLDER/"config.json").read_text()), Base(bare("target"))
+    card, base = json.loads((FOLDER/"config.json").read_text()), TargetModel(raw_model("target"))
     assert card["settings"]["k"] == 2 and sum(f.stat().st_size for f in FOLDER.iterdir()) < 2.6e6
-    from specref.models import write
+    from specref.models.embedded import sample_texts
     start = torch.tensor([p for domain in DOMAINS for p in prompts(domain, 8, seed=9)])
-    x = write(bare("target"), start, 96, torch.Generator().manual_seed(0), half=False)
-    with torch.inference_mode(): h = bare("target")(input_ids=x, output_hidden_states=True).hidden_states[-1].clone()
-    net = load(Falcon, base, FOLDER)
-    _, betas = marks(net, base, Lessons(x, {24: h}), 4)
+    x = sample_texts(raw_model("target"), start, 96, torch.Generator().manual_seed(0), half=False)
+    with torch.inference_mode(): h = raw_model("target")(input_ids=x, output_hidden_states=True).hidden_states[-1].clone()
+    net = load_checkpoint(Falcon, base, FOLDER)
+    _, betas = evaluate(net, base, StateDataset(x, {24: h}), 4)
     assert betas[0] > betas[1] and betas[0] > betas[2]   # the second place is not told the first; the second pass reads its own features
 
 
@@ -666,12 +666,12 @@ def test_the_card():
 
 def test_refused(tmp_path):
     "Numbers out of range, another target, a target that keeps no states, another kind of network, a weight that is missing: refused, with the name of what differs"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     refuses("k", Falcon, base, k=0); refuses("noise", Falcon, base, noise=-.1); refuses("glance", Falcon, base, glance=1.5); refuses("noise", Falcon, base, noise=float("inf"))
-    refuses("target", Blocks, Falcon(base), HFModel(base.model, check=False))
-    save(Falcon(base, k=3), base, tmp_path)
-    assert load(Falcon, base, tmp_path).k == 3
-    for other, what in ((Base(tiny(V=4)), "vocab_size"), (Base(tiny(layers=3)), "num_hidden_layers"), (Base(tiny(seed=1)), "head_sha256")):
-        with pytest.raises(ValueError, match=f"^target: .*{what}"): load(Falcon, other, tmp_path)
-    refuses("folder", load, Late, base, tmp_path)
-    refuses("weights", put, Falcon(base), {k: w for k, w in Falcon(base).state_dict().items() if k != "lstm.bias_hh_l1"})
+    refuses("target", BlockDraft, Falcon(base), HFModel(base.model, check=False))
+    save_network(Falcon(base, k=3), base, tmp_path)
+    assert load_checkpoint(Falcon, base, tmp_path).k == 3
+    for other, what in ((TargetModel(tiny(V=4)), "vocab_size"), (TargetModel(tiny(layers=3)), "num_hidden_layers"), (TargetModel(tiny(seed=1)), "head_sha256")):
+        with pytest.raises(ValueError, match=f"^target: .*{what}"): load_checkpoint(Falcon, other, tmp_path)
+    refuses("folder", load_checkpoint, Late, base, tmp_path)
+    refuses("weights", set_weights, Falcon(base), {k: w for k, w in Falcon(base).state_dict().items() if k != "lstm.bias_hh_l1"})

@@ -67,8 +67,8 @@ def test_import_is_quick_and_needs_numpy_alone():
 
 def test_a_name_means_one_thing():
     "Whatever was imported before: the name of a chapter is the chapter, any other public name is what the chapter defines"
-    asks = 'assert specref.reject.__name__ == "specref.reject" and specref.certify.__name__ == "specref.certify" and specref.generate is specref.loop.generate'
-    for first in ('pass', 'from specref.reject import reject', 'import specref.certify', 'from specref import reject, Chain, generate'):
+    asks = 'assert specref.verify.reject.__name__ == "specref.verify.reject" and specref.certify.certificates.__name__ == "specref.certify.certificates" and specref.generate is specref.core.loop.generate'
+    for first in ('pass', 'from specref.verify.reject import reject', 'import specref.certify.certificates', 'from specref import reject, Chain, generate'):
         subprocess.run([sys.executable, '-c', f'import specref\n{first}\n{asks}'], cwd=ROOT, env=os.environ | dict(PYTHONPATH=str(ROOT)), check=True)
     assert not hasattr(__import__('specref'), 'nonsense')
 
@@ -88,7 +88,7 @@ def write(root, stem, *cells, metadata=PLAIN):
 
 TWICE = '#| export\ndef twice(x):\n    "Two of them"\n    return 2*x'
 LAW = [prose('# Law\n\n> **Theorem (Two).**<a id="thm-two"></a> One and one.'), code('#| default_exp law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose('# Use'), code('#| default_exp use'), code('#| export\nfrom specref.law import twice'), code('twice(2), 4', result('(4, 4)'))]
+USE = [prose('# Use'), code('#| default_exp use'), code('#| export\nfrom specref.core.law import twice'), code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
 def small(tmp_path):
@@ -117,7 +117,7 @@ PLANTS = {
     'a cell that imports upward': (house.upward, law(code('from specref.use import twice'))),
     'a name imported upward': (house.upward, law(code('def f():\n    from specref import use'))),
     'a module that imports upward': (house.upward, file('specref/law.py', 'from .use import twice')),
-    'a chapter that imports itself': (house.upward, law(code('import specref.law'))),
+    'a chapter that imports itself': (house.upward, law(code('import specref.core.law'))),
     'letters out of order': (house.upward, lambda root: (write(root, '21a_b', code('#| default_exp b')), write(root, '21_a', code('import specref.b')))),
     'a long function': (house.overlong, file('specref/law.py', f'def f(x):\n{BODY}')),
     'a long method': (house.overlong, file('specref/law.py', f'class A:\n  def f(x):\n{BODY}')),

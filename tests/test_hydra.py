@@ -11,21 +11,21 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from helpers import faithful, proves, refuses, shapes
-from specref.branching import branch_texts, branching, chain_tokens
-from specref.chance import Seeded, distance
-from specref.hydra import Candidates, Hydra, HydraPlus, Level, MLPSpeculator, OnPath, Pathwise, Prefixed, level, of, to_laws, to_tokens
-from specref.law import overlap
-from specref.loop import generate, loop_law, nothing, rounds
-from specref.models import DATA, DOMAINS, bare, prompts, write
-from specref.reject import Chain, reject
-from specref.shapes import Expanded, Shaped
-from specref.siblings import Branching
-from specref.target import random_table, target_law
-from specref.teaching import Base, Lessons, lessons, load, marks, put, save, teach
-from specref.transformer import HFModel
-from specref.tree import Tree, from_choices, points
+from specref.train.branching import branch_texts, branching, chain_tokens
+from specref.core.rng import Seeded, tv_outcomes
+from specref.train.hydra import CandidateTree, Hydra, HydraPlus, ScaledUnitRMS, MLPSpeculator, PathNetwork, PathDraft, PrefixDraft, unit_rms, module_at, law_loss, token_loss
+from specref.core.law import overlap
+from specref.core.loop import generate, loop_law, no_draft, rounds
+from specref.models.embedded import DATA, DOMAINS, raw_model, prompts, sample_texts
+from specref.verify.reject import Chain, reject
+from specref.draft.shapes import DynamicTree, StaticTree
+from specref.verify.siblings import Branching
+from specref.core.target import random_table, target_law
+from specref.train.harness import TargetModel, StateDataset, state_dataset, load_checkpoint, evaluate, set_weights, save_network, train_network
+from specref.models.transformer import HFModel
+from specref.core.tree import Tree, from_choices, points
 
-FAMILIES = {"hydra": (Hydra, Pathwise), "hydra++": (HydraPlus, Prefixed), "mlp": (MLPSpeculator, Pathwise)}
+FAMILIES = {"hydra": (Hydra, PathDraft), "hydra++": (HydraPlus, PrefixDraft), "mlp": (MLPSpeculator, PathDraft)}
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -36,7 +36,7 @@ def tiny(V=5, d=16, layers=2, seed=0):
     model = LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2,
                                          max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None)).double().eval()
     with torch.no_grad(): [w.mul_(12) for w in model.parameters() if w.dim() > 1]
-    return Base(model)
+    return TargetModel(model)
 
 
 def loud(net):
@@ -126,11 +126,11 @@ def test_what_a_guess_depends_on(family):
     blind = torch.nn.Linear(base.d, base.V).double()   # the independent head, in two lines
     independent = lambda x: blind(f)
     with torch.no_grad():
-        plain, alone = net.guesses(Lessons(x, {base.layers: f}), 3), independent(x)
+        plain, alone = net.guesses(StateDataset(x, {base.layers: f}), 3), independent(x)
         for k in range(T):
             y = x.clone(); y[0, k] = (x[0, k] + 1) % 5
             assert torch.equal(independent(y), alone)
-            for j, (a, b) in enumerate(zip(plain, net.guesses(Lessons(y, {base.layers: f}), 3))):
+            for j, (a, b) in enumerate(zip(plain, net.guesses(StateDataset(y, {base.layers: f}), 3))):
                 moved = (a - b).abs().amax(-1)[0] > 1e-9
                 assert moved.tolist() == [t + 1 <= k <= t + 1 + j for t in range(T - 1)]
 
@@ -143,13 +143,13 @@ def test_nothing_but_the_state_is_read():
     f = torch.randn(1, 6, base.d, dtype=torch.float64); g = f.clone(); g[0, :3] += 1
     x = torch.randint(5, (1, 6)); y = x.clone(); y[0, :3] = (x[0, :3] + 1) % 5
     with torch.no_grad():
-        a, b = (net.guesses(Lessons(*pair), 3) for pair in ((x, {base.layers: f}), (y, {base.layers: g})))
+        a, b = (net.guesses(StateDataset(*pair), 3) for pair in ((x, {base.layers: f}), (y, {base.layers: g})))
     assert all(torch.equal(u[:, 3:], v[:, 3:]) for u, v in zip(a, b))
     assert len({e.weight.data_ptr() for e in net.emb}) == 3 and not {e.weight.data_ptr() for e in net.emb} & {base.embed.weight.data_ptr()}
     names = dict(net.named_parameters())
     tied = MLPSpeculator(base, stages=3, tie_weights=True)
     assert {k.split(".")[0]: len([n for n in names if n.startswith(k)]) for k in ("emb", "head", "proj", "ln.")} == {"emb": 3, "head": 3, "proj": 3, "ln": 6}
-    assert [len(m) for m in (tied.emb, tied.head, tied.proj, tied.ln)] == [1, 1, 2, 1] and of(tied.proj, 2) is of(tied.proj, 1) is not of(tied.proj, 0)
+    assert [len(m) for m in (tied.emb, tied.head, tied.proj, tied.ln)] == [1, 1, 2, 1] and module_at(tied.proj, 2) is module_at(tied.proj, 1) is not module_at(tied.proj, 0)
 
 
 # The variance of the terms
@@ -185,10 +185,10 @@ def test_the_terms_keep_their_proportion(stages):
 
 def test_the_norm_takes_no_mean_away():
     "A row's mean square becomes 1, its mean stays where it was in proportion, and then it is scaled and shifted"
-    x, norm = 5 + torch.randn(3, 64, dtype=torch.float64), Level(64).double()
+    x, norm = 5 + torch.randn(3, 64, dtype=torch.float64), ScaledUnitRMS(64).double()
     assert torch.allclose(norm(x), x / x.square().mean(-1, keepdim=True).sqrt(), atol=1e-6)
     with torch.no_grad(): norm.weight.fill_(2.); norm.bias.fill_(3.)
-    assert torch.allclose(norm(x), 2*level(x) + 3) and torch.allclose(level(x).mean(-1), x.mean(-1) / x.square().mean(-1).sqrt(), atol=1e-6)
+    assert torch.allclose(norm(x), 2*unit_rms(x) + 3) and torch.allclose(unit_rms(x).mean(-1), x.mean(-1) / x.square().mean(-1).sqrt(), atol=1e-6)
 
 
 def test_gelu_of_a_normal():
@@ -203,25 +203,25 @@ def test_the_labels_of_every_depth():
     "Entry j at place t is asked for x_{t+2+j}, and for the law after x_{t+1+j}: what answers so has no loss (or the entropy); one place off is seen, both ways"
     V, x = 7, torch.randint(7, (3, 12))
     say = lambda shift: [40*F.one_hot(x.roll(-(shift + j), 1)[:, :-1], V).double() for j in range(3)]
-    assert to_tokens(say(2), x) < 1e-6 and all(to_tokens(say(k), x) > 10 for k in (1, 3))
+    assert token_loss(say(2), x) < 1e-6 and all(token_loss(say(k), x) > 10 for k in (1, 3))
     z = torch.randn(3, 3, 11, V, dtype=torch.float64)
     by_hand = [-z[j, :, t].log_softmax(-1).gather(-1, x[:, 2+j+t, None]).mean() / (10 - j) for j in range(3) for t in range(10 - j)]
-    assert torch.allclose(to_tokens(z, x), sum(by_hand))   # each depth weighs 1
+    assert torch.allclose(token_loss(z, x), sum(by_hand))   # each depth weighs 1
     p = torch.randn(3, 12, V, dtype=torch.float64).mul(2).softmax(-1)
     law = lambda shift: [p.log().roll(-(shift + j), 1)[:, :-1] for j in range(3)]
     entropy = sum(-(p*p.log()).sum(-1)[:, 1+j:].mean() for j in range(3))
-    assert torch.allclose(to_laws(law(1), p), entropy) and all(to_laws(law(k), p) > entropy + 1 for k in (0, 2))
+    assert torch.allclose(law_loss(law(1), p), entropy) and all(law_loss(law(k), p) > entropy + 1 for k in (0, 2))
 
 
 def test_hydra_plus_is_taught_laws_and_hydra_tokens():
     "The tokens behind x_{t+1+j} do not enter the loss of Hydra++ but as inputs; Hydra's and the speculator's loss is to the tokens, all depths in it"
     base = tiny()
     f, x = torch.randn(2, 8, base.d, dtype=torch.float64), torch.randint(5, (2, 8))
-    b = Lessons(x, {base.layers: f})
+    b = StateDataset(x, {base.layers: f})
     for family in FAMILIES:
         net, _ = made(family, base)
         guesses, p = net.guesses(b, 3), base.head(f).softmax(-1)
-        assert torch.allclose(net.loss(b, 0.), to_laws(guesses, p) if family == "hydra++" else to_tokens(guesses, x), atol=1e-12)
+        assert torch.allclose(net.loss(b, 0.), law_loss(guesses, p) if family == "hydra++" else token_loss(guesses, x), atol=1e-12)
         net.loss(b, 0.).backward()
         grads = [w.grad for w in net.parameters()]
         assert all(g is not None and torch.isfinite(g).all() for g in grads) and all(w.grad is None for w in base.model.parameters())
@@ -285,7 +285,7 @@ def test_contexts_do_not_mix(family):
     assert abs(told(net, base, (1, 4, 0), (2, 3)) - told(net, base, (1, 4, 0, 2), (3,))).max() > 1e-3
 
 
-class Greedy(Pathwise):
+class Greedy(PathDraft):
     "Mutant: one evaluation a depth, on the path of likeliest tokens, for all nodes of that depth"
     def answers(self, tree):
         line = Tree(tree.ctx)
@@ -294,7 +294,7 @@ class Greedy(Pathwise):
         return [said[d] for d in tree.depth]
 
 
-class Unshifted(Pathwise):
+class Unshifted(PathDraft):
     "Mutant: x_{t+1} is not told, but the token before it"
     def answers(self, tree):
         late = Tree((*tree.ctx[:-1], tree.ctx[-2]))
@@ -309,7 +309,7 @@ def test_mutants_of_the_paths(mutant):
     net, _ = made("hydra", base)
     tree = grown((-1, 0, 0, 1, 2), (0, 1, 1, 3), CTX)
     off = lambda model: max(abs(np.asarray(model(tree).raw(i))/np.asarray(model(tree).raw(i)).sum() - torch.tensor(told(net, base, CTX, tree.path(i))).softmax(-1).numpy()).max() for i in range(5))
-    assert off(Pathwise(net, reader(base))) < 1e-12 and off(mutant(net, reader(base))) > .01
+    assert off(PathDraft(net, reader(base))) < 1e-12 and off(mutant(net, reader(base))) > .01
 
 
 # Prefix rows
@@ -325,7 +325,7 @@ def prefix_error(drafts, history):
     said = torch.no_grad()(lambda model: model.answers(Tree(ctx))[0].logits)
     for cut, more in history:
         ctx = (*ctx[:max(1, cut)], *more)
-        worst = max(worst, (said(model) - said(Prefixed(net, reader(base)))).abs().max().item())
+        worst = max(worst, (said(model) - said(PrefixDraft(net, reader(base)))).abs().max().item())
     return worst, model
 
 
@@ -335,10 +335,10 @@ def prefix_error(drafts, history):
 @given(histories)
 def test_the_prefix_cache_equals_a_fresh_run(history):
     "After any history of accepted, refused and replaced texts, to 1e-10"
-    assert prefix_error(Prefixed, history)[0] < 1e-10
+    assert prefix_error(PrefixDraft, history)[0] < 1e-10
 
 
-class Stale(Prefixed):
+class Stale(PrefixDraft):
     "Mutant: rows are counted, not looked at"
     def begin(self, ctx):
         if self.trie.text and len(ctx) - 1 <= len(self.trie.text): return self.memory.buffer["out"][0, len(ctx) - 2].clone()
@@ -348,7 +348,7 @@ class Stale(Prefixed):
 def test_a_stale_prefix_row_is_seen():
     "A drafted token was replaced by the target's: a cache that only counts keeps the old row"
     history = [(2, [3, 4, 0]), (3, [1, 0])]
-    assert prefix_error(Prefixed, history)[0] < 1e-10 and prefix_error(Stale, history)[0] > 1e-3
+    assert prefix_error(PrefixDraft, history)[0] < 1e-10 and prefix_error(Stale, history)[0] > 1e-3
 
 
 @faithful("Hydra++")
@@ -357,7 +357,7 @@ def test_the_prefix_layer_reads_what_is_new():
     base = tiny()
     net, _ = made("hydra++", base)
     target = reader(base)
-    model, fed = Prefixed(net, target), []
+    model, fed = PrefixDraft(net, target), []
     read = model.read
     model.read = lambda start, end, ctx: (fed.append(end - start), read(start, end, ctx))
     drafter, emitted = Chain(model, 2), []
@@ -368,17 +368,17 @@ def test_the_prefix_layer_reads_what_is_new():
 def test_a_failure_leaves_an_empty_cache():
     base = tiny()
     net, _ = made("hydra++", base)
-    model = Prefixed(net, reader(base))
+    model = PrefixDraft(net, reader(base))
     want = model(Tree(CTX))[0].copy()
     enter, model.net.enter = model.net.enter, lambda *a: 1/0
     with pytest.raises(ZeroDivisionError): model(Tree((*CTX, 3)))
     model.net.enter = enter
-    assert abs(model(Tree((*CTX, 3)))[0] - Prefixed(net, reader(base))(Tree((*CTX, 3)))[0]).max() < 1e-12 and abs(model(Tree(CTX))[0] - want).max() < 1e-12
+    assert abs(model(Tree((*CTX, 3)))[0] - PrefixDraft(net, reader(base))(Tree((*CTX, 3)))[0]).max() < 1e-12 and abs(model(Tree(CTX))[0] - want).max() < 1e-12
 
 
 # Laws
 
-class Tabular(OnPath):
+class Tabular(PathNetwork):
     "A table in place of the network: the state numbers the path, the logits are drawn once for each number"
     def __init__(self, base, depth=3):
         super().__init__(base, depth)
@@ -397,23 +397,23 @@ def tabular():
 TREES = {
     "chain": lambda model: Chain(model, 2),
     "siblings": lambda model: Branching(model, (2, 1)),
-    "ranks": lambda model: Shaped(model, from_choices([(0,), (1,), (0, 0)]), lambda q: points(np.argsort(-q, kind="stable"), len(q))),
-    "expanded": lambda model: Expanded(model, 2, 2, 3),
-    "candidates": lambda model: Candidates(model, (2, 2), 3),
+    "ranks": lambda model: StaticTree(model, from_choices([(0,), (1,), (0, 0)]), lambda q: points(np.argsort(-q, kind="stable"), len(q))),
+    "expanded": lambda model: DynamicTree(model, 2, 2, 3),
+    "candidates": lambda model: CandidateTree(model, (2, 2), 3),
 }
 
 
 @pytest.mark.parametrize("how", TREES)
-@pytest.mark.parametrize("drafts", [Pathwise, Prefixed])
+@pytest.mark.parametrize("drafts", [PathDraft, PrefixDraft])
 def test_exact_law(how, drafts):
     "Every way of drafting from paths has the target's law, through the drafter's own code; the tables are another law than the target's"
     base, net = tabular()
-    if drafts is Prefixed:
+    if drafts is PrefixDraft:
         net, _ = made("hydra++", base, heads=2)
     target, ctx = reader(base), (0, 2)
     drafter = TREES[how](drafts(net, target))
     n = 2 if how == "siblings" else 3
-    assert distance(loop_law(target, drafter, reject, ctx, n), target_law(target, ctx, n)) < 1e-12
+    assert tv_outcomes(loop_law(target, drafter, reject, ctx, n), target_law(target, ctx, n)) < 1e-12
     assert max(abs(np.asarray(drafter.model(Tree(c))[0]) - target.law(c)).max() for c in ((0, 2), (0, 1), (0, 2, 1))) > .1
 
 
@@ -421,12 +421,12 @@ def test_soft_laws_on_chosen_tokens_are_refused():
     "Mutant: the likeliest token, with the whole law on its edge as if drawn: another law comes out"
     base, net = tabular()
     target, ctx = reader(base), (0, 2)
-    model = Pathwise(net, target)
+    model = PathDraft(net, target)
     def draft(ctx, rng):
         tree, q = Tree(ctx), model(Tree(ctx))[0]
         tree.add(0, int(np.argmax(q)), q)
         return tree
-    assert distance(loop_law(target, draft, reject, ctx, 2), target_law(target, ctx, 2)) > .01
+    assert tv_outcomes(loop_law(target, draft, reject, ctx, 2), target_law(target, ctx, 2)) > .01
 
 
 @families
@@ -437,7 +437,7 @@ def test_greedy_identity(family, how):
     net, drafts = made(family, base)
     target = reader(base, temperature=0)
     out = generate(target, TREES[how](drafts(net, target)), reject, (1, 2), 20, Seeded(0))
-    assert out == generate(reader(base, temperature=0), nothing, reject, (1, 2), 20, Seeded(0))
+    assert out == generate(reader(base, temperature=0), no_draft, reject, (1, 2), 20, Seeded(0))
 
 
 # Candidates
@@ -453,7 +453,7 @@ def test_the_best_sequences_are_kept(seed, n):
     every = {(): 1}
     for k in ks: every = {(*path, x): w*law(path)[x] for path, w in every.items() for x in top(path, k)}
     best = sorted(every, key=lambda path: -every[path])[:n]
-    tree = Candidates(model, ks, n, exact=True)((0,), Seeded(0))
+    tree = CandidateTree(model, ks, n, exact=True)((0,), Seeded(0))
     leaves = {tree.path(i) for i in range(len(tree)) if not tree.children(i)}
     assert leaves == set(best) and len(tree) - 1 == len({path[:i] for path in best for i in (1, 2, 3)}) < 1 + 3*len(best)
     assert all(max(tree.law[i]) == 1 for i in range(1, len(tree)))
@@ -463,7 +463,7 @@ def test_candidates_are_ranked_before_the_warp():
     "At temperature 0 a law is a point, but the second guess is still known: the same tree as at temperature 1"
     base = tiny()
     net, drafts = made("mlp", base)
-    hot, cold = (Candidates(drafts(net, reader(base, T)), (3, 2, 2), 4)((1, 2, 0), Seeded(0)) for T in (1., 0))
+    hot, cold = (CandidateTree(drafts(net, reader(base, T)), (3, 2, 2), 4)((1, 2, 0), Seeded(0)) for T in (1., 0))
     assert hot == cold and len(hot) > 4
 
 
@@ -476,20 +476,20 @@ SETTINGS = {"hydra": dict(heads=GAMMA), "hydra++": dict(heads=GAMMA, inner=32), 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("branching")
-    base = Base(branching(B, TAIL).float())
-    train, held = (lessons(base, branch_texts(B, TAIL, n, 65, seed), (base.layers,), folder) for n, seed in ((128, 0), (64, 1)))
+    base = TargetModel(branching(B, TAIL).float())
+    train, held = (state_dataset(base, branch_texts(B, TAIL, n, 65, seed), (base.layers,), folder) for n, seed in ((128, 0), (64, 1)))
     return base, train, held[np.arange(64)], folder
 
 
 def schooled(source, net, name, steps=200):
     base, train, held, folder = source
     torch.set_num_threads(1)
-    return teach(net, base, train, held, steps, 1e-2, folder/name, look=steps, rows=8, depth=GAMMA)[0]
+    return train_network(net, base, train, held, steps, 1e-2, folder/name, look=steps, rows=8, depth=GAMMA)[0]
 
 
 def blinded(net):
     "The network with nothing in the place of the tokens"
-    if isinstance(net, MLPSpeculator): net.terms = lambda s, x, i: (of(net.proj, i)(s), 0*of(net.emb, i)(x))
+    if isinstance(net, MLPSpeculator): net.terms = lambda s, x, i: (module_at(net.proj, i)(s), 0*module_at(net.emb, i)(x))
     else: net.step = lambda s, x, i: torch.cat([s, 0*net.base[0].embed(x)], -1)
     return net
 
@@ -503,26 +503,26 @@ def test_told_heads_pass_the_branch(source, family):
     settings = SETTINGS[family]
     torch.manual_seed(0)
     net, cap = schooled(source, make(base, **settings), family), float(chain_tokens(B, TAIL, GAMMA))
-    assert marks(net, base, held, GAMMA)[0] > GAMMA + 1 - .1 > cap + 1
-    assert marks(blinded(net), base, held, GAMMA)[0] < cap + .05
+    assert evaluate(net, base, held, GAMMA)[0] > GAMMA + 1 - .1 > cap + 1
+    assert evaluate(blinded(net), base, held, GAMMA)[0] < cap + .05
     torch.manual_seed(0)
     blind = schooled(source, blinded(make(base, **settings)), family + "-blind")
-    assert cap - .3 < marks(blind, base, held, GAMMA)[0] < cap + .05
+    assert cap - .3 < evaluate(blind, base, held, GAMMA)[0] < cap + .05
 
 
 def test_wrong_labels_and_late_tokens_are_capped(source):
     "Mutants, taught alike: labels one place early or late, or x_{t+1} left out of what is told, stay far below"
     base, _, held, _ = source
     class Early(Hydra):
-        def loss(self, batch, at): return to_tokens([z[:, 1:] for z in self.guesses(batch, self.depth)], batch.x[:, :-1])
+        def loss(self, batch, at): return token_loss([z[:, 1:] for z in self.guesses(batch, self.depth)], batch.x[:, :-1])
     class Late(Hydra):
-        def loss(self, batch, at): return to_tokens([z[:, :-1] for z in self.guesses(batch, self.depth)], batch.x[:, 1:])
+        def loss(self, batch, at): return token_loss([z[:, :-1] for z in self.guesses(batch, self.depth)], batch.x[:, 1:])
     class Untold(Hydra):
         def step(self, s, x, i): return super().step(s, x, i) if i else torch.cat([s, 0*self.base[0].embed(x)], -1)
     for mutant in (Early, Late, Untold):
         torch.manual_seed(0)
         net = schooled(source, mutant(base, heads=GAMMA), mutant.__name__)
-        assert marks(net, base, held, GAMMA)[0] < GAMMA + 1 - .5
+        assert evaluate(net, base, held, GAMMA)[0] < GAMMA + 1 - .5
 
 
 @families
@@ -545,17 +545,17 @@ SHIPPED = {"hydra": 2.5, "hydra++": 3.5, "mlp": 1.5}   # and the most megabytes 
 
 @cache
 def shipped(name):
-    base = Base(bare("target"))
-    return base, load(FAMILIES[name][0], base, DATA/"drafters"/name)
+    base = TargetModel(raw_model("target"))
+    return base, load_checkpoint(FAMILIES[name][0], base, DATA/"drafters"/name)
 
 
 @cache
 def written():
     "What the target writes after held-out prompts, and its states"
-    gen, base = torch.Generator().manual_seed(5), Base(bare("target"))
+    gen, base = torch.Generator().manual_seed(5), TargetModel(raw_model("target"))
     with torch.inference_mode():
-        x = torch.cat([write(base.model, torch.tensor(prompts(d, 6, seed=9)), 96, gen, half=False) for d in DOMAINS])
-        return Lessons(x, {base.layers: base.model(input_ids=x, output_hidden_states=True).hidden_states[base.layers]})
+        x = torch.cat([sample_texts(base.model, torch.tensor(prompts(d, 6, seed=9)), 96, gen, half=False) for d in DOMAINS])
+        return StateDataset(x, {base.layers: base.model(input_ids=x, output_hidden_states=True).hidden_states[base.layers]})
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -566,7 +566,7 @@ def test_shipped(name):
     assert (folder/"model.safetensors").stat().st_size < SHIPPED[name] * 1e6
     card = json.loads((folder/"config.json").read_text())
     assert card["target"] == base.facts() and card["recipe"]["steps"]
-    tokens, betas = marks(net, base, written(), 4)
+    tokens, betas = evaluate(net, base, written(), 4)
     assert tokens > 1.6 and min(betas) > .33 and abs(tokens - card["tokens"]) < .3
 
 
@@ -574,8 +574,8 @@ def test_shipped(name):
 def test_hearing_matters(family):
     "With nothing in the place of the tokens a shipped checkpoint loses a third of a token a round or more"
     base, net = shipped(family)
-    silent = blinded(load(FAMILIES[family][0], base, DATA/"drafters"/family))
-    assert marks(silent, base, written(), 4)[0] < marks(net, base, written(), 4)[0] - .3
+    silent = blinded(load_checkpoint(FAMILIES[family][0], base, DATA/"drafters"/family))
+    assert evaluate(silent, base, written(), 4)[0] < evaluate(net, base, written(), 4)[0] - .3
 
 
 @faithful("Hydra", "Hydra++", "MLP Speculator")
@@ -593,13 +593,13 @@ def test_a_sampled_head_is_kept_with_the_overlap(family):
 @families
 def test_greedy_on_the_embedded_target(family):
     "Forty tokens of English and of code at temperature 0, in float64, by a tree of the shipped heads: those of plain decoding, in fewer calls"
-    base = Base(bare("target", torch.float64))
+    base = TargetModel(raw_model("target", torch.float64))
     make, drafts = FAMILIES[family]
-    net, calls = load(make, base, DATA/"drafters"/family), 0
+    net, calls = load_checkpoint(make, base, DATA/"drafters"/family), 0
     for d in DOMAINS:
         target, start = reader(base, 0), prompts(d, 1, seed=5)[0]
-        out = generate(target, Candidates(drafts(net, target)), reject, start, 40, Seeded(0))
-        assert out == generate(reader(base, 0), nothing, reject, start, 40, Seeded(0))
+        out = generate(target, CandidateTree(drafts(net, target)), reject, start, 40, Seeded(0))
+        assert out == generate(reader(base, 0), no_draft, reject, start, 40, Seeded(0))
         calls += len(out.ledger.rounds)
     assert calls < 70   # 80 without drafts
 
@@ -609,14 +609,14 @@ def test_a_checkpoint_goes_round_and_is_refused(tmp_path):
     base, other = tiny(), tiny(V=6)
     for family, (make, _) in FAMILIES.items():
         net, _ = made(family, base)
-        save(net, base, tmp_path/family)
-        back = load(make, base, tmp_path/family)
+        save_network(net, base, tmp_path/family)
+        back = load_checkpoint(make, base, tmp_path/family)
         assert back.settings == net.settings and all(torch.equal(v, net.state_dict()[k].half().to(v.dtype)) for k, v in back.state_dict().items())
-        refuses("target", load, make, other, tmp_path/family)
-    refuses("folder", load, Hydra, base, tmp_path/"mlp")
+        refuses("target", load_checkpoint, make, other, tmp_path/family)
+    refuses("folder", load_checkpoint, Hydra, base, tmp_path/"mlp")
     weights = Hydra(base, heads=2).state_dict()
-    refuses("weights", put, Hydra(base, heads=3), weights)
-    refuses("weights", put, Hydra(tiny(d=32), heads=2), weights)
+    refuses("weights", set_weights, Hydra(base, heads=3), weights)
+    refuses("weights", set_weights, Hydra(tiny(d=32), heads=2), weights)
 
 
 def test_bad_input():
@@ -629,5 +629,5 @@ def test_bad_input():
     refuses("target", drafts, net, HFModel(base.model, check=False))
     deep = grown((-1, 0, 1, 2), (0, 0, 0), CTX)
     refuses("tree", drafts(net, reader(base)), deep)
-    refuses("ks", Candidates, drafts(net, reader(base)), (5, 0)); refuses("n", Candidates, drafts(net, reader(base)), (5,), 0); refuses("model", Candidates, 3)
-    refuses("ks", Candidates, drafts(net, reader(base)), ())
+    refuses("ks", CandidateTree, drafts(net, reader(base)), (5, 0)); refuses("n", CandidateTree, drafts(net, reader(base)), (5,), 0); refuses("model", CandidateTree, 3)
+    refuses("ks", CandidateTree, drafts(net, reader(base)), ())

@@ -9,18 +9,18 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, refuses, seeds
-from specref.block import block
-from specref.chance import Branch, Seeded
-from specref.jacobi import Jacobi, Resampled, jacobi, sweep
-from specref.law import greedy, point
-from specref.loop import generate, learn, loop_law, match, plain, rounds
-from specref.models import DOMAINS, embedded, prompts
-from specref.reject import Chain, reject
-from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree
+from specref.verify.block import block
+from specref.core.rng import Enumerator, Seeded
+from specref.draft.jacobi import Jacobi, ResampledJacobi, jacobi, jacobi_sweep
+from specref.core.law import greedy, one_hot
+from specref.core.loop import generate, loop_law, match, autoregressive, rounds
+from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.verify.reject import Chain, reject
+from specref.core.target import TableModel, random_table, target_law
+from specref.core.tree import Tree
 
 tables = st.builds(random_table, st.integers(2, 4), seeds, st.booleans())
-kinds = st.sampled_from([Jacobi, Resampled])
+kinds = st.sampled_from([Jacobi, ResampledJacobi])
 
 
 def greedy_text(target, ctx, m):
@@ -42,7 +42,7 @@ def starts(V, m): return st.lists(st.integers(0, V - 1), min_size=m, max_size=m)
 @given(tables, st.integers(1, 6), st.data())
 def test_a_sweep_is_every_equation_at_once(target, m, data):
     y, calls = data.draw(starts(target.V, m)), target.meter.calls
-    new = sweep(target, (0, 1), y)
+    new = jacobi_sweep(target, (0, 1), y)
     assert target.meter.calls == calls + 1
     assert new == tuple(int(np.argmax(target.law((0, 1) + y[:i]))) for i in range(m))
 
@@ -66,12 +66,12 @@ def test_the_fixed_point_is_the_greedy_text(target, m, data):
 def test_there_is_no_other_fixed_point(V, seed, m):
     target = random_table(V, seed)
     every = [tuple(y) for y in np.ndindex(*[V] * m)]
-    assert [y for y in every if sweep(target, (0,), y) == y] == [greedy_text(target, (0,), m)]
+    assert [y for y in every if jacobi_sweep(target, (0,), y) == y] == [greedy_text(target, (0,), m)]
 
 
 def test_worst_and_best():
     "A chain of dependences takes m rounds, none takes two"
-    worst, best = TableModel(5, lambda t: point((t[-1] + 1) % 5, 5)), TableModel(5, lambda t: point(len(t) % 5, 5))
+    worst, best = TableModel(5, lambda t: one_hot((t[-1] + 1) % 5, 5)), TableModel(5, lambda t: one_hot(len(t) % 5, 5))
     for m in range(2, 8):
         assert [len(jacobi(t, (0,), m, (0,)*m)) - 1 for t in (worst, best)] == [m + 1, 2]
         assert [len(generate(t, Jacobi(5, m), reject, (0,), m, Seeded(0)).ledger.rounds) for t in (worst, best)] == [m, 2]
@@ -81,16 +81,16 @@ def test_worst_and_best():
 
 @proves("cor-passes")
 @settings(max_examples=200)
-@given(tables, st.integers(1, 6), st.sampled_from([reject, match]), st.sampled_from([Jacobi, Resampled]), st.data())
+@given(tables, st.integers(1, 6), st.sampled_from([reject, match]), st.sampled_from([Jacobi, ResampledJacobi]), st.data())
 def test_rounds_are_sweeps(table, m, verify, kind, data):
     "What is emitted and what is guessed make the iterate, round by round; the counts relate as stated"
     target, start = cold(table), data.draw(starts(table.V, m))
     ys = jacobi(target, (0,), m, start)
     y = lambda t: ys[min(t, len(ys) - 1)]
     drafter, out, t = kind(target.V, m, start, exact=True), (), 0
-    for round in rounds(target, drafter, verify, (0,), Branch()):
+    for round in rounds(target, drafter, verify, (0,), Enumerator()):
         assert round.tree.path(len(round.tree) - 1) == y(t)[len(out):m-1]
-        t, out, drafter = t + 1, out + round.tokens, learn(drafter, round)
+        t, out, drafter = t + 1, out + round.tokens, drafter.learn(round)
         said = tuple(drafter.said) if kind is Jacobi else tuple(int(np.argmax(q)) for q in drafter.said)
         assert out + said == y(t)
         if len(out) == m: break
@@ -114,13 +114,13 @@ def test_blocks(table, b, h, n, data):
 
 
 def test_a_chain_is_cut_at_an_end_token():
-    assert Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Branch()).path(2) == (0, 1)
-    assert len(Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Branch())) == 3 and len(Jacobi(3, 5, (0, 1, 2))((0,), Branch())) == 5
+    assert Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Enumerator()).path(2) == (0, 1)
+    assert len(Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Enumerator())) == 3 and len(Jacobi(3, 5, (0, 1, 2))((0,), Enumerator())) == 5
 
 
 def test_passes_around_an_end_token():
     "Tokens by place, 1 2 0 1 2 0 …: blocks of four take two passes each; after the first 2 has been emitted every token takes one, h or no h"
-    by_place = TableModel(3, lambda t: point(len(t) % 3, 3, exact=True))
+    by_place = TableModel(3, lambda t: one_hot(len(t) % 3, 3, exact=True))
     def passes(n, block=4, **how):
         out = generate(by_place, Jacobi(3, block, exact=True, **how), reject, (0,), n, Seeded(0))
         assert out == tuple((i + 1) % 3 for i in range(n))
@@ -128,7 +128,7 @@ def test_passes_around_an_end_token():
     assert passes(9) == [1, 3, 1, 3, 1] and passes(9, first=4) == [1, 3, 1, 1, 1, 1, 1]
     for h in (None, 2, 4, 8): assert passes(9, first=h, end=(2,)) == [1, 1 if h == 2 else 2] + [1] * (7 if h == 2 else 6)
     assert passes(9, end=(0,)) == [1, 3] + [1] * 5 and passes(9, block=9, end=(1,)) == [1] * 9
-    only = TableModel(3, lambda t: point(2, 3, exact=True))   # the end token comes as a correction, with guesses below it
+    only = TableModel(3, lambda t: one_hot(2, 3, exact=True))   # the end token comes as a correction, with guesses below it
     assert [len(generate(only, Jacobi(3, 5, end=e, exact=True), reject, (0,), 5, Seeded(0)).ledger.rounds) for e in ((), (2,))] == [2, 5]
 
 
@@ -142,7 +142,7 @@ def test_after_an_end_token_nothing_is_offered(table, kind, b, first, n, greedy)
         drafted = r.tree.path(len(r.tree) - 1)
         assert 1 not in drafted[:-1] and (1 not in out or drafted == ())
         late += 1 in out
-        out, drafter = out + r.tokens, learn(drafter, r)
+        out, drafter = out + r.tokens, drafter.learn(r)
         if 1 not in out: end, known = len(out), drafter.first == first
         elif not late: end, known = len(out), (drafter.depth, drafter.said, drafter.first) == (0, (), len(out))
         assert known and late == len(out) - end
@@ -151,7 +151,7 @@ def test_after_an_end_token_nothing_is_offered(table, kind, b, first, n, greedy)
 
 def test_a_round_without_a_draft_is_understood():
     "Near the end of a model's positions the loop drafts nothing; the places count all the same"
-    target = TableModel(4, lambda t: point((t[-1] + 1) % 4, 4))
+    target = TableModel(4, lambda t: one_hot((t[-1] + 1) % 4, 4))
     target.most = 6
     assert generate(target, Jacobi(4, 4), reject, (0,), 8, Seeded(0)) == (1, 2, 3, 0, 1, 2, 3, 0)
     r = next(rounds(target, Jacobi(4, 4, said=(1, 2)), reject, (0,)*5, Seeded(0)))
@@ -184,13 +184,13 @@ def test_points_have_the_target_law(pair, shape, verify, first, stop):
 @given(models(), st.sampled_from([2, 3]), st.sampled_from([reject, match, block]))
 def test_draws_have_the_target_law(pair, b, verify):
     "In one block and in several, with an end token that cuts drawn chains and without"
-    for drafter in (Resampled(3, b, exact=True), Resampled(3, b, (2, 1), first=2, end=(2,), exact=True)):
+    for drafter in (ResampledJacobi(3, b, exact=True), ResampledJacobi(3, b, (2, 1), first=2, end=(2,), exact=True)):
         assert loop_law(pair[0], drafter, verify, (0,), 3) == target_law(pair[0], (0,), 3)
 
 
 def test_the_law_that_is_stated_is_the_answer_of_the_round_before():
     target = random_table(3, 8, zeros=False)
-    seen = [r for _, r in zip(range(30), rounds(target, Resampled(3, 4, exact=True), reject, (0,), Seeded(1)))]
+    seen = [r for _, r in zip(range(30), rounds(target, ResampledJacobi(3, 4, exact=True), reject, (0,), Seeded(1)))]
     checked = 0
     for a, b in zip(seen, seen[1:]):
         below = [tuple(a.p[i]) for i in range(a.verdict.node + 1, len(a.tree))]
@@ -236,7 +236,7 @@ def test_the_target_drafts_for_itself(domain):
     """Greedy, in double precision: the text of plain decoding; each guess is what the target said in that place one round before, on a prefix
     that was wrong; the exact prefix grows every round, and a block from the truth takes one"""
     fresh, prompt, m = lambda: embedded("target", dtype=torch.float64, temperature=0), prompts(domain, 1)[0], 24
-    g, target = plain(fresh(), prompt, m, Seeded(0)), fresh()
+    g, target = autoregressive(fresh(), prompt, m, Seeded(0)), fresh()
     ys = jacobi(fresh(), prompt, m, (0,)*m)
     prefix, out = [right(y, g) for y in ys], ()
     assert ys[-1] == g and len(ys) - 1 <= m + 1 and all(k >= min(i, m) for i, k in enumerate(prefix))
@@ -255,8 +255,8 @@ def test_the_target_drafts_for_itself(domain):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_greedy_text_in_blocks(domain):
     fresh, prompt, n = lambda: embedded("target", dtype=torch.float64, temperature=0), prompts(domain, 1)[0], 32
-    text = plain(fresh(), prompt, n, Seeded(0))
-    for drafter in (Jacobi(512, 4), Jacobi(512, 16, first=20), Resampled(512, 8), Jacobi(512, 8, prompt[-8:])):
+    text = autoregressive(fresh(), prompt, n, Seeded(0))
+    for drafter in (Jacobi(512, 4), Jacobi(512, 16, first=20), ResampledJacobi(512, 8), Jacobi(512, 8, prompt[-8:])):
         out = generate(fresh(), drafter, reject, prompt, n, Seeded(0))
         assert out == text and .8 * n < len(out.ledger.rounds) <= n   # plain models gain a few per cent
 

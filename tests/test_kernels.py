@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from helpers import proves, refuses
-from specref.gpu.kernels import fused_walk, fused_walk_back
+from specref.gpu.kernels import fused_verify_trees, fused_verify_chains
 from specref.gpu.layout import flat
 
 HERE = Path(__file__).parent
@@ -63,9 +63,9 @@ def test_refusals():
     assert "TRITON_INTERPRET" not in os.environ
     batch, p, u = flat([-1, 0, 0], [0, 1, 0], [-1, 0, 0]), torch.eye(2, dtype=torch.float64)[[0, 1, 0]], torch.zeros(3, dtype=torch.float64)
     q, pick = p[:1], u[:1]
-    refuses("batch", fused_walk_back, batch, p, q, u, pick)
+    refuses("batch", fused_verify_chains, batch, p, q, u, pick)
     chain = flat([-1, 0], [0, 1], [-1, 0])
-    for kernel in (fused_walk, fused_walk_back):
+    for kernel in (fused_verify_trees, fused_verify_chains):
         p2, u2 = p[:2], u[:2]
         for wrong in 3, 0, -2, 4., "4", True, None, 2**19: refuses("block", kernel, chain, p2, q, u2, pick, block=wrong)
         for wrong in 0, 64, 8.: refuses("warps", kernel, chain, p2, q, u2, pick, warps=wrong)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, laws, models, pairs, proves, refuses, sizes
-from specref.chance import distance, law_of
-from specref.law import NOISE, adds_up, as_law, d_lk, exact, greedy, norm, overlap, point, residual, tv, warp
-from specref.target import target_law
+from specref.core.rng import tv_outcomes, law_of
+from specref.core.law import ROUNDING, sums_to_one, as_law, d_lk, exact, greedy, normalize, overlap, one_hot, residual, tv, warp
+from specref.core.target import target_law
 
 many = settings(max_examples=200)
 
@@ -38,10 +38,10 @@ def test_canon():
 @many
 @given(st.lists(st.builds(Fraction, st.integers(-1, 4), st.integers(1, 6)), min_size=1, max_size=5) | sizes.flatmap(laws))
 def test_whole_numbers_say_what_fractions_say(p):
-    "`adds_up` is the sum and the least of the fractions; of other numbers it says nothing"
+    "`sums_to_one` is the sum and the least of the fractions; of other numbers it says nothing"
     p = np.array(p, dtype=object)
-    assert adds_up(p) == (sum(p) == 1 and min(p) >= 0)
-    assert not adds_up(p.astype(float)) and not adds_up(np.array([*p, 0.], dtype=object)) and not adds_up(np.array([1, 0], dtype=object))
+    assert sums_to_one(p) == (sum(p) == 1 and min(p) >= 0)
+    assert not sums_to_one(p.astype(float)) and not sums_to_one(np.array([*p, 0.], dtype=object)) and not sums_to_one(np.array([1, 0], dtype=object))
 
 
 @proves("lem-dlk")
@@ -52,7 +52,7 @@ def test_divergence_is_what_is_not_shared(pq):
     p, q = pq
     m = (p + q) / 2
     assert d_lk(p, q) == abs(q - m).sum() == 1 - sum(map(min, p, q)) == tv(p, q)
-    assert tv(p, q) == sum(max(a - b, 0) for a, b in zip(p, q)) == distance(as_dict(p), as_dict(q))
+    assert tv(p, q) == sum(max(a - b, 0) for a, b in zip(p, q)) == tv_outcomes(as_dict(p), as_dict(q))
 
 
 @proves("cor-dlk")
@@ -143,7 +143,7 @@ def test_a_wrong_residual_costs_at_most_its_mass(pq, data):
     "Any law in the place of the residual moves the output by at most 1 - β, and a disjoint one by exactly that"
     p, q = pq
     r, wrong, ε = residual(p, q), data.draw(laws(len(p))), 1 - overlap(p, q)
-    moved = distance(output(p, q, wrong), as_dict(p))
+    moved = tv_outcomes(output(p, q, wrong), as_dict(p))
     assert moved == ε*tv(wrong, r) <= ε
 
 
@@ -163,7 +163,7 @@ def test_laws_one_ulp_apart(case):
     r = residual(p, q)
     assert r is p
     assert tv(np.minimum(p, q) + (1 - overlap(p, q))*r, p) < 1e-12
-    assert distance(output(p, q, r), as_dict(p)) < 1e-12
+    assert tv_outcomes(output(p, q, r), as_dict(p)) < 1e-12
 
 
 @given(pairs())
@@ -178,14 +178,14 @@ def test_floats_follow_fractions(pq):
 def test_the_threshold_of_noise():
     "A residual above the threshold is divided out, one below is not"
     p = np.array([.5, .5])
-    for ε, noise in ((NOISE*4, False), (NOISE/4, True)): assert (residual(p, p + [ε, -ε]) is p) == noise
+    for ε, noise in ((ROUNDING*4, False), (ROUNDING/4, True)): assert (residual(p, p + [ε, -ε]) is p) == noise
 
 
 def test_inputs_are_left_alone():
     for p, q in (CANON, [a.astype(float) for a in CANON]):
         before = list(p), list(q)
         for f in (overlap, d_lk, tv, residual): f(p, q)
-        greedy(p), norm(p), as_law(p)
+        greedy(p), normalize(p), as_law(p)
         assert (list(p), list(q)) == before
 
 
@@ -217,7 +217,7 @@ def compare(torch, T, z, temperature, top_k, top_p):
 def test_temperature_zero_is_the_limit(z):
     "A point mass on the first of the largest, and what a low temperature tends to"
     zero = warp(z, 0)
-    assert tuple(zero) == tuple(point(z.index(max(z)), len(z))) == tuple(greedy(warp(z)))
+    assert tuple(zero) == tuple(one_hot(z.index(max(z)), len(z))) == tuple(greedy(warp(z)))
     assert (greedy(exact(*(int(2*x) + 20 for x in z))) == zero).all()
     if z.count(max(z)) == 1: assert tv(warp(z, 1e-3), zero) < 1e-12
 
@@ -260,9 +260,9 @@ def test_doors():
     refuses("p", as_law, p, size=2)
     for f in (overlap, d_lk, tv, residual): refuses("q", f, p, q)
     for w in ([], [0, 0], [2, -1]): refuses("weights", exact, *w)
-    for x in (-1, 3): refuses("x", point, x, 3)
-    refuses("w", norm, np.zeros(3))
-    for w in ([np.nan, 1], [-1, 3], [np.inf, 3]): refuses("w", norm, np.array(w))
+    for x in (-1, 3): refuses("x", one_hot, x, 3)
+    refuses("w", normalize, np.zeros(3))
+    for w in ([np.nan, 1], [-1, 3], [np.inf, 3]): refuses("w", normalize, np.array(w))
     for z in ([], [[0., 1.]], [np.nan, 0], [np.inf, 0], [-np.inf, -np.inf]): refuses("logits", warp, z)
     for t in (-1, np.inf, np.nan): refuses("temperature", warp, [0., 1.], t)
     for k in (0, -1, np.nan): refuses("top_k", warp, [0., 1.], 1, k)

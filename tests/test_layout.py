@@ -11,12 +11,11 @@ from hypothesis import example, given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import CANON, DRAWS, laws, proves, refuses, seeds, shapes
-from specref.chance import Seeded, law_of
-from specref.gpu.layout import (Batch, checked, flat, from_bits, from_paths, lineage, linked, listed, moved, pack, padded, parents_of, positions,
-                                repeated, slots, to_bits, to_paths, unpack)
-from specref.law import exact, norm, point
-from specref.reject import reject
-from specref.tree import Tree, ancestor_mask, from_choices, from_links, iid, points, positions as tree_positions, to_choices, to_links, without_replacement
+from specref.core.rng import Seeded, law_of
+from specref.gpu.layout import Batch, check_batch, flat, from_bits, from_paths, ancestor_slots, from_linked, as_lists, renumber, pack, pad_batch, parents_of, batch_positions, repeat_batch, to_slots, to_bits, to_paths, unpack
+from specref.core.law import exact, normalize, one_hot
+from specref.verify.reject import reject
+from specref.core.tree import Tree, ancestor_mask, from_choices, from_links, iid, points, positions as tree_positions, to_choices, to_links, without_replacement
 
 V = 5
 some = settings(max_examples=60)
@@ -46,7 +45,7 @@ DEEP = [tree_of([("end", "iid", 1)]*16, exact(1, 2, 3, 4, 5), 1), Tree((0,)),
 
 
 def exact_batch(trees):
-    lists, q = listed(trees)
+    lists, q = as_lists(trees)
     return flat(*lists), np.array(q, dtype=object).reshape(len(q), V)
 
 
@@ -143,17 +142,17 @@ def good(): return flat([-1, 0, 0, 1, -1, 4, 4], [0]*7, [-1, 0, 0, -1, -1, 1, -1
 @pytest.mark.parametrize("name, at", [(name, i) for name in WRONG for i in range(len(WRONG[name]))])
 def test_what_is_no_batch_is_named(name, at):
     "Cycles, later parents, numbers out of range, links that disagree with the parents or meet a node twice"
-    assert checked(good(), V, 2).n == 7
-    refuses(name, checked, replace(good(), **{name: torch.tensor(WRONG[name][at], dtype=torch.int32)}), V, 2)
+    assert check_batch(good(), V, 2).n == 7
+    refuses(name, check_batch, replace(good(), **{name: torch.tensor(WRONG[name][at], dtype=torch.int32)}), V, 2)
 
 
 def test_bounds_and_apart():
     batch = good()
     for name, least in (("height", 2), ("width", 2)):
-        assert getattr(batch, name) == least and checked(replace(batch, **{name: 9}))
-        refuses(name, checked, replace(batch, **{name: least - 1}))
+        assert getattr(batch, name) == least and check_batch(replace(batch, **{name: 9}))
+        refuses(name, check_batch, replace(batch, **{name: least - 1}))
         refuses(name, replace, batch, **{name: -1})
-    refuses("apart", checked, replace(batch, apart=torch.ones(7, dtype=torch.bool)))
+    refuses("apart", check_batch, replace(batch, apart=torch.ones(7, dtype=torch.bool)))
     for parent in ([-2], [0], [-1, 2, 0]): refuses("parent", bare, parent)
     refuses("parent", bare, [-1, -1, 0])
     refuses("root", bare, [])
@@ -180,8 +179,8 @@ def test_the_constructor_looks_without_reading(name):
 def test_masks_and_positions(trees, more):
     "Each row is the tree's own ancestor mask, and positions are the tree's own, for any N that is large enough"
     batch, N = exact_batch(trees)[0], max(map(len, trees)) + more
-    mask = lineage(batch, N)
-    where = positions(torch.tensor([len(t.ctx) - 1 for t in trees]), batch.depth, batch.tree)
+    mask = ancestor_slots(batch, N)
+    where = batch_positions(torch.tensor([len(t.ctx) - 1 for t in trees]), batch.depth, batch.tree)
     assert mask.shape == (batch.n, N)
     for t, r in zip(trees, batch.root.tolist()):
         assert (mask[r:r + len(t), :len(t)].numpy() == ancestor_mask(t)).all() and not mask[r:r + len(t), len(t):].any()
@@ -194,9 +193,9 @@ def test_positions_of_padded_and_of_like_trees():
     "Depths as a table, as one row for all trees, or flat with the tree of each node: the same sums; lengths that are not one a tree are refused"
     lengths, depth = torch.tensor([5, 0, 2]), torch.tensor([[0, 1, 2], [0, 1, 1], [0, 0, 0]])
     want = [[5, 6, 7], [0, 1, 1], [2, 2, 2]]
-    assert positions(lengths, depth).tolist() == want and positions(lengths, depth.flatten(), torch.arange(9) // 3).view(3, 3).tolist() == want
-    assert positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2], [2, 3, 4]]
-    for bad in (lengths[:1], lengths[:2], lengths[0], lengths[:, None]): refuses("lengths", positions, bad, depth)
+    assert batch_positions(lengths, depth).tolist() == want and batch_positions(lengths, depth.flatten(), torch.arange(9) // 3).view(3, 3).tolist() == want
+    assert batch_positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2], [2, 3, 4]]
+    for bad in (lengths[:1], lengths[:2], lengths[0], lengths[:, None]): refuses("lengths", batch_positions, bad, depth)
 
 
 @proves("prop-doubling")
@@ -208,7 +207,7 @@ def test_k_steps_reach_two_to_the_k(parent, k):
     for _ in range(k): mask, up = mask | mask[up], up[up]
     def near(i, m): return [i] if m == 1 or i == 0 else [i, *near(parent[i], m - 1)]
     assert [sorted(near(i, 2**k)) for i in range(N)] == [row.nonzero().flatten().tolist() for row in mask]
-    if 2**k >= N: assert torch.equal(mask, lineage(bare(parent), N))
+    if 2**k >= N: assert torch.equal(mask, ancestor_slots(bare(parent), N))
 
 
 @some
@@ -236,15 +235,15 @@ def test_padding_changes_nothing(trees, more):
     "The same nodes at N*tree + slot, the rest below its root and never offered, on any N that holds the largest"
     batch, q = exact_batch(trees)
     N = max(map(len, trees)) + more
-    full = checked(padded(batch, N), V, len(q))
+    full = check_batch(pad_batch(batch, N), V, len(q))
     at = N*batch.tree + batch.slot
     assert full.n == N*len(trees) and full.root.tolist() == [*range(0, full.n, N)] and (full.height, full.width) == (batch.height, batch.width)
     for name, x in batch.arrays().items():
-        if name != "root": assert torch.equal(getattr(full, name)[at.long()], moved(x, at) if name in ("parent", "child", "sibling") else x)
-    assert torch.equal(lineage(full, N)[at.long()], lineage(batch, N)) and lineage(full, N).any(-1).all()
+        if name != "root": assert torch.equal(getattr(full, name)[at.long()], renumber(x, at) if name in ("parent", "child", "sibling") else x)
+    assert torch.equal(ancestor_slots(full, N)[at.long()], ancestor_slots(batch, N)) and ancestor_slots(full, N).any(-1).all()
     for t, s in zip(trees, unpack(full, q, [t.ctx for t in trees])):
         assert [s.path(i) for i in range(len(s)) if s.law[i] is not None] == [t.path(i) for i in range(len(t)) if t.law[i] is not None]
-    if N > 1: refuses("N", padded, batch, max(map(len, trees)) - 1)
+    if N > 1: refuses("N", pad_batch, batch, max(map(len, trees)) - 1)
 
 
 @some
@@ -252,7 +251,7 @@ def test_padding_changes_nothing(trees, more):
 def test_repeated(trees, B, own):
     "The trees B times over, each time with rows of its own or with the same"
     batch, q = exact_batch(trees)
-    many = checked(repeated(batch, B, len(q)*own), V, len(q)*B if own else len(q))
+    many = check_batch(repeat_batch(batch, B, len(q)*own), V, len(q)*B if own else len(q))
     assert many.B == B*batch.B and unpack(many, np.concatenate([q]*B) if own else q, [t.ctx for t in trees]*B) == trees*B
     assert len(q) == 0 or {*many.q_row.tolist()} - {-1} == {*range(len(q)*(B if own else 1))}
 
@@ -265,9 +264,9 @@ def test_repeated(trees, B, own):
 def test_links_tell_parents_and_order(parents, seed):
     "From the links of SGLang alone, their numbers in any order among siblings: parents, depths, what is offered, and the order"
     N = max(map(len, parents))
-    batch = reordered(padded(flat([u if u < 0 else u + sum(map(len, parents[:b])) for b, ps in enumerate(parents) for u in ps], [0]*sum(map(len, parents))), N), seed)
-    view = lambda x: slots(batch, x).view(-1, N).long()
-    again = checked(linked(batch.token.view(-1, N).long(), view(batch.child), view(batch.sibling), batch.height, batch.width))
+    batch = reordered(pad_batch(flat([u if u < 0 else u + sum(map(len, parents[:b])) for b, ps in enumerate(parents) for u in ps], [0]*sum(map(len, parents))), N), seed)
+    view = lambda x: to_slots(batch, x).view(-1, N).long()
+    again = check_batch(from_linked(batch.token.view(-1, N).long(), view(batch.child), view(batch.sibling), batch.height, batch.width))
     assert all(torch.equal(x, y) for x, y in zip(again.arrays().values(), batch.arrays().values()))
 
 
@@ -278,8 +277,8 @@ def test_masks_and_paths_tell_parents_and_no_order(parent, seed):
     "Mask and paths give the parents and back; another order of siblings changes the links and neither of them"
     batch, N = bare(parent), len(parent)
     other = reordered(batch, seed)
-    assert parents_of(lineage(batch, N)).tolist() == parent == from_paths(to_paths(parent))
-    assert torch.equal(lineage(batch, N), lineage(other, N)) and torch.equal(batch.parent, other.parent)
+    assert parents_of(ancestor_slots(batch, N)).tolist() == parent == from_paths(to_paths(parent))
+    assert torch.equal(ancestor_slots(batch, N), ancestor_slots(other, N)) and torch.equal(batch.parent, other.parent)
     t, s = (unpack(b, np.empty((0, 1), dtype=object), [(0,)])[0] for b in (batch, other))
     assert sorted(map(tuple, to_paths(parent).tolist())) == sorted(map(tuple, to_paths(other.parent.tolist()).tolist())) and sorted(t.depth) == sorted(s.depth)
 
@@ -290,7 +289,7 @@ def test_an_order_and_a_probe_that_only_links_show():
     plain = bare([-1, 0, 0])
     turned = replace(plain, child=torch.tensor([2, -1, -1], dtype=torch.int32), sibling=torch.tensor([-1, -1, 1], dtype=torch.int32))
     probe = flat([-1, 0, 0], [0]*3, offered=[0, 1, 0])
-    masks, links = [lineage(checked(b), 3) for b in (plain, turned, probe)], {(*b.child.tolist(), *b.sibling.tolist()) for b in (plain, turned, probe)}
+    masks, links = [ancestor_slots(check_batch(b), 3) for b in (plain, turned, probe)], {(*b.child.tolist(), *b.sibling.tolist()) for b in (plain, turned, probe)}
     assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2]) and len(links) == 3
 
 
@@ -309,9 +308,9 @@ def test_choices_links_and_flat_agree(parent):
 def test_the_links_of_a_kernel_test():
     "The two trees in the test of SGLang's verifier: in the second, node 4 comes before its sibling 1"
     child, sibling = torch.tensor([[1, 2, -1, 4, 5, -1], [4, 2, 3, -1, 5, -1]]), torch.tensor([[-1, 3, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1]])
-    batch = checked(linked(torch.arange(12).view(2, 6), child, sibling, 3, 2))
+    batch = check_batch(from_linked(torch.arange(12).view(2, 6), child, sibling, 3, 2))
     assert batch.parent.tolist() == [-1, 0, 1, 0, 3, 4, -1, 6, 7, 8, 6, 10] and batch.depth.tolist() == [0, 1, 2, 1, 2, 3, 0, 1, 2, 3, 1, 2]
-    assert not (batch.q_row >= 0).any() and torch.equal(torch.cat([slots(batch, x).view(2, 6) for x in (batch.child, batch.sibling)]), torch.cat([child, sibling]).int())
+    assert not (batch.q_row >= 0).any() and torch.equal(torch.cat([to_slots(batch, x).view(2, 6) for x in (batch.child, batch.sibling)]), torch.cat([child, sibling]).int())
     second = unpack(batch, np.empty((0, 12), dtype=object), [(0,), (6,)])[1]
     assert [second.token[c] for c in second.children(0)] == [10, 7] and len(second) == 6
 
@@ -343,7 +342,7 @@ def redraw(q, how):
     draw = DRAWS[how](q)
     def read(kids, rng):
         orders = sorted({*permutations(kids)})
-        return orders[rng.pick(norm(np.array([prod(draw(o[:j])[x] for j, x in enumerate(o)) for o in orders])))]
+        return orders[rng.pick(normalize(np.array([prod(draw(o[:j])[x] for j, x in enumerate(o)) for o in orders])))]
     return read
 
 
@@ -369,16 +368,16 @@ def test_orders_that_bias():
 # On the device
 
 def test_nothing_is_read_on_the_host():
-    "Every function for the loop runs on tensors that have no numbers, where reading one is an error; `padded`, which says that it reads, fails there"
-    batch, N = padded(good(), 8), 8
+    "Every function for the loop runs on tensors that have no numbers, where reading one is an error; `pad_batch`, which says that it reads, fails there"
+    batch, N = pad_batch(good(), 8), 8
     mode = FakeTensorMode()
     with mode:
         fake = replace(batch, **{name: mode.from_tensor(x) for name, x in batch.arrays().items()})
-        mask = lineage(fake, N)
-        from_bits(to_bits(mask), N), parents_of(mask.view(2, N, N)), positions(torch.ones(2, dtype=torch.int32), fake.depth, fake.tree), repeated(fake, 3, 2)
-        again = linked(*(slots(fake, x).view(2, N) for x in (fake.token, fake.child, fake.sibling)), 2, 2)
+        mask = ancestor_slots(fake, N)
+        from_bits(to_bits(mask), N), parents_of(mask.view(2, N, N)), batch_positions(torch.ones(2, dtype=torch.int32), fake.depth, fake.tree), repeat_batch(fake, 3, 2)
+        again = from_linked(*(to_slots(fake, x).view(2, N) for x in (fake.token, fake.child, fake.sibling)), 2, 2)
         assert again.n == 16 and mask.shape == (16, 8)
-        with pytest.raises(Exception, match="data-dependent|DataDependent|aten._local_scalar_dense"): padded(fake, 9)
+        with pytest.raises(Exception, match="data-dependent|DataDependent|aten._local_scalar_dense"): pad_batch(fake, 9)
 
 
 def test_the_package_is_light():

@@ -12,18 +12,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from helpers import proves, refuses
-from specref import layouts
-from specref.chance import Seeded
-from specref.eagle import Eagle
-from specref.eagle3 import Eagle3, Hass, maps
-from specref.features import Features
-from specref.layouts import EMBED, LAYOUTS, Blank, Layout, Note, filled, from_folder, read, to_folder, told, written
-from specref.loop import generate, plain
-from specref.medusa import Heads, Medusa
-from specref.models import DATA, bare
-from specref.reject import Chain, reject
-from specref.teaching import Base, Lessons, load, save
-from specref.transformer import HFModel
+from specref.train import checkpoints
+from specref.core.rng import Seeded
+from specref.train.eagle import Eagle
+from specref.train.eagle3 import Eagle3, Hass, vocab_maps
+from specref.train.features import FeatureDraft
+from specref.train.checkpoints import EMBED_NAMES, LAYOUTS, Field, Layout, Constant, fill_form, from_folder, from_layout, to_folder, read_form, to_layout
+from specref.core.loop import generate, autoregressive
+from specref.train.medusa import MedusaDraft, Medusa
+from specref.models.embedded import DATA, raw_model
+from specref.verify.reject import Chain, reject
+from specref.train.harness import TargetModel, StateDataset, load_checkpoint, save_network
+from specref.models.transformer import HFModel
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3], ids=lambda l: l.name)
@@ -63,7 +63,7 @@ def said(net, base, T=9, depth=3):
     "Logits of a network at every place of two texts, three tokens deep"
     x = torch.randint(base.V, (2, T), generator=torch.Generator().manual_seed(5))
     states = base.model(input_ids=x, output_hidden_states=True).hidden_states
-    return net.guesses(Lessons(x, {k: h.clone() for k, h in enumerate(states)}), depth)
+    return net.guesses(StateDataset(x, {k: h.clone() for k, h in enumerate(states)}), depth)
 
 
 def equal(a, b): return len(a) == len(b) and all(map(torch.equal, a, b))
@@ -72,8 +72,8 @@ def equal(a, b): return len(a) == len(b) and all(map(torch.equal, a, b))
 def greedy(net, base, text=(1, 2, 0), n=16):
     "What a chain of three drafts of the network decodes at temperature 0, and what plain decoding does"
     target = HFModel(base.model, temperature=0, keep=net.reads, check=False)
-    draft = (Heads if isinstance(net, Medusa) else Features)(net, target)
-    return generate(target, Chain(draft, 3 if not isinstance(net, Medusa) else len(net.heads)), reject, text, n, Seeded(0)), plain(target, text, n, Seeded(0))
+    draft = (MedusaDraft if isinstance(net, Medusa) else FeatureDraft)(net, target)
+    return generate(target, Chain(draft, 3 if not isinstance(net, Medusa) else len(net.heads)), reject, text, n, Seeded(0)), autoregressive(target, text, n, Seeded(0))
 
 
 # There and back
@@ -83,16 +83,16 @@ def greedy(net, base, text=(1, 2, 0), n=16):
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]), st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
 def test_there_and_back(seed, heads, size, V, L, data):
     "Every layout, on targets of every size: the same weights under the same names, the same logits bit for bit, through JSON"
-    base = Base(tiny(V, *heads, size, L, seed))
+    base = TargetModel(tiny(V, *heads, size, L, seed))
     for layout in LAYOUTS.values():
         nets = {Medusa: lambda: random(Medusa, base, seed, heads=data.draw(st.integers(1, 4))), Eagle: lambda: random(Eagle, base, seed, inner=data.draw(st.sampled_from([None, 3]))),
                 Eagle3: lambda: spoken(base, data.draw(st.integers(1, V)), seed, inner=data.draw(st.sampled_from([None, 3])))}
         net = nets[layout.make]()
-        weights, config = written(net, layout, "who")
-        back = read(weights, json.loads(json.dumps(config)), layout, base)
+        weights, config = to_layout(net, layout, "who")
+        back = from_layout(weights, json.loads(json.dumps(config)), layout, base)
         assert back.state_dict().keys() == net.state_dict().keys() and equal(list(back.state_dict().values()), list(net.state_dict().values()))
         assert equal(said(net, base), said(back, base))
-        again = written(back, layout, "who")
+        again = to_layout(back, layout, "who")
         assert again[1] == config and all(torch.equal(weights[k], w) for k, w in again[0].items())
 
 
@@ -101,10 +101,10 @@ def test_there_and_back(seed, heads, size, V, L, data):
 @settings(max_examples=8)
 def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
     "Where a layout has words for them, the layers that are read and the switches come back: EAGLE-3.1's in both, the residual stream's in that of `speculators` alone"
-    base, layout = Base(tiny()), LAYOUTS[layout]
+    base, layout = TargetModel(tiny()), LAYOUTS[layout]
     net = spoken(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output, norm_before_residual=norm_before_residual)
-    if norm_before_residual and layout.name == "specforge": return refuses("net", written, net, layout)
-    back = read(*written(net, layout), layout, base)
+    if norm_before_residual and layout.name == "specforge": return refuses("net", to_layout, net, layout)
+    back = from_layout(*to_layout(net, layout), layout, base)
     assert back.reads == tuple(reads) and equal(said(net, base), said(back, base)) and back.norm_before_residual == norm_before_residual
     net.norm_before_residual ^= True   # the same weights, the other stream
     assert not equal(said(net, base), said(back, base))
@@ -112,30 +112,30 @@ def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_re
 
 def test_two_numberings():
     "`speculators` numbers a layer's input, SpecForge its output; read with the other numbering the drafter is another"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     net = spoken(base, 10, reads=(1, 3, 4))
-    config = {name: written(net, LAYOUTS[name])[1] for name in ("specforge", "speculators/eagle3")}
+    config = {name: to_layout(net, LAYOUTS[name])[1] for name in ("specforge", "speculators/eagle3")}
     assert config["speculators/eagle3"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert config["specforge"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
     slip = config["specforge"] | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
-    wrong = read(written(net, LAYOUTS["specforge"])[0], slip, LAYOUTS["specforge"], base)
+    wrong = from_layout(to_layout(net, LAYOUTS["specforge"])[0], slip, LAYOUTS["specforge"], base)
     assert wrong.reads == (2, 4, 5) and not equal(said(net, base), said(wrong, base))
 
 
 def test_hass_is_an_eagle_that_was_taught_otherwise():
     "HASS has EAGLE's layout and comes back as an EAGLE with its logits"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     net = random(Hass, base)
     for name in ("eagle", "speculators/eagle"):
-        back = read(*written(net, LAYOUTS[name]), LAYOUTS[name], base)
+        back = from_layout(*to_layout(net, LAYOUTS[name]), LAYOUTS[name], base)
         assert type(back) is Eagle and equal(said(net, base), said(back, base))
 
 
 @pytest.mark.parametrize("name, make", [("medusa", Medusa), ("eagle", Eagle)])
 def test_shipped_drafters(tmp_path, name, make):
     "A drafter that comes with the book goes out and comes in through files, to the bit"
-    base = Base(bare("target"))
-    net = load(make, base, DATA/"drafters"/name)
+    base = TargetModel(raw_model("target"))
+    net = load_checkpoint(make, base, DATA/"drafters"/name)
     to_folder(net, LAYOUTS[name], tmp_path/"out", "the embedded target")
     back = from_folder(tmp_path/"out", LAYOUTS[name], base)
     assert equal(list(net.state_dict().values()), list(back.state_dict().values()))
@@ -159,8 +159,8 @@ PUBLIC["specforge"] = PUBLIC["eagle3"]
 @every
 def test_names(layout):
     "What is written has the public names, all of them and no other"
-    base = Base(tiny())
-    assert sorted(written(some(layout, base), layout)[0]) == sorted(PUBLIC[layout.name])
+    base = TargetModel(tiny())
+    assert sorted(to_layout(some(layout, base), layout)[0]) == sorted(PUBLIC[layout.name])
 
 
 D, HEADS, KV, INNER, V, SHORT = 16, 2, 1, 12, 24, 9   # a layer that is cut otherwise than the target's, and turns otherwise
@@ -181,7 +181,7 @@ def published(name):
     wide = 2*D if "hidden_norm" in " ".join(PUBLIC[name]) else D
     shapes = {"q_proj": (HEADS*head, wide), "k_proj": (KV*head, wide), "v_proj": (KV*head, wide), "o_proj": (D, HEADS*head), "gate_proj": (INNER, D), "up_proj": (INNER, D), "down_proj": (D, INNER),
               "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D), "lm_head": (SHORT, D), "linear": (D, D), "1": (V, D)}
-    drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)), generator=g, dtype=torch.float64) for k in PUBLIC[name] if k not in ("d2t", "t2d", EMBED)}
+    drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)), generator=g, dtype=torch.float64) for k in PUBLIC[name] if k not in ("d2t", "t2d", EMBED_NAMES)}
     return drawn | ({"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)} if "d2t" in PUBLIC[name] else {})
 
 
@@ -217,13 +217,13 @@ WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
 @pytest.mark.parametrize("layout, more", [*((l, {}) for l in LAYOUTS.values()), (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))], ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
 def test_published(layout, more):
     "A checkpoint made of public names alone is read as the network that its public code describes, with its own heads, norm and turn, and decodes losslessly"
-    base = Base(tiny(V))
-    net = read(published(layout.name), CONFIG[layout.name] | more, layout, base)
+    base = TargetModel(tiny(V))
+    net = from_layout(published(layout.name), CONFIG[layout.name] | more, layout, base)
     x = torch.randint(V, (1, 10), generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states
         f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base, **({"before": True} if more else {}))
-        z = net.guesses(Lessons(x, dict(enumerate(h))), 1)[0]
+        z = net.guesses(StateDataset(x, dict(enumerate(h))), 1)[0]
         z = z[..., IDS] if layout.make is Eagle3 else z
     assert (z - f @ head.T).abs().max() < 1e-5 * z.abs().max()   # norms count in single precision
     run, alone = greedy(net, base)
@@ -233,45 +233,45 @@ def test_published(layout, more):
 @layered
 def test_layer_is_the_files(layout):
     "Heads, norm and turn come from the file and go out again; with the target's turn the network is another"
-    base = Base(tiny(V))
+    base = TargetModel(tiny(V))
     config = CONFIG[layout.name]
-    net = read(published(layout.name), config, layout, base)
-    out = written(net, layout)[1]
+    net = from_layout(published(layout.name), config, layout, base)
+    out = to_layout(net, layout)[1]
     there = out.get("transformer_layer_config", out)
     assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER} and {"rope_theta", "rms_norm_eps", "num_attention_heads"} <= there.keys()
     plain = {k: v for k, v in LAYER.items() if k != "rope_theta"}
     silent = config | ({"transformer_layer_config": plain} if "transformer_layer_config" in config else {})
-    other = read(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"}, layout, base)
-    block = lambda net: next(m for m in net.modules() if isinstance(m, layouts.Block)).self_attn.config
+    other = from_layout(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"}, layout, base)
+    block = lambda net: next(m for m in net.modules() if isinstance(m, checkpoints.DraftLayer)).self_attn.config
     assert block(other).rope_parameters["rope_theta"] == 10000 and not equal(said(net, base), said(other, base))
 
 
 @layered
 def test_a_foreign_layer_is_kept(layout, tmp_path):
     "Saved and loaded in our own format, a drafter from elsewhere keeps its heads, norm and turn, and says what it said; it can go out again"
-    base, scaling = Base(tiny(V)), dict(rope_scaling=dict(rope_type="linear", factor=2.))
+    base, scaling = TargetModel(tiny(V)), dict(rope_scaling=dict(rope_type="linear", factor=2.))
     config = CONFIG[layout.name]
     config = config | ({"transformer_layer_config": config["transformer_layer_config"] | scaling} if "transformer_layer_config" in config else scaling)
-    net = read({k: w.half().double() if w.is_floating_point() else w for k, w in published(layout.name).items()}, config, layout, base)
-    save(net, base, tmp_path)
-    back = load(layout.make, base, tmp_path)
-    assert equal(said(net, base), said(back, base)) and written(back, layout)[1] == written(net, layout)[1]
+    net = from_layout({k: w.half().double() if w.is_floating_point() else w for k, w in published(layout.name).items()}, config, layout, base)
+    save_network(net, base, tmp_path)
+    back = load_checkpoint(layout.make, base, tmp_path)
+    assert equal(said(net, base), said(back, base)) and to_layout(back, layout)[1] == to_layout(net, layout)[1]
     card = json.loads((tmp_path/"config.json").read_text())
     (tmp_path/"config.json").write_text(json.dumps({k: v for k, v in card.items() if k != "layer"}))
-    try: assert not equal(said(net, base), said(load(layout.make, base, tmp_path), base))   # on the target's own numbers it is another, or none
+    try: assert not equal(said(net, base), said(load_checkpoint(layout.make, base, tmp_path), base))   # on the target's own numbers it is another, or none
     except ValueError as e: assert str(e).startswith("weights: ")
-    save(some(layout, base), base, tmp_path)
+    save_network(some(layout, base), base, tmp_path)
     assert "layer" not in json.loads((tmp_path/"config.json").read_text())
 
 
 def test_rope_is_said_in_three_ways():
     "`rope_theta` with `rope_scaling`, or `rope_parameters`: the same turn"
-    base, layout, w = Base(tiny(V)), LAYOUTS["eagle"], published("eagle")
+    base, layout, w = TargetModel(tiny(V)), LAYOUTS["eagle"], published("eagle")
     linear = dict(rope_type="linear", factor=2.)
     old, new = LAYER | dict(rope_scaling=linear), {k: v for k, v in LAYER.items() if k != "rope_theta"} | dict(rope_parameters=linear | dict(rope_theta=30.))
-    a, b = (read(w, config, layout, base) for config in (old, new))
-    assert equal(said(a, base), said(b, base)) and not equal(said(a, base), said(read(w, LAYER, layout, base), base))
-    assert read(*written(a, layout), layout, base).layer.self_attn.config.rope_parameters["factor"] == 2 and old["rope_scaling"] == linear
+    a, b = (from_layout(w, config, layout, base) for config in (old, new))
+    assert equal(said(a, base), said(b, base)) and not equal(said(a, base), said(from_layout(w, LAYER, layout, base), base))
+    assert from_layout(*to_layout(a, layout), layout, base).layer.self_attn.config.rope_parameters["factor"] == 2 and old["rope_scaling"] == linear
 
 
 # What may be missing
@@ -279,33 +279,33 @@ def test_rope_is_said_in_three_ways():
 @pytest.mark.parametrize("name, flag", [("eagle", "bias"), ("speculators/eagle", "fusion_bias")])
 def test_no_bias(name, flag):
     "A checkpoint that says it has no bias is read with a bias of zero; one that should have it is refused"
-    base, layout = Base(tiny(V)), LAYOUTS[name]
+    base, layout = TargetModel(tiny(V)), LAYOUTS[name]
     w = {k: v for k, v in published(name).items() if not k.endswith("bias")}
-    net = read(w, CONFIG[name] | {flag: False}, layout, base)
-    assert not net.fc.bias.any() and not equal(said(net, base), said(read(published(name), CONFIG[name], layout, base), base))
-    with pytest.raises(ValueError, match=r"weights: without \w*fc.bias"): read(w, CONFIG[name] | {flag: True}, layout, base)
+    net = from_layout(w, CONFIG[name] | {flag: False}, layout, base)
+    assert not net.fc.bias.any() and not equal(said(net, base), said(from_layout(published(name), CONFIG[name], layout, base), base))
+    with pytest.raises(ValueError, match=r"weights: without \w*fc.bias"): from_layout(w, CONFIG[name] | {flag: True}, layout, base)
 
 
 @three
 def test_all_tokens_need_no_maps(layout):
     "A draft with all tokens may leave both maps out; any other may not"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     for draft in (24, 23):
         net = spoken(base, draft)
-        weights, config = written(net, layout)
+        weights, config = to_layout(net, layout)
         bare = {k: w for k, w in weights.items() if k not in ("d2t", "t2d")}
-        if draft < 24: refuses("weights", read, bare, config, layout, base)
-        else: assert equal(said(read(bare, config, layout, base), base), said(net, base))
+        if draft < 24: refuses("weights", from_layout, bare, config, layout, base)
+        else: assert equal(said(from_layout(bare, config, layout, base), base), said(net, base))
 
 
 @layered
 def test_copy_of_the_embedding(layout):
     "A copy of the target's embedding may be there, in its own precision, or not; another one is refused"
-    base, net = Base(tiny()), None
-    weights, config = written(some(layout, base), layout)
-    less = {k: w for k, w in weights.items() if k != EMBED}
-    for copy in ({}, {EMBED: base.embed.weight.detach()}, {EMBED: base.embed.weight.detach().half()}): assert EMBED not in read(less | copy, config, layout, base).state_dict()
-    with pytest.raises(ValueError, match="embed_tokens.weight that differs from the target's"): read(less | {EMBED: base.embed.weight.detach() + 1}, config, layout, base)
+    base, net = TargetModel(tiny()), None
+    weights, config = to_layout(some(layout, base), layout)
+    less = {k: w for k, w in weights.items() if k != EMBED_NAMES}
+    for copy in ({}, {EMBED_NAMES: base.embed.weight.detach()}, {EMBED_NAMES: base.embed.weight.detach().half()}): assert EMBED_NAMES not in from_layout(less | copy, config, layout, base).state_dict()
+    with pytest.raises(ValueError, match="embed_tokens.weight that differs from the target's"): from_layout(less | {EMBED_NAMES: base.embed.weight.detach() + 1}, config, layout, base)
 
 
 # The two maps
@@ -315,7 +315,7 @@ def test_copy_of_the_embedding(layout):
 def test_told_twice(V, data):
     "The two maps determine each other, and tokens in the place of offsets contradict the marks, for every draft vocabulary of two or more"
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, V - 1), min_size=1))))
-    d2t, t2d = maps(ids, V)
+    d2t, t2d = vocab_maps(ids, V)
     assert torch.equal(t2d.nonzero().flatten() - torch.arange(len(ids)), d2t)
     wrong = ids + torch.arange(len(ids))
     assert len(ids) < 2 or wrong[-1] >= V or not t2d[wrong[-1]]
@@ -326,16 +326,16 @@ def test_told_twice(V, data):
 @given(n=st.integers(2, 24), data=st.data())
 def test_inconsistent_maps(layout, n, data):
     "Tokens in d2t, a mark too many, one moved, tokens out of order: each is refused, on reading and on writing, by the names of the maps"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     net = spoken(base, n, seed=data.draw(st.integers(0, 99)))
-    weights, config = written(net, layout)
+    weights, config = to_layout(net, layout)
     j, x = data.draw(st.integers(0, 23)), net.ids
     flipped, order = weights["t2d"].clone(), x.flip(0) - torch.arange(n)
     flipped[j] ^= True
     for bad in ({"d2t": x}, {"t2d": flipped}, {"d2t": order}, {"d2t": weights["d2t"] - 24}):
-        with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): read(weights | bad, config, layout, base)
+        with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): from_layout(weights | bad, config, layout, base)
     net.t2d[j] ^= True
-    with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): written(net, layout)
+    with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): to_layout(net, layout)
 
 
 # Halves
@@ -343,12 +343,12 @@ def test_inconsistent_maps(layout, n, data):
 @layered
 def test_halves(layout):
     "[embedding; feature] in every layout: with the halves exchanged the names and shapes are right, the network is another, and the text is still the target's"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     net = some(layout, base)
-    weights, config = written(net, layout)
+    weights, config = to_layout(net, layout)
     wide = [k for k, w in weights.items() if w.dim() == 2 and w.shape[1] == 2*base.d]
     assert len(wide) == (3 if layout.make is Eagle3 else 1)
-    swapped = read(weights | {k: weights[k].roll(base.d, 1) for k in wide}, config, layout, base)
+    swapped = from_layout(weights | {k: weights[k].roll(base.d, 1) for k in wide}, config, layout, base)
     assert not equal(said(net, base), said(swapped, base))
     run, alone = greedy(swapped, base)
     assert run == alone
@@ -359,23 +359,23 @@ def test_halves(layout):
 @every
 def test_refused_weights(layout):
     "A missing name, an unknown one, another shape: refused by the public name"
-    base = Base(tiny())
-    weights, config = written(some(layout, base), layout)
-    for k in weights.keys() - {EMBED}:
-        with pytest.raises(ValueError, match=f"^weights: without {k}$"): read({j: w for j, w in weights.items() if j != k}, config, layout, base)
-        with pytest.raises(ValueError, match=f"^weights: got {k} of shape"): read(weights | {k: weights[k][..., :-1]}, config, layout, base)
-    with pytest.raises(ValueError, match="^weights: with an unknown layers.1.mlp.up_proj.weight$"): read(weights | {"layers.1.mlp.up_proj.weight": torch.zeros(2)}, config, layout, base)
+    base = TargetModel(tiny())
+    weights, config = to_layout(some(layout, base), layout)
+    for k in weights.keys() - {EMBED_NAMES}:
+        with pytest.raises(ValueError, match=f"^weights: without {k}$"): from_layout({j: w for j, w in weights.items() if j != k}, config, layout, base)
+        with pytest.raises(ValueError, match=f"^weights: got {k} of shape"): from_layout(weights | {k: weights[k][..., :-1]}, config, layout, base)
+    with pytest.raises(ValueError, match="^weights: with an unknown layers.1.mlp.up_proj.weight$"): from_layout(weights | {"layers.1.mlp.up_proj.weight": torch.zeros(2)}, config, layout, base)
 
 
 @every
 def test_refused_targets(layout):
     "Another hidden size, another vocabulary, another number of layers, another head: refused with what differs; without our entry a head is not seen"
-    base = Base(tiny())
-    weights, config = written(some(layout, base), layout)
+    base = TargetModel(tiny())
+    weights, config = to_layout(some(layout, base), layout)
     strange = {k: v for k, v in config.items() if k != "specref"}
-    for other in (tiny(heads=2), tiny(V=25), tiny(L=7), tiny(seed=9)): refuses("(config|target|weights)", read, weights, config, layout, Base(other))
-    for other in (tiny(heads=2), tiny(V=25)): refuses("(config|weights)", read, weights, strange, layout, Base(other))
-    if EMBED not in weights: read(weights, strange, layout, Base(tiny(seed=9)))
+    for other in (tiny(heads=2), tiny(V=25), tiny(L=7), tiny(seed=9)): refuses("(config|target|weights)", from_layout, weights, config, layout, TargetModel(other))
+    for other in (tiny(heads=2), tiny(V=25)): refuses("(config|weights)", from_layout, weights, strange, layout, TargetModel(other))
+    if EMBED_NAMES not in weights: from_layout(weights, strange, layout, TargetModel(tiny(seed=9)))
 
 
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
@@ -390,24 +390,24 @@ LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(med
 @every
 def test_refused_configurations(layout):
     "What a configuration asks for and we do not have is refused, one entry at a time; as it was, it is read"
-    base = Base(tiny())
-    weights, config = written(some(layout, base), layout)
-    read(weights, config, layout, base)
+    base = TargetModel(tiny())
+    weights, config = to_layout(some(layout, base), layout)
+    from_layout(weights, config, layout, base)
     inside = "transformer_layer_config" if "transformer_layer_config" in config else None
     flat = [{inside: config[inside] | bad} if inside else bad for bad in LESS["flat"]*(layout.make is not Medusa)]
     for bad in [*flat, *LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]:
-        refuses("(config|weights|reads|heads|ids|draft)", read, weights, config | bad, layout, base)
+        refuses("(config|weights|reads|heads|ids|draft)", from_layout, weights, config | bad, layout, base)
 
 
 def test_refused_networks():
     "What a layout cannot say is not written: another class, layers of one's own, switches, a read of the last state"
-    base = Base(tiny())
-    refuses("net", written, random(Medusa, base), LAYOUTS["eagle"])
-    refuses("net", written, random(Eagle, base), LAYOUTS["eagle3"])
-    refuses("net", written, spoken(base, 9, reads=(1, 2, 3)), LAYOUTS["eagle3"])
-    refuses("net", written, spoken(base, 9, fc_norm=True), LAYOUTS["eagle3"])
-    refuses("net", written, spoken(base, 9, norm_output=True), LAYOUTS["eagle3"])
-    refuses("reads", written, spoken(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
+    base = TargetModel(tiny())
+    refuses("net", to_layout, random(Medusa, base), LAYOUTS["eagle"])
+    refuses("net", to_layout, random(Eagle, base), LAYOUTS["eagle3"])
+    refuses("net", to_layout, spoken(base, 9, reads=(1, 2, 3)), LAYOUTS["eagle3"])
+    refuses("net", to_layout, spoken(base, 9, fc_norm=True), LAYOUTS["eagle3"])
+    refuses("net", to_layout, spoken(base, 9, norm_output=True), LAYOUTS["eagle3"])
+    refuses("reads", to_layout, spoken(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
 
 
 # Forms
@@ -417,17 +417,17 @@ facts = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), ma
 @given(facts, st.integers(0, 2))
 def test_a_form_reads_what_it_wrote(facts, first):
     "Filling in and reading are inverse to each other, nested or not, whatever lists count from"
-    form = {"x": Blank("a"), "same": 3, "in": {"y": Blank("b", first=first), "z": Blank("c")}, "by": Note("us"), "no": None}
-    config = json.loads(json.dumps(filled(form, facts)))
-    assert told(form, config) == facts and "no" not in config and config["by"] == "us" and config["in"]["y"] == [k - first for k in facts["b"]]
-    assert told(form, config | {"by": "others", "no": False, "more": 1}) == facts
-    for bad in ({"same": 4}, {"no": 1}, {"x": None}, {"in": 7}, {"in": {}}): refuses("config", told, form, config | bad)
+    form = {"x": Field("a"), "same": 3, "in": {"y": Field("b", first=first), "z": Field("c")}, "by": Constant("us"), "no": None}
+    config = json.loads(json.dumps(fill_form(form, facts)))
+    assert read_form(form, config) == facts and "no" not in config and config["by"] == "us" and config["in"]["y"] == [k - first for k in facts["b"]]
+    assert read_form(form, config | {"by": "others", "no": False, "more": 1}) == facts
+    for bad in ({"same": 4}, {"no": 1}, {"x": None}, {"in": 7}, {"in": {}}): refuses("config", read_form, form, config | bad)
 
 
 def test_defaults():
     "Where a form is silent the default holds, if there is one"
-    assert told({"a": Blank("x", 5), "b": 1}, {}) == {"x": 5}
-    refuses("config", told, {"a": Blank("x")}, {})
+    assert read_form({"a": Field("x", 5), "b": 1}, {}) == {"x": 5}
+    refuses("config", read_form, {"a": Field("x")}, {})
 
 
 # Files
@@ -435,7 +435,7 @@ def test_defaults():
 @every
 def test_folders(layout, tmp_path):
     "Through files and back; the first of the public files by its name; an old binary file is read as well"
-    base = Base(tiny())
+    base = TargetModel(tiny())
     net = some(layout, base)
     to_folder(net, layout, tmp_path/"a"/"b", "who")
     folder = tmp_path/"a"/"b"
@@ -447,13 +447,13 @@ def test_folders(layout, tmp_path):
 
 def test_nothing_half_written(tmp_path, monkeypatch):
     "A refusal, or an interruption at any of the two files, leaves no folder; the next attempt is not disturbed by what lies about"
-    base, layout = Base(tiny()), LAYOUTS["eagle3"]
+    base, layout = TargetModel(tiny()), LAYOUTS["eagle3"]
     net = spoken(base, 9)
     refuses("net", to_folder, spoken(base, 9, reads=(1, 2, 3)), layout, tmp_path/"x")
     assert not list(tmp_path.iterdir())
     for name in ("save_file", "json"):
         with monkeypatch.context() as m:
-            m.setattr(layouts, name, None)   # fails when it is reached
+            m.setattr(checkpoints, name, None)   # fails when it is reached
             with pytest.raises((TypeError, AttributeError)): to_folder(net, layout, tmp_path/"x")
         assert not (tmp_path/"x").exists()
     to_folder(net, layout, tmp_path/"x")
@@ -465,7 +465,7 @@ def test_nothing_half_written(tmp_path, monkeypatch):
 
 def test_broken_folders(tmp_path):
     "No folder, a file that is missing, cut off, or no configuration: a ValueError about the folder"
-    base, layout = Base(tiny()), LAYOUTS["eagle"]
+    base, layout = TargetModel(tiny()), LAYOUTS["eagle"]
     refuses("folder", from_folder, tmp_path/"none", layout, base)
     for k, spoil in enumerate((lambda f: (f/"config.json").unlink(), lambda f: (f/"model.safetensors").unlink(), lambda f: (f/"model.safetensors").write_bytes((f/"model.safetensors").read_bytes()[:99]),
                                lambda f: (f/"config.json").write_text("{"), lambda f: (f/"config.json").write_text("[1]"))):

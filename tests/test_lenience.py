@@ -8,16 +8,15 @@ from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, cold, constant, draws, killer, laws, models, pairs, proves, refuses, seeds, sizes
-from specref.chance import Seeded, distance, law_of, tape
-from specref.cost import best_gamma, speedup
-from specref.law import exact, greedy, overlap, point, residual, tv
-from specref.lenience import (Blend, Confident, Rule, cascade, entropy, gate, lenient, lenient_greedy, mixture, rank, rollback, strict,
-                              text_law, top_beta, toward, typical)
-from specref.loop import Verdict, generate, loop_law, nothing, plain, rounds
-from specref.reject import Chain, capped_geometric, reject
-from specref.siblings import Branching
-from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree, iid, line
+from specref.core.rng import Seeded, tv_outcomes, law_of, verdict_tape
+from specref.core.cost import best_gamma, speedup
+from specref.core.law import exact, greedy, overlap, one_hot, residual, tv
+from specref.verify.lossy import CombinedModel, BildDraft, AcceptanceRule, cascade, entropy, accept_set, lenient, lenient_greedy, ensemble, token_ranks, bild_rollback, standard_rule, text_law, top_beta, reject_toward, typical
+from specref.core.loop import Verdict, generate, loop_law, no_draft, autoregressive, rounds
+from specref.verify.reject import Chain, capped_geometric, reject
+from specref.verify.siblings import Branching
+from specref.core.target import TableModel, random_table, target_law
+from specref.core.tree import Tree, iid, chain_nodes
 
 many = settings(max_examples=120)
 some = settings(max_examples=40)
@@ -51,17 +50,17 @@ def judged(draw, sizes=st.integers(2, 4)):
     p, q = draw(pairs(sizes))
     share = np.array(draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
     r = draw(laws(len(p)))
-    return p, q, Rule(lambda p, q: q * share, lambda p, q: r)
+    return p, q, AcceptanceRule(lambda p, q: q * share, lambda p, q: r)
 
 
 RULES = {
-    "strict": strict, "lenient": lenient(F(1, 3)), "other residual": other(F(1, 3)), "ensemble": toward(mixture(F(1, 3))), "cascade": toward(cascade(F(1, 2))),
-    "greedy lenience": lenient_greedy(F(1, 2)), "top-2": top_beta(2, 1.), "typical": typical(), "typical, greedy": typical(.3, .5, greedy), "rollback": rollback(1.),
-    "redraw from p": Rule(np.minimum, lambda p, q: p),
+    "strict": standard_rule, "lenient": lenient(F(1, 3)), "other residual": other(F(1, 3)), "ensemble": reject_toward(ensemble(F(1, 3))), "cascade": reject_toward(cascade(F(1, 2))),
+    "greedy lenience": lenient_greedy(F(1, 2)), "top-2": top_beta(2, 1.), "typical": typical(), "typical, greedy": typical(.3, .5, greedy), "rollback": bild_rollback(1.),
+    "redraw from p": AcceptanceRule(np.minimum, lambda p, q: p),
 }
 named = st.sampled_from(sorted(RULES)).map(RULES.get)
-GATES = {"greedy lenience": lenient_greedy(F(1, 2)), "l = 1": lenient_greedy(1), "top": top_beta(1, inf), "top-2": top_beta(2, .7), "tied": top_beta(3, 0), "rollback": rollback(.9),
-         "no rollback": rollback(inf), "always": rollback(0), "typical": typical(.09, .3, greedy), "looser": typical(.5, .9, greedy)}
+GATES = {"greedy lenience": lenient_greedy(F(1, 2)), "l = 1": lenient_greedy(1), "top": top_beta(1, inf), "top-2": top_beta(2, .7), "tied": top_beta(3, 0), "rollback": bild_rollback(.9),
+         "no rollback": bild_rollback(inf), "always": bild_rollback(0), "typical": typical(.09, .3, greedy), "looser": typical(.5, .9, greedy)}
 gates = st.sampled_from(sorted(GATES)).map(GATES.get)
 
 
@@ -108,11 +107,11 @@ def test_a_surplus_costs_what_it_is_worth(pq, data):
     "Any share between min(p, q) and q, with the strict redraw: bias = a - β, and the rule is speculative sampling of its own law"
     p, q = pq
     more = np.array(data.draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
-    rule = Rule(lambda p, q: np.minimum(p, q) + more * (q - np.minimum(p, q)), residual)
+    rule = AcceptanceRule(lambda p, q: np.minimum(p, q) + more * (q - np.minimum(p, q)), residual)
     law, k = rule.law(p, q), rule.kept(p, q)
     assert rule.bias(p, q) == k.sum() - overlap(p, q)
     assert (np.minimum(law, q) == k).all() and (np.maximum(law - q, 0) == (1 - k.sum()) * residual(p, q)).all()
-    assert (toward(lambda p, q: law).law(p, q) == law).all() and toward(lambda p, q: law).acceptance(p, q) == k.sum()
+    assert (reject_toward(lambda p, q: law).law(p, q) == law).all() and reject_toward(lambda p, q: law).acceptance(p, q) == k.sum()
     assert ((np.minimum(p, q) <= law) & (law <= np.maximum(p, q))).all()
 
 
@@ -173,19 +172,19 @@ def test_strict_is_reject(pq, gamma, seed):
     "The same verdict from the same noise, in fractions and in floats, at l = 1 too"
     for p, q in (pq, [w.astype(float) for w in pq]):
         tree = Chain(TableModel(len(q), lambda text: q), gamma)((0,), Seeded(seed))
-        assert len({rule([p] * len(tree), tree, Seeded(seed + 1)) for rule in (reject, strict, lenient(1), toward(lambda p, q: p), toward(mixture(1)))}) == 1
+        assert len({rule([p] * len(tree), tree, Seeded(seed + 1)) for rule in (reject, standard_rule, lenient(1), reject_toward(lambda p, q: p), reject_toward(ensemble(1)))}) == 1
 
 
 @some
 @given(models(), st.integers(1, 3), st.integers(1, 3))
-def test_strict_keeps_the_contract(pair, gamma, n): verifier_contract(pair[0], Chain(pair[1], gamma), strict, (0,), n)
+def test_strict_keeps_the_contract(pair, gamma, n): verifier_contract(pair[0], Chain(pair[1], gamma), standard_rule, (0,), n)
 
 
 def test_lenience_on_a_tape():
     "Token 3 of the book's pair at l = 1/2 is kept below 1/2 and not at it; the redraw comes from the tape"
     p, q = CANON
     tree = Tree((0,)); tree.add(0, 3, q)
-    judge = lambda u: lenient(F(1, 2))([p, p], tree, tape([0, u], [.8, .5]))
+    judge = lambda u: lenient(F(1, 2))([p, p], tree, verdict_tape([0, u], [.8, .5]))
     assert judge(.4999) == Verdict(1, 1) and judge(.5) == Verdict(0, 1)
 
 
@@ -196,7 +195,7 @@ def test_floats(pq, l):
     p, q = (w.astype(float) for w in pq)
     law = lenient(float(l)).law(p, q)
     assert abs(law - lenient(l).law(*pq).astype(float)).max() < 1e-9 and abs(law.sum() - 1) < 1e-12
-    assert distance(token_law_of_floats(lenient(float(l)), p, q), as_dict(law)) < 1e-12
+    assert tv_outcomes(token_law_of_floats(lenient(float(l)), p, q), as_dict(law)) < 1e-12
 
 
 def token_law_of_floats(rule, p, q):
@@ -230,7 +229,7 @@ def test_bonus_tokens_make_the_product_wrong():
     "γ = 1 on the pair that kills: two tokens are not two steps, and the bias falls with γ"
     (p, q), rule = killer(), lenient(F(1, 4))
     steps = TableModel(3, lambda text: rule.law(p.law(text), q.law(text)))
-    off = [distance(text_law(rule, p, q, gamma, (0,), 4), target_law(p, (0,), 4)) for gamma in (1, 2, 4)]
+    off = [tv_outcomes(text_law(rule, p, q, gamma, (0,), 4), target_law(p, (0,), 4)) for gamma in (1, 2, 4)]
     assert text_law(rule, p, q, 1, (0,), 2) != target_law(steps, (0,), 2) == text_law(rule, p, q, 2, (0,), 2) and off == sorted(set(off))
 
 
@@ -250,7 +249,7 @@ def test_the_share_of_bonus_tokens(pq, l, gamma):
 def test_the_share_in_the_long_run(gamma):
     "A rule that marks its bonus tokens: their share among many tokens approaches a^γ/(1 + ... + a^γ)"
     a, q = F(1, 2), exact(1, 1)
-    rule = Rule(lambda p, q: q * np.array([F(1), F(0)], dtype=object), lambda p, q: point(0 if q.any() else 1, 2, exact=True))
+    rule = AcceptanceRule(lambda p, q: q * np.array([F(1), F(0)], dtype=object), lambda p, q: one_hot(0 if q.any() else 1, 2, exact=True))
     marked = [sum(w for y, w in text_law(rule, constant(1, 1), constant(*q), gamma, (0,), n).items() if y[-1]) for n in (9, 10, 11)]
     assert rule.acceptance(q, q) == a and all(abs(m - a**gamma / capped_geometric(a, gamma)) < F(1, 100) for m in marked)
 
@@ -283,7 +282,7 @@ def test_every_emitted_token_is_good_enough(pair, rule, gamma, seed):
 def test_strict_greedy(pair, gamma, how):
     "At their strict ends the greedy rules emit the greedy text with certainty, whatever is drafted, ties and all"
     target, draft = pair
-    rule = {"lenient_greedy(1)": lenient_greedy(1), "top_beta(1, inf)": top_beta(1, inf), "rollback(0)": rollback(0), "typical at T = 0": typical()}[how]
+    rule = {"lenient_greedy(1)": lenient_greedy(1), "top_beta(1, inf)": top_beta(1, inf), "rollback(0)": bild_rollback(0), "typical at T = 0": typical()}[how]
     rows = cold(target) if how == "typical at T = 0" else target
     want = target_law(cold(target), (0,), 4)
     for drafter in (Chain(draft, gamma), Chain(cold(draft), gamma)): assert loop_law(rows, drafter, rule, (0,), 4) == want
@@ -329,7 +328,7 @@ def test_top_beta(p, beta, tau):
     order = sorted(range(5), key=lambda x: (-p[x], x))
     gap = lambda x: log(float(max(p))) - log(float(p[x])) if p[x] else inf
     assume(all(abs(gap(x) - tau) > 1e-9 or gap(x) == 0 for x in range(5)))
-    assert keeps(beta, tau) == {x for x in order[:beta] if gap(x) <= tau} and [order[i] for i in rank(p)[order]] == order
+    assert keeps(beta, tau) == {x for x in order[:beta] if gap(x) <= tau} and [order[i] for i in token_ranks(p)[order]] == order
     assert keeps(5, inf) == set(range(5)) and keeps(beta, tau) <= keeps(min(beta + 1, 5), tau) and keeps(beta, tau) <= keeps(beta, tau + .5)
     if len({*p}) == 5: assert keeps(beta, 0) == {order[0]}
 
@@ -372,12 +371,12 @@ def test_typical(pq, epsilon, delta):
 def test_confident_drafts(pair, gamma, fallback, seed):
     "The argmax while it has enough weight; honest edges; a higher threshold never drafts more"
     draft = pair[1]
-    drafter_contract(Confident(draft, gamma, fallback), (0, 1))
-    tree = Confident(draft, gamma, fallback)((0,), Seeded(seed))
+    drafter_contract(BildDraft(draft, gamma, fallback), (0, 1))
+    tree = BildDraft(draft, gamma, fallback)((0,), Seeded(seed))
     assert tree.parent == list(range(-1, len(tree) - 1)) and len(tree) <= gamma + 1
     for i in range(1, len(tree)): assert tree.token[i] == np.argmax(draft.law(tree.text(i - 1))) and max(draft.law(tree.text(i - 1))) >= fallback
     if len(tree) <= gamma: assert max(draft.law(tree.text(len(tree) - 1))) < fallback
-    assert len(Confident(draft, gamma, fallback + F(1, 6))((0,), Seeded(seed))) <= len(tree)
+    assert len(BildDraft(draft, gamma, fallback + F(1, 6))((0,), Seeded(seed))) <= len(tree)
 
 
 @some
@@ -385,8 +384,8 @@ def test_confident_drafts(pair, gamma, fallback, seed):
 def test_the_ends_of_bild(pair, gamma, fallback, rb, ctx):
     "FB > 1: the large model alone, a call a token; RB = 0: its greedy text; FB = 0 and RB = ∞: every draft of the small one stands"
     target, draft = pair
-    alone = lambda model: plain(cold(model), ctx, 6, Seeded(0))
-    run = lambda fb, rb: generate(target, Confident(draft, gamma, fb), rollback(rb), ctx, 6, Seeded(0))
+    alone = lambda model: autoregressive(cold(model), ctx, 6, Seeded(0))
+    run = lambda fb, rb: generate(target, BildDraft(draft, gamma, fb), bild_rollback(rb), ctx, 6, Seeded(0))
     never = run(F(11, 10), rb)
     assert never == alone(target) and never.ledger.models["target"].calls == 6 and run(fallback, 0) == alone(target)
     free = run(0, inf)
@@ -399,12 +398,12 @@ def test_rollback_in_nats(p, rb):
     "Kept: what costs at most α_RB nats, and the argmax"
     cost = lambda x: -log(float(p[x])) if p[x] else inf
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
-    assert set(map(int, np.flatnonzero(rollback(rb).kept(p, exact(1, 1, 1, 1)) > 0))) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
+    assert set(map(int, np.flatnonzero(bild_rollback(rb).kept(p, exact(1, 1, 1, 1)) > 0))) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
 
 
 # Another target
 
-BLENDS = {"ensemble": mixture(F(1, 3)), "target": mixture(1), "draft": mixture(0), "cascade": cascade(F(1, 2)), "squares": lambda p, q: exact(*(p * p + q)), "opposite": lambda p, q: p[::-1]}
+BLENDS = {"ensemble": ensemble(F(1, 3)), "target": ensemble(1), "draft": ensemble(0), "cascade": cascade(F(1, 2)), "squares": lambda p, q: exact(*(p * p + q)), "opposite": lambda p, q: p[::-1]}
 blends = st.sampled_from(sorted(BLENDS)).map(BLENDS.get)
 
 
@@ -413,7 +412,7 @@ blends = st.sampled_from(sorted(BLENDS)).map(BLENDS.get)
 @given(models(), blends, st.sampled_from([(1,), (1, 1), (2,), (2, 1)]), draws, st.integers(1, 3))
 def test_blends_are_targets(pair, f, shape, how, n):
     "Chains and trees, drafted from q in every way, judged against f(p, q): the law is that of f"
-    blend = Blend(*pair, f)
+    blend = CombinedModel(*pair, f)
     assert loop_law(blend, Branching(pair[1], shape, DRAWS[how]), reject, (0,), n) == target_law(blend, (0,), n)
 
 
@@ -425,17 +424,17 @@ def test_one_step_towards_another_target(pq, data):
     p, q = pq
     w = data.draw(zero_to_one)
     for f in (data.draw(laws(len(p))), w * p + (1 - w) * q, lenient(F(1, 3)).law(p, q), p, q):
-        rule = toward(lambda p, q: f)
+        rule = reject_toward(lambda p, q: f)
         assert (rule.law(p, q) == f).all() and rule.acceptance(p, q) == 1 - tv(f, q) and rule.bias(p, q) == tv(f, p)
         between = ((np.minimum(p, q) <= f) & (f <= np.maximum(p, q))).all()
         assert (rule.bias(p, q) == rule.acceptance(p, q) - overlap(p, q)) == between
-    assert token_law(toward(lambda p, q: f), p, q) == as_dict(f)
+    assert token_law(reject_toward(lambda p, q: f), p, q) == as_dict(f)
 
 
 @given(pairs(), zero_to_one)
 def test_ensembles(pq, w):
     "Acceptance 1 - w(1 - β), bias (1 - w)(1 - β), and the strict redraw"
-    (p, q), rule = pq, toward(mixture(w))
+    (p, q), rule = pq, reject_toward(ensemble(w))
     left = 1 - overlap(p, q)
     assert rule.acceptance(p, q) == 1 - w * left and rule.bias(p, q) == (1 - w) * left
     if w and left: assert (rule.otherwise(p, q) == residual(p, q)).all()
@@ -445,7 +444,7 @@ def test_ensembles(pq, w):
 def test_a_target_that_looks_at_the_draft():
     "f = q for the token that q is sure of and p for the others: the law is neither"
     p, q = CANON
-    peeking = Rule(lambda p, q: np.where(q >= F(4, 10), q, np.minimum(p, q)), residual)
+    peeking = AcceptanceRule(lambda p, q: np.where(q >= F(4, 10), q, np.minimum(p, q)), residual)
     law = token_law(peeking, p, q)
     assert law == as_dict(peeking.law(p, q)) and law not in (as_dict(p), as_dict(q)) and peeking.bias(p, q) == F(3, 10)
 
@@ -456,7 +455,7 @@ def test_transformers_weighs_in_the_same_way():
     from unittest.mock import patch
     from transformers.generation.utils import _speculative_sampling
     (p, q), w = (a.astype(float) for a in CANON), .4
-    rule, logs = toward(mixture(w)), lambda *rows: torch.tensor(np.log(rows))[None]
+    rule, logs = reject_toward(ensemble(w)), lambda *rows: torch.tensor(np.log(rows))[None]
     for x in range(4):
         for u in np.arange(.025, 1, .05):
             seen = []
@@ -464,15 +463,15 @@ def test_transformers_weighs_in_the_same_way():
             with patch("torch.rand_like", lambda ratio: torch.full_like(ratio, u)), patch("torch.multinomial", pick):
                 _, n = _speculative_sampling(torch.tensor([[0, x]]), logs(q), 1, logs(p, p), assistant_ensemble_weight=w)
             tree = Tree((0,)); tree.add(0, x, q)
-            assert rule([p, p], tree, tape([0, u], [.5, .5])).node == int(n)
+            assert rule([p, p], tree, verdict_tape([0, u], [.5, .5])).node == int(n)
             np.testing.assert_allclose(seen[0], p if n else rule.otherwise(p, q), atol=1e-6)
 
 
 def test_blends_of_transformers():
     "Rows of the embedded models, mixed at every node of a drafted tree; the shorter reach of the two counts"
-    from specref.models import embedded
+    from specref.models.embedded import embedded
     big, small = embedded("target"), embedded("small")
-    blend = Blend(big, small, mixture(.25))
+    blend = CombinedModel(big, small, ensemble(.25))
     tree = Branching(small, (2, 1))((5, 6, 7), Seeded(1))
     rows, p, q = blend(tree), embedded("target")(tree), embedded("small")(tree)
     for i in range(len(tree)): np.testing.assert_allclose(rows[i], .25 * p[i] + .75 * q[i], atol=1e-5)
@@ -490,26 +489,26 @@ def test_siblings_are_refused():
         for u in parents: tree.add(u, 3, q)
         for rule in RULES.values(): refuses("tree", rule, [p] * len(tree), tree, Seeded(0))
     tree = Tree((0,)); tree.add(0, 1); c = tree.add(0, 3, q); tree.add(c, 2)
-    assert line(tree) == [0, c] and lenient(F(1, 10))([p] * len(tree), tree, Seeded(0)).node == c
-    assert loop_law(constant(*p), nothing, lenient(F(1, 10)), (0,), 2) == target_law(constant(*p), (0,), 2)
-    assert loop_law(constant(*p), nothing, lenient_greedy(F(1, 10)), (0,), 2) == {(0, 0): 1}
+    assert chain_nodes(tree) == [0, c] and lenient(F(1, 10))([p] * len(tree), tree, Seeded(0)).node == c
+    assert loop_law(constant(*p), no_draft, lenient(F(1, 10)), (0,), 2) == target_law(constant(*p), (0,), 2)
+    assert loop_law(constant(*p), no_draft, lenient_greedy(F(1, 10)), (0,), 2) == {(0, 0): 1}
 
 
 def test_doors():
     nan = float("nan")
     for l in (0, -1, 1.1, nan, inf, None, "1", True): refuses("l", lenient, l); refuses("l", lenient_greedy, l)
     for beta in (0, -1, 1.5, None, True): refuses("beta", top_beta, beta, 1.)
-    for bad in (-1, nan, None, "1", -inf): refuses("tau", top_beta, 1, bad); refuses("alpha_rb", rollback, bad)
+    for bad in (-1, nan, None, "1", -inf): refuses("tau", top_beta, 1, bad); refuses("alpha_rb", bild_rollback, bad)
     for bad in (-.1, 1.1, nan, inf, None):
-        refuses("epsilon", typical, bad); refuses("delta", typical, .09, bad); refuses("w", mixture, bad)
+        refuses("epsilon", typical, bad); refuses("delta", typical, .09, bad); refuses("w", ensemble, bad)
     for bad in (1, 1., F(1)): refuses("delta", typical, 1, bad)   # nothing is typical of a uniform law, the argmax too
-    for bad in (-.1, nan, inf, None): refuses("fallback", Confident, None, 2, bad); refuses("sure", cascade, bad)
-    for bad in (0, -1, 1.5, None): refuses("gamma", Confident, None, bad, .5); refuses("gamma", text_law, strict, constant(1, 1), constant(1, 1), bad, (0,), 1)
-    refuses("n", text_law, strict, constant(1, 1), constant(1, 1), 1, (0,), -1); refuses("ctx", text_law, strict, constant(1, 1), constant(1, 1), 1, (), 1)
-    refuses("kept", Rule, None, residual); refuses("otherwise", Rule, np.minimum, 1)
-    refuses("draft", Blend, constant(1, 1), constant(1, 1, 1), mixture(.5))
-    refuses("draft", text_law, strict, constant(1, 1), constant(1, 1, 1), 1, (0,), 1)
+    for bad in (-.1, nan, inf, None): refuses("fallback", BildDraft, None, 2, bad); refuses("sure", cascade, bad)
+    for bad in (0, -1, 1.5, None): refuses("gamma", BildDraft, None, bad, .5); refuses("gamma", text_law, standard_rule, constant(1, 1), constant(1, 1), bad, (0,), 1)
+    refuses("n", text_law, standard_rule, constant(1, 1), constant(1, 1), 1, (0,), -1); refuses("ctx", text_law, standard_rule, constant(1, 1), constant(1, 1), 1, (), 1)
+    refuses("kept", AcceptanceRule, None, residual); refuses("otherwise", AcceptanceRule, np.minimum, 1)
+    refuses("draft", CombinedModel, constant(1, 1), constant(1, 1, 1), ensemble(.5))
+    refuses("draft", text_law, standard_rule, constant(1, 1), constant(1, 1, 1), 1, (0,), 1)
     tree = Tree((0,)); tree.add(0, 1, exact(1, 1, 1))
     for rule in RULES.values():
         for short in ([1], [1, 1], [1, 1, 1, 1]): refuses("q", rule, [exact(*short)] * 2, tree, Seeded(0))
-    for ask in (strict.law, strict.acceptance, strict.bias, lenient_greedy(1).law): refuses("q", ask, exact(1, 1), exact(1, 1, 1))
+    for ask in (standard_rule.law, standard_rule.acceptance, standard_rule.bias, lenient_greedy(1).law): refuses("q", ask, exact(1, 1), exact(1, 1, 1))

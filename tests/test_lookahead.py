@@ -9,14 +9,14 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, refuses, seeds
-from specref.chance import Branch, Seeded, law_of
-from specref.law import point
-from specref.lookahead import Lookahead, Pool, comb, ngrams
-from specref.loop import Round, generate, learn, loop_law, match, nothing, plain, rounds
-from specref.models import DOMAINS, embedded, prompts, tokenizer
-from specref.reject import reject
-from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree, ancestor_mask, points, positions
+from specref.core.rng import Enumerator, Seeded, law_of
+from specref.core.law import one_hot
+from specref.draft.lookahead import Lookahead, NgramPool, window_probes, ngrams
+from specref.core.loop import Round, generate, loop_law, match, no_draft, autoregressive, rounds
+from specref.models.embedded import DOMAINS, embedded, prompts, tokenizer
+from specref.verify.reject import reject
+from specref.core.target import TableModel, random_table, target_law
+from specref.core.tree import Tree, ancestor_mask, points, positions
 
 tokens = st.integers(0, 2)
 contexts = st.lists(tokens, min_size=1, max_size=4).map(tuple)
@@ -31,7 +31,7 @@ def states(draw, V=3):
     lengths = [W + N - 2 - R, *[W + N - 1 - R]*(R - 1)]
     rows = tuple(tuple(draw(st.lists(tokens, min_size=k, max_size=k))) for k in lengths)
     grams = st.lists(st.tuples(tokens, st.lists(tokens, min_size=N - 1, max_size=N - 1).map(tuple)), max_size=8)
-    return Lookahead(V, W, N, G, draw(st.booleans()), True, rows, Pool().add(draw(grams), G))
+    return Lookahead(V, W, N, G, draw(st.booleans()), True, rows, NgramPool().add(draw(grams), G))
 
 
 def run(target, drafter, ctx, k, seed=0):
@@ -53,7 +53,7 @@ def staircase(R, C):
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_the_comb_is_the_staircase(R, C, t, data):
     rows = [tuple(data.draw(st.lists(tokens, min_size=k, max_size=k))) for k in (C - 1, *[C]*(R - 1))]
-    tree = comb(Tree((0,)*t), rows)
+    tree = window_probes(Tree((0,)*t), rows)
     see, at = staircase(R, C)
     assert (ancestor_mask(tree) == see).all() and (positions(tree) == t - 1 + at).all() and len(tree) == R*C
     for r in range(R):
@@ -137,18 +137,18 @@ def test_warm_up(size, ctx):
 @given(st.lists(st.tuples(tokens, st.tuples(tokens, tokens)), max_size=20), st.integers(1, 4))
 def test_the_pool(grams, most):
     "The runs written last, each once, oldest first; a value: adding leaves it alone, equal pools are equal however made"
-    pool = Pool().add(grams, most)
+    pool = NgramPool().add(grams, most)
     for key in range(3):
         mine = [g for k, g in grams if k == key]
         assert list(pool.get(key, ())) == sorted(set(mine), key=lambda g: len(mine) - mine[::-1].index(g))[-most:]
-    assert Pool().add(grams, most) == pool and hash(Pool(reversed(pool.items()))) == hash(pool)
+    assert NgramPool().add(grams, most) == pool and hash(NgramPool(reversed(pool.items()))) == hash(pool)
     before = dict(pool)
     assert pool.add([(0, (9, 9))], most) != pool == before
 
 
 def test_a_column_out_of_step():
     "On the page's alphabet: after several tokens at once, column 0 writes a run that the language lacks; the other columns do not"
-    target = TableModel(8, lambda text: point((text[-1] + 1) % 8, 8))
+    target = TableModel(8, lambda text: one_hot((text[-1] + 1) % 8, 8))
     *_, (_, round, after) = run(target, Lookahead(8, 3, 3, 2, rows=((5, 2), (1, 6, 3))), (0,), 4)
     assert round.tree.ctx[-1] == 5 and [(k, g) for k, gs in after.pool.items() for g in gs if (k, *g) != tuple((k + i) % 8 for i in range(3))] == [(5, (4, 5))]
 
@@ -160,7 +160,7 @@ def test_ngrams(): assert ngrams((1, 2, 3), 2) == [(1, (2,)), (2, (3,))] and ngr
 @given(states(), contexts)
 def test_what_is_offered(drafter, ctx):
     "The window first; below the context the pool's runs of the current token, shared beginnings once, and only from a full window"
-    tree, C = drafter(ctx, Branch()), len(drafter.rows[0]) + 1
+    tree, C = drafter(ctx, Enumerator()), len(drafter.rows[0]) + 1
     runs = drafter.pool.get(ctx[-1], ()) if len(drafter.rows) == drafter.N - 1 else ()
     offered = [tree.path(i) for i in range(len(tree)) if tree.law[i] is not None]
     assert sorted(offered) == sorted({g[:i] for g in runs for i in range(1, len(g) + 1)})
@@ -218,7 +218,7 @@ def test_states_are_values(pair, drafter, ctx):
     "Equal and of equal hash when learnt from the same round; the round itself decides, not a memory"
     round = next(rounds(pair[0], drafter, reject, ctx, Seeded(0)))
     a, b = drafter.learn(round), replace(drafter).learn(round)
-    assert a == b and hash(a) == hash(b) and learn(drafter, round) == a
+    assert a == b and hash(a) == hash(b) and drafter.learn(round) == a
 
 
 # At size
@@ -234,7 +234,7 @@ def test_one_call_a_round(domain, temperature):
     out = generate(model, Lookahead(model.V), reject, prompt, 48, Seeded(1))
     calls, n = out.ledger.models["target"], len(out.ledger.rounds)
     assert calls.calls == n < 48 and calls.tokens <= n*14*4 + out.ledger.num_accepted_tokens
-    if temperature == 0: assert out == plain(model, prompt, 48, Seeded(1)) and n < 42
+    if temperature == 0: assert out == autoregressive(model, prompt, 48, Seeded(1)) and n < 42
 
 
 @faithful("Lookahead")
@@ -268,14 +268,14 @@ def test_doors():
     for rows in (((0,),), ((0, 1), (1,)), ((0,), (0, 1), (0, 1)), 5, None, (0,), ((3,), (0, 1)), ((.5,), (0, 1))): refuses("rows", Lookahead, 3, 2, 3, rows=rows)
     for pool in ({}, {0: ((1, 2),)}, 5, None): refuses("pool", Lookahead, 3, pool=pool)
     assert hash(Lookahead(3, 2, 3, rows=[[0], [0, 1]])) == hash(Lookahead(3, 2, 3, rows=((0,), (0, 1))))
-    for rows in ((), ((0,), (0,)), ((0,), (0, 1), (0,))): refuses("rows", comb, Tree((0,)), rows)
+    for rows in ((), ((0,), (0,)), ((0,), (0, 1), (0,))): refuses("rows", window_probes, Tree((0,)), rows)
     refuses("drafter", generate, random_table(3, 0), Lookahead(4), reject, (0,), 2, Seeded(0))
 
 
 def test_exercise_1():
     "W = G = 15, N = 5: 120 tokens a pass, 60 of them the window"
     runs = tuple((x, 0, 0, 0) for x in range(15))
-    tree = Lookahead(15, 15, 5, 15, rows=((0,)*14, *[(0,)*15]*3), pool=Pool({3: runs}))((3,), Branch())
+    tree = Lookahead(15, 15, 5, 15, rows=((0,)*14, *[(0,)*15]*3), pool=NgramPool({3: runs}))((3,), Enumerator())
     assert len(tree) == 120 and sum(q is None for q in tree.law) == 60
 
 

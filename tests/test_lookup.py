@@ -7,18 +7,18 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves, refuses, seeds
-from specref.chance import Branch, Seeded, law_of
-from specref.law import point
-from specref.loop import generate, loop_law, match, rounds
-from specref.lookup import Commonest, Places, PromptLookup, Reading, continuation, first_place, last_place, longest_ending
-from specref.models import DOMAINS, embedded, prompts
-from specref.reject import reject
-from specref.target import TableModel, target_law
-from specref.tree import Tree
+from specref.core.rng import Enumerator, Seeded, law_of
+from specref.core.law import one_hot
+from specref.core.loop import generate, loop_law, match, rounds
+from specref.draft.lookup import MostFrequent, NgramPlaces, PromptLookup, IncrementalReader, continuation, first_place, last_place, longest_ending
+from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.verify.reject import reject
+from specref.core.target import TableModel, target_law
+from specref.core.tree import Tree
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
-takes = st.sampled_from([first_place, last_place, Commonest(), Commonest(2, 2/3)])
+takes = st.sampled_from([first_place, last_place, MostFrequent(), MostFrequent(2, 2/3)])
 domains = pytest.mark.parametrize("domain", DOMAINS)
 
 
@@ -96,7 +96,7 @@ def test_failure_table_is_linear_on_hard_texts(most):
 @given(texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.sampled_from([(), (0,), (0, 2)]))
 def test_places(text, most, fewest, hits, tail, forbidden):
     "The same places as by looking everywhere, with at most `most` runs and `most` places a token"
-    index = Places(most, tail, forbidden)
+    index = NgramPlaces(most, tail, forbidden)
     for x in text: index.add(x)
     assert index.longest(fewest, hits) == by_search(text, most, fewest, hits, tail, forbidden)
     assert len(index.below) <= most * len(text) and sum(map(len, index.places.values())) <= most * len(text)
@@ -118,10 +118,10 @@ def state(index): return index.text, index.below, {k: v for k, v in index.places
 @given(st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6), st.integers(1, 3))
 def test_reading_along_is_reading_anew(steps, tail):
     "Texts that go on, go back, fork or repeat: the index is that of the last text alone; a text that goes on costs its new tokens, any other its length"
-    kept, notes, before, Noted.work = Reading(lambda: Places(3, tail)), Reading(Noted), (), 0
+    kept, notes, before, Noted.work = IncrementalReader(lambda: NgramPlaces(3, tail)), IncrementalReader(Noted), (), 0
     for cut, more in steps:
         text, work = before[:cut] + more, Noted.work
-        fresh = Places(3, tail)
+        fresh = NgramPlaces(3, tail)
         for x in text: fresh.add(x)
         assert state(kept(text)) == state(fresh) and tuple(notes(text).seen) == text
         on = text[:len(before)] == before
@@ -139,7 +139,7 @@ def test_a_list_that_grows_is_read_as_it_is_now():
 
 def test_reading_costs_the_new_tokens():
     "A text of n tokens in any number of pieces is read once; `find` reads nothing twice"
-    reading, Noted.work, text = Reading(Noted), 0, tuple(i * i % 7 for i in range(3000))
+    reading, Noted.work, text = IncrementalReader(Noted), 0, tuple(i * i % 7 for i in range(3000))
     for n in range(0, 3001, 3): reading(text[:n])
     assert Noted.work == 3000
     lookup = PromptLookup(7)
@@ -154,9 +154,9 @@ def test_reading_costs_the_new_tokens():
 def test_the_drafter(ctx, most, wanted):
     "A chain of point masses with the tokens that were found, a function of the text alone"
     lookup, tokens = PromptLookup(3, most, wanted, exact=True), continuation(ctx, most, wanted)
-    tree = lookup(ctx, Branch())
+    tree = lookup(ctx, Enumerator())
     assert tree.parent == list(range(-1, len(tokens))) and tuple(tree.token[1:]) == tokens
-    assert all(tuple(q) == tuple(point(x, 3)) for q, x in zip(tree.law[1:], tree.token[1:]))
+    assert all(tuple(q) == tuple(one_hot(x, 3)) for q, x in zip(tree.law[1:], tree.token[1:]))
     drafter_contract(lookup, ctx)
 
 
@@ -174,7 +174,7 @@ def test_variants(d, text):
     k, places = by_search(text, d.max_matching_ngram_size, d.min_matching_ngram_size, d.hits, d.tail, d.forbidden)
     num = min(d.num_draft_tokens, int(d.per_match * k))
     tails = {e: text[e:e+num] for e in places}
-    if isinstance(d.take, Commonest):
+    if isinstance(d.take, MostFrequent):
         seen = list(tails.values())[-d.take.window:]
         best = max(places[-d.take.window:], key=lambda e: (seen.count(tails[e]), -e), default=None)
         if best is not None and seen.count(tails[best]) < d.take.share * len(seen): best = None
@@ -222,8 +222,8 @@ def test_longest_match_wins():
 
 def test_a_drafter_is_a_value():
     "Equal and hashed alike whatever it has read"
-    a, b = PromptLookup(3, take=Commonest()), PromptLookup(3, take=Commonest())
-    a((0, 1, 0, 1), Branch())
+    a, b = PromptLookup(3, take=MostFrequent()), PromptLookup(3, take=MostFrequent())
+    a((0, 1, 0, 1), Enumerator())
     assert a == b and hash(a) == hash(b) and a != PromptLookup(3) and repr(a) == repr(b)
     assert PromptLookup(7) == PromptLookup(7, 3, 10, False)
 
@@ -239,7 +239,7 @@ def test_lookup_is_exact_and_kept_with_the_weight_of_its_token(pair, ctx, most, 
     for verify in (reject, match):
         verifier_contract(target, lookup, verify, ctx, n)
         ends, sure, text = law_of(lambda rng: next(rounds(target, lookup, verify, ctx, rng)).verdict.node), 1, ctx
-        for i, x in enumerate(lookup(ctx, Branch()).token[1:], 1):
+        for i, x in enumerate(lookup(ctx, Enumerator()).token[1:], 1):
             sure, text = sure * target.law(text)[x], (*text, x)
             assert sum(w for k, w in ends.items() if k >= i) == sure
 
@@ -260,7 +260,7 @@ def test_any_function_of_the_context(pair, seed):
     "A tree of point masses that is any function of the text: both judges give the same law of verdicts"
     def draft(ctx, rng):
         tree, x = Tree(ctx), hash((seed, *ctx))
-        for i in range(x % 4): tree.add(i and (x >> i) % i, (x >> 2*i) % 3, point((x >> 2*i) % 3, 3, exact=True))
+        for i in range(x % 4): tree.add(i and (x >> i) % i, (x >> 2*i) % 3, one_hot((x >> 2*i) % 3, 3, exact=True))
         return tree
     tokens = [law_of(lambda rng: next(rounds(pair[0], draft, verify, (0,), rng)).tokens) for verify in (reject, match)]
     assert tokens[0] == tokens[1] and loop_law(pair[0], draft, reject, (0,), 2) == target_law(pair[0], (0,), 2)
@@ -270,7 +270,7 @@ def test_any_function_of_the_context(pair, seed):
 
 def test_a_text_that_repeats_is_copied():
     "A target that goes on as before accepts whole runs: as many as were offered, and one more"
-    out = generate(TableModel(4, lambda text: point((text[-1] + 1) % 4, 4)), PromptLookup(4, 2, 3), reject, (0, 1, 2, 3, 0, 1, 2), 16, Seeded(0))
+    out = generate(TableModel(4, lambda text: one_hot((text[-1] + 1) % 4, 4)), PromptLookup(4, 2, 3), reject, (0, 1, 2, 3, 0, 1, 2), 16, Seeded(0))
     assert out == tuple((3 + i) % 4 for i in range(16)) and out.ledger.mean_acceptance_length == 4 and len(out.ledger.rounds) == 4
 
 
@@ -278,7 +278,7 @@ def test_noise_is_plain_decoding():
     "On tokens drawn at random nothing is found: as many target calls as tokens, and no other model"
     import numpy as np
     book = np.random.default_rng(3).integers(0, 10**4, 300).tolist()
-    ledger = generate(TableModel(10**4, lambda text: point(book[len(text)], 10**4)), PromptLookup(10**4), reject, book[:50], 250, Seeded(0)).ledger
+    ledger = generate(TableModel(10**4, lambda text: one_hot(book[len(text)], 10**4)), PromptLookup(10**4), reject, book[:50], 250, Seeded(0)).ledger
     assert len(ledger.rounds) == ledger.models["target"].calls == 250 and list(ledger.models) == ["target"] and ledger.mean_acceptance_length == 1
 
 
@@ -292,18 +292,18 @@ def test_a_transformer_that_copies_gives_m_plus_one():
 @faithful("n-gram map")
 def test_what_was_seen_once_is_not_offered_and_what_came_oftenest_is():
     "Two hits are wanted; the commonest continuation is offered although another came first, another last, and a longer ending came once"
-    d = PromptLookup(10, take=Commonest(), hits=2)
+    d = PromptLookup(10, take=MostFrequent(), hits=2)
     once, twice = (1, 2, 3, 4, 1, 2), (1, 2, 3, 4, 1, 2, 3, 5, 1, 2)
     assert d.find(once) == () and PromptLookup(10).find(once) == (3, 4, 1, 2) and d.find(twice) != ()
     votes = (1, 2, 7, 1, 2, 8, 1, 2, 8, 1, 2, 9, 6, 1, 2)
     one = dict(num_draft_tokens=1, max_matching_ngram_size=2)
-    assert [PromptLookup(10, take=take, hits=2, **one).find(votes) for take in (first_place, Commonest(), last_place)] == [(7,), (8,), (9,)]
-    assert PromptLookup(10, take=Commonest(share=2/3), **one).find(votes) == () and PromptLookup(10, take=Commonest(2), **one).find(votes) == (8,)
-    assert [Commonest(share=share)((2, 5), (1, 2, 7, 1, 2, 8, 1, 2), 1) for share in (.5, .51)] == [2, None]
+    assert [PromptLookup(10, take=take, hits=2, **one).find(votes) for take in (first_place, MostFrequent(), last_place)] == [(7,), (8,), (9,)]
+    assert PromptLookup(10, take=MostFrequent(share=2/3), **one).find(votes) == () and PromptLookup(10, take=MostFrequent(2), **one).find(votes) == (8,)
+    assert [MostFrequent(share=share)((2, 5), (1, 2, 7, 1, 2, 8, 1, 2), 1) for share in (.5, .51)] == [2, None]
     hundred = (0,)*7 + tuple(range(1, 94))   # 7 of 100, where .07 * 100 > 7
-    assert Commonest(100, .07)(range(100), hundred, 1) == 0 and [Commonest(share=s)((0, 1, 2), (0, 1, 2), 1) for s in (Fraction(1, 3), .34)] == [0, None]
+    assert MostFrequent(100, .07)(range(100), hundred, 1) == 0 and [MostFrequent(share=s)((0, 1, 2), (0, 1, 2), 1) for s in (Fraction(1, 3), .34)] == [0, None]
     longer = (1, 2, 7, 1, 2, 8, 1, 2, 8, 6, 1, 2, 9, 6, 1, 2)
-    assert PromptLookup(10, 3, 1).find(longer) == (9,) and PromptLookup(10, 3, 1, take=Commonest(), hits=2).find(longer) == (8,)
+    assert PromptLookup(10, 3, 1).find(longer) == (9,) and PromptLookup(10, 3, 1, take=MostFrequent(), hits=2).find(longer) == (8,)
 
 
 @faithful("n-gram map")
@@ -311,7 +311,7 @@ def test_what_was_seen_once_is_not_offered_and_what_came_oftenest_is():
 def test_the_map_counts_what_a_transformer_wrote(domain):
     "Every draft of a real run is a continuation of an ending that occurred twice, and none is commoner; a lookup of one hit offers more often"
     target, prompt = embedded(temperature=0), prompts(domain, 1)[0]
-    d, offered = PromptLookup(target.V, take=Commonest(), hits=2), 0
+    d, offered = PromptLookup(target.V, take=MostFrequent(), hits=2), 0
     for _, r in zip(range(14), rounds(target, d, reject, prompt * 2, Seeded(0))):
         text, draft = r.tree.ctx, tuple(r.tree.token[1:])
         k, places = by_search(text, 3, hits=2)
@@ -336,16 +336,16 @@ def test_doors():
         refuses("V", PromptLookup, bad)
         refuses("max_matching_ngram_size", PromptLookup, 3, bad)
         for name in ("num_draft_tokens", "min_matching_ngram_size", "hits", "tail"): refuses(name, PromptLookup, 3, **{name: bad})
-        refuses("most", Places, bad)
-        refuses("tail", Places, 3, bad)
+        refuses("most", NgramPlaces, bad)
+        refuses("tail", NgramPlaces, 3, bad)
         refuses("fewest", longest_ending, "ab", bad, 3)
-        refuses("window", Commonest, bad)
+        refuses("window", MostFrequent, bad)
     refuses("max_matching_ngram_size", PromptLookup, 3, 3, min_matching_ngram_size=4)
     refuses("most", longest_ending, "ab", 3, 2)
-    for bad in (-.1, 1.1, float("nan"), "x", None): refuses("share", Commonest, 4, bad)
+    for bad in (-.1, 1.1, float("nan"), "x", None): refuses("share", MostFrequent, 4, bad)
     for bad in (0, .5, float("nan"), "a", None): refuses("per_match", PromptLookup, 3, per_match=bad)
     refuses("take", PromptLookup, 3, take="first")
     for name in ("stop", "forbidden"):
         for bad in (3, (3,), (-1,), (.5,), ([1],), "a", None): refuses(name, PromptLookup, 3, **{name: bad})
         assert hash(PromptLookup(3, **{name: [1, 0, 1]})) == hash(PromptLookup(3, **{name: (0, 1)}))
-    refuses("x", PromptLookup(2), (2, 0, 2), Branch())
+    refuses("x", PromptLookup(2), (2, 0, 2), Enumerator())

@@ -8,15 +8,15 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import verifier_contract
 from helpers import Plan, constant, laws, models, plans, proves, random_table, refuses, seeds
-from specref.chance import Seeded, distance, law_of
-from specref.law import exact, point
-from specref.loop import Ledger, Verdict, clip, generate, learn, loop_law, match, nothing, plain, rounds, trace
-from specref.lookup import PromptLookup
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.systems import SYSTEMS
-from specref.target import Meter, TableModel, target_law
-from specref.tree import Tree
+from specref.core.rng import Seeded, tv_outcomes, law_of
+from specref.core.law import exact, one_hot
+from specref.core.loop import Ledger, Verdict, clip, generate, loop_law, match, no_draft, autoregressive, rounds, trace
+from specref.draft.lookup import PromptLookup
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.app.systems import SYSTEMS
+from specref.core.target import Meter, TableModel, target_law
+from specref.core.tree import Tree
 
 some = st.sampled_from(sorted(SYSTEMS))
 stops = st.sets(st.integers(0, 2), max_size=2)
@@ -28,7 +28,7 @@ def wild(seed):
         tree, r = Tree(ctx), np.random.default_rng([seed, *ctx])
         for _ in range(r.integers(0, 6)):
             x = int(r.integers(3))
-            tree.add(int(r.integers(len(tree))), x, None if r.random() < .2 else point(x, 3, exact=True) if r.random() < .5 else exact(1, 1, 1))
+            tree.add(int(r.integers(len(tree))), x, None if r.random() < .2 else one_hot(x, 3, exact=True) if r.random() < .5 else exact(1, 1, 1))
         return tree
     return draft
 
@@ -56,13 +56,13 @@ def test_match_needs_noise_of_its_own():
     def peek(ctx, rng):
         tree = Tree(ctx)
         if rng.pick(exact(1, 1), key=(len(ctx), 1)):                 # the noise of the second token
-            for x in (0, 1): tree.add(0, x, point(x, 2, exact=True))
+            for x in (0, 1): tree.add(0, x, one_hot(x, 2, exact=True))
         return tree
     def keyed(p, tree, rng, i=0):
         y = rng.pick(p[i], key=(len(tree.ctx), tree.depth[i]))
         return next((keyed(p, tree, rng, c) for c in tree.children(i) if tree.token[c] == y), Verdict(i, y))
-    assert loop_law(fair, nothing, keyed, (0,), 2) == target_law(fair, (0,), 2)
-    assert distance(loop_law(fair, peek, keyed, (0,), 2), target_law(fair, (0,), 2)) == Fraction(1, 4)
+    assert loop_law(fair, no_draft, keyed, (0,), 2) == target_law(fair, (0,), 2)
+    assert tv_outcomes(loop_law(fair, peek, keyed, (0,), 2), target_law(fair, (0,), 2)) == Fraction(1, 4)
 
 
 @given(laws(4), laws(4), st.integers(1, 3))
@@ -73,7 +73,7 @@ def test_match_accepts_what_the_target_says(p, q, k):
     assert kept(Chain(constant(*q), 1)) == (p*q).sum()
     def first(ctx, rng):
         tree = Tree(ctx)
-        for x in range(k): tree.add(0, x, point(x, 4, exact=True))
+        for x in range(k): tree.add(0, x, one_hot(x, 4, exact=True))
         return tree
     assert kept(first) == sum(p[:k])
 
@@ -169,7 +169,7 @@ def offers(*tokens):
     "The drafter that always offers these tokens in a row"
     def draft(ctx, rng):
         tree = Tree(ctx)
-        for i, x in enumerate(tokens): tree.add(i, x, point(x, 3, exact=True))
+        for i, x in enumerate(tokens): tree.add(i, x, one_hot(x, 3, exact=True))
         return tree
     return draft
 
@@ -177,7 +177,7 @@ def offers(*tokens):
 @pytest.mark.parametrize("verify", [match, reject])
 def test_a_stop_token_inside_an_accepted_run(verify):
     "The text ends exactly there, the bonus is dropped, and the same for a run longer than n"
-    sure = TableModel(3, lambda text: point(len(text) % 3, 3, exact=True))
+    sure = TableModel(3, lambda text: one_hot(len(text) % 3, 3, exact=True))
     run = lambda n, stop: generate(sure, offers(1, 2, 0, 1, 2), verify, (0,), n, Seeded(0), stop=stop)
     assert run(20, {2}) == (1, 2) and run(20, {2}).ledger.column(3) == [2] and [s.fate for s in run(20, {2}).sources] == ["A", "A"]
     assert run(20, {1}) == (1,) and run(4, ()) == (1, 2, 0, 1) and run(20, {0}) == (1, 2, 0)
@@ -192,7 +192,7 @@ def test_nothing_is_asked_for_no_tokens():
     assert text == () and text.logprobs == text.sources == () and text.ledger.rounds == []
     assert (text.ledger.mean_acceptance_length, text.ledger.draft_acceptance_rate, text.ledger.acceptance_rate_per_position) == (1, 0, [])
     assert target.meter.calls == draft.meter.calls == 0 and repr(text.ledger) and trace(text) == ""
-    assert loop_law(target, nothing, match, (0,), 0) == {(): 1}
+    assert loop_law(target, no_draft, match, (0,), 0) == {(): 1}
 
 
 @given(case())
@@ -213,28 +213,28 @@ def test_learning_is_a_value():
         def learn(self, round): return Counting(len(round.tree))
     first, turn = Counting(), None
     turn = rounds(random_table(3, 1), first, match, (0,), Seeded(0))
-    assert [len(next(turn).tree) for _ in range(4)] == [1, 2, 3, 4] and first.n == 0 and learn(nothing, None) is nothing
+    assert [len(next(turn).tree) for _ in range(4)] == [1, 2, 3, 4] and first.n == 0 and no_draft.learn(None) is no_draft
 
 
 def test_rounds_follow_each_other():
     "The context grows by the tokens of the round, and each round has noise of its own"
     even = constant(1, 1, 1, 1)
-    for drafter in (Chain(even, 2), nothing):
+    for drafter in (Chain(even, 2), no_draft):
         turn = rounds(even, drafter, match, (0,), Seeded(0))
         some = [next(turn) for _ in range(20)]
         assert all(b.tree.ctx == a.tree.ctx + a.tokens for a, b in pairwise(some))
-        assert len({r.tree.path(len(r.tree) - 1) for r in some}) > (5 if drafter is not nothing else 0) and {r.verdict.token for r in some} == set(range(4))
+        assert len({r.tree.path(len(r.tree) - 1) for r in some}) > (5 if drafter is not no_draft else 0) and {r.verdict.token for r in some} == set(range(4))
 
 
 def test_numpy_input():
     "An array for a context and a numpy integer for n give plain integers"
-    text = generate(random_table(3, 1), nothing, match, np.array([0, 1]), np.int64(3), Seeded(0))
-    assert text == generate(random_table(3, 1), nothing, match, (0, 1), 3, Seeded(0)) and all(type(x) is int for x in text)
+    text = generate(random_table(3, 1), no_draft, match, np.array([0, 1]), np.int64(3), Seeded(0))
+    assert text == generate(random_table(3, 1), no_draft, match, (0, 1), 3, Seeded(0)) and all(type(x) is int for x in text)
 
 
 def test_progress_is_shown_on_request(capsys):
     pytest.importorskip("tqdm")
-    assert len(plain(random_table(3, 1), (0,), 5, Seeded(0), progress=True)) == 5 and "5/5" in capsys.readouterr().err
+    assert len(autoregressive(random_table(3, 1), (0,), 5, Seeded(0), progress=True)) == 5 and "5/5" in capsys.readouterr().err
 
 
 # Bad input
@@ -243,8 +243,8 @@ def test_doors():
     "An empty or alien context, a bad number, models of another vocabulary: refused by name before any model is called"
     target = random_table(3, 1)
     for f in (lambda *a: generate(target, *a, Seeded(0)), lambda *a: loop_law(target, *a)):
-        for ctx in ((), (3,), (-1,), (0, 5, 0)): refuses("ctx", f, nothing, match, ctx, 3)
-        for n in (-1, 1.5, "3", None): refuses("n", f, nothing, match, (0,), n)
+        for ctx in ((), (3,), (-1,), (0, 5, 0)): refuses("ctx", f, no_draft, match, ctx, 3)
+        for n in (-1, 1.5, "3", None): refuses("n", f, no_draft, match, (0,), n)
         for other in (Chain(random_table(4, 1), 2), Branching(random_table(2, 1), (2,))): refuses("drafter", f, other, reject, (0,), 3)
     assert target.meter.calls == 0
 
@@ -263,7 +263,7 @@ OPEN = {
 @pytest.mark.parametrize("what", OPEN)
 def test_open_doors(what):
     name, kw = OPEN[what]
-    refuses(name, generate, **{**dict(target=random_table(3, 1), drafter=nothing, verify=reject, ctx=(0,), n=3, rng=Seeded(0)), **kw})
+    refuses(name, generate, **{**dict(target=random_table(3, 1), drafter=no_draft, verify=reject, ctx=(0,), n=3, rng=Seeded(0)), **kw})
 
 
 def test_seconds_of_nothing(): assert Ledger().seconds == dict(draft=0, target=0, verify=0)

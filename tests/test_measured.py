@@ -6,13 +6,14 @@ from itertools import permutations, product
 
 import numpy as np, pytest, torch
 from helpers import proves, refuses
-from specref.gpu import measured as m, verify
-from specref.gpu.race import shallow
-from specref.gpu.verify import Logits, Probs, walk, walk_back
+from specref.gpu.bench import device as m
+from specref.gpu import verify
+from specref.gpu.bench.decoding import random_pair
+from specref.gpu.verify import Logits, Probs, verify_trees, verify_chains
 
 CPU = torch.device("cpu")
 pytest.importorskip("triton", reason="the count of rows stands beside the kernels, which need triton")
-def small(device, temperature): return shallow(device, temperature, layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
+def small(device, temperature): return random_pair(device, temperature, layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
 
 
 # The floor
@@ -21,10 +22,10 @@ def small(device, temperature): return shallow(device, temperature, layers=4, hi
 @proves("thm-whole-rows")
 def test_every_entry_of_a_visited_row_decides(seed):
     "On one tape: an entry raised without bound makes its token the next one, an entry at -inf never gives it; rows that were not visited change nothing"
-    case, = m.cases(m.TREES["16 nodes"], 5, 2, 1, .7, CPU, logits=True, seed=seed)
+    case, = m.make_cases(m.TREE_SHAPES["16 nodes"], 5, 2, 1, .7, CPU, logits=True, seed=seed)
     batch, rows, *rest = case
     rows = rows.x.float()
-    ask = lambda x: walk(batch, Logits(x), *rest, check=False)
+    ask = lambda x: verify_trees(batch, Logits(x), *rest, check=False)
     was, visited = ask(rows), set()
     for b, (root, nodes) in enumerate(zip(batch.root.tolist(), was.nodes.tolist())):
         for k, u in enumerate([root, *(i for i in nodes if i >= 0)]):
@@ -57,22 +58,22 @@ class Noted(Probs):
         if v is None: self.seen.update(row.tolist())
         return super().weigh(b, row, top, v)
 
-@pytest.mark.parametrize("regime", m.AGREE)
+@pytest.mark.parametrize("regime", m.AGREEMENT)
 @pytest.mark.parametrize("tree", ["chain 5", "16 nodes"])
 def test_bytes_are_the_rows_that_are_read(tree, regime):
     "The bytes counted are those of the rows that the twin, which may ask on a CPU, reads in full"
-    total, given = 0, m.cases(m.TREES[tree], 50, 6, 3, m.AGREE[regime], CPU)
+    total, given = 0, m.make_cases(m.TREE_SHAPES[tree], 50, 6, 3, m.AGREEMENT[regime], CPU)
     for c in given:
         p, q = Noted(c.p), Noted(c.q)
         for x in (p, q): object.__setattr__(x, "seen", set())
-        walk(c.batch, p, q, c.coins, c.picks, check=False)
+        verify_trees(c.batch, p, q, c.coins, c.picks, check=False)
         total += 4*50*(len(p.seen) + len(q.seen))
-    assert m.bytes_read(given, walk)[0] == total / 3 and total > 0
+    assert m.bytes_read(given, verify_trees)[0] == total / 3 and total > 0
 
 def test_logits_cost_every_visited_row():
     "With logits, in bfloat16: a row of p for each token emitted; when all is kept, a row of q for each token kept"
-    given = m.cases(m.TREES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
-    size, tokens = m.bytes_read(given, walk)
+    given = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
+    size, tokens = m.bytes_read(given, verify_trees)
     assert tokens == 6 and size == 4 * (6 + 5) * 40 * 2 and given[0].p.x.dtype == torch.bfloat16
 
 
@@ -82,9 +83,9 @@ def test_logits_cost_every_visited_row():
 def test_the_cases_are_what_they_are_called(logits):
     "Struck out, nothing is kept; equal rows keep the eldest down to a leaf; in between, something; the door lets them in, and sets differ"
     tokens = {}
-    for regime, agree in m.AGREE.items():
-        given = m.cases(m.TREES["16 nodes"], 60, 16, 3, agree, CPU, logits)
-        outs = [walk(*c) for c in given]
+    for regime, agree in m.AGREEMENT.items():
+        given = m.make_cases(m.TREE_SHAPES["16 nodes"], 60, 16, 3, agree, CPU, logits)
+        outs = [verify_trees(*c) for c in given]
         tokens[regime] = [x for out in outs for x in out.length.tolist()]
         assert len({tuple(c.batch.token.tolist()) for c in given}) == 3
     assert set(tokens["reject at root"]) == {1} and set(tokens["accept all"]) == {5} and len(set(tokens["typical"])) > 2
@@ -92,13 +93,13 @@ def test_the_cases_are_what_they_are_called(logits):
 def test_the_trees_are_those_of_the_issue():
     "A chain of five, sixteen nodes four deep, sixty-four nodes eight deep"
     deep = lambda parent, i: 0 if i < 0 else deep(parent, parent[i]) + 1
-    assert [(len(t), max(deep(t, i) for i in range(len(t))) - 1) for t in (m.TREES[k] for k in ("chain 5", "16 nodes", "64 nodes"))] == [(6, 5), (16, 4), (64, 8)]
+    assert [(len(t), max(deep(t, i) for i in range(len(t))) - 1) for t in (m.TREE_SHAPES[k] for k in ("chain 5", "16 nodes", "64 nodes"))] == [(6, 5), (16, 4), (64, 8)]
 
 def test_drafted_tokens_have_the_law_of_their_rows():
     "The first two siblings of many copies: the exponential race is a draw without replacement"
-    from specref.certify import g_test
+    from specref.certify.certificates import g_test
     torch.manual_seed(0)
-    given = m.cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
+    given = m.make_cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
     token, q = given.batch.token.view(-1, 3), given.q.double()
     first = torch.zeros(4, dtype=torch.float64).index_add(0, token[:, 1].long(), torch.ones(20_000, dtype=torch.float64))
     due = q.mean(0)   # each tree has a row of its own: the mean of the rows, and a test that is a little too mild
@@ -112,30 +113,30 @@ def test_drafted_tokens_have_the_law_of_their_rows():
 @pytest.mark.parametrize("logits", [False, True])
 def test_parity_sees_a_wrong_judge(rule, logits):
     "The twin agrees with itself; a judge whose coins are all its first one does not; one that fails is named"
-    twin = walk_back if rule == "block" else walk
+    twin = verify_chains if rule == "block" else verify_trees
     def same_coin(batch, p, q, coins, picks, check): return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
     def broken(*args, **kw): raise RuntimeError("no kernel image")
-    said = m.parity(dict(kernel=twin, mutant=same_coin, broken=broken), rule, 5, 150, CPU, logits)
+    said = m.tree_parity(dict(kernel=twin, mutant=same_coin, broken=broken), rule, 5, 150, CPU, logits)
     assert said["differ"]["twin"] == said["differ"]["kernel"] == 0 < said["differ"]["mutant"] and said["differ"]["broken"] == "RuntimeError: no kernel image"
 
 def test_forests_have_what_is_claimed():
     "Every kind of child where it should be, lone roots, duplicates among siblings, the extremes among the coins"
-    from specref.gpu.layout import checked
+    from specref.gpu.layout import check_batch
     for rule in m.RULES:
-        batch, p, q, coins, picks = m.forest(rule, 300, 5)
-        checked(batch, 5, len(q))
+        batch, p, q, coins, picks = m.random_trees(rule, 300, 5)
+        check_batch(batch, 5, len(q))
         kids = batch.parent >= 0
         drawn, apart = batch.q_row[kids] >= 0, batch.apart[kids]
         assert {"points": not drawn.any(), "without replacement": bool(apart.all()), "mixed": 0 < drawn.sum() < len(drawn) and 0 < apart.sum() < len(apart)}.get(rule, bool(drawn.all() and not apart.any()))
         assert (batch.width == 1) == (rule in ("chain", "block")) and (coins == 0).any() and (coins == 1 - 2.**-53).any() and (torch.diff(batch.root) == 1).any()
-    pair = (batch := m.forest("independent", 300, 5)[0]).sibling
+    pair = (batch := m.random_trees("independent", 300, 5)[0]).sibling
     assert (batch.token[pair >= 0] == batch.token[pair[pair >= 0].long()]).any()
 
 def test_the_joint_law_fits_and_a_mutant_does_not(monkeypatch):
     "200,000 drafts at a false alarm of 1e-9, all trees at once as on a device: the walk fits; one coin for both siblings does not"
-    monkeypatch.setattr(verify, "asks", lambda mask: False)
-    def shared(batch, p, q, coins, picks, check): return walk(batch, p, q, coins.view(-1, 5)[:, :1].expand(-1, 5).flatten(), picks, check=check)
-    said = m.joint_law(dict(kernel=walk, mutant=shared), 200_000, CPU, chunk=70_000)
+    monkeypatch.setattr(verify, "free_to_ask", lambda mask: False)
+    def shared(batch, p, q, coins, picks, check): return verify_trees(batch, p, q, coins.view(-1, 5)[:, :1].expand(-1, 5).flatten(), picks, check=check)
+    said = m.joint_law(dict(kernel=verify_trees, mutant=shared), 200_000, CPU, chunk=70_000)
     assert said["kernel"]["fits"] and said["kernel"]["draws"] == 200_000 and said["kernel"]["sees"] < .02 and not said["mutant"]["fits"]
 
 
@@ -144,19 +145,19 @@ def test_the_joint_law_fits_and_a_mutant_does_not(monkeypatch):
 def test_times_are_positive_and_a_failing_judge_is_named():
     "All judges on the same inputs; the row holds what the table needs"
     def broken(*args, **kw): raise ValueError("p: got none")
-    row = m.timed({"kernel": walk, "broken": broken}, "chain 5", 40, 2, "typical", CPU, least=4, repeats=1)
+    row = m.verify_times({"kernel": verify_trees, "broken": broken}, "chain 5", 40, 2, "typical", CPU, least=4, repeats=1)
     assert row["us"]["kernel"] > 0 and row["us"]["broken"] == "ValueError: p: got none" and row["bytes"] > 0 and 1 <= row["tokens"] <= 6 and row["sets"] >= 1
-    first = m.timed({"kernel": walk, "first": partial(m.softmax_first, walk)}, "chain 5", 40, 2, "typical", CPU, logits=True, least=4, repeats=1)
+    first = m.verify_times({"kernel": verify_trees, "first": partial(m.softmax_first, verify_trees)}, "chain 5", 40, 2, "typical", CPU, logits=True, least=4, repeats=1)
     assert all(x > 0 for x in first["us"].values())
 
 def test_softmax_first_is_the_same_walk():
     "The baseline gives the tokens of the walk on logits"
-    for c in m.cases(m.TREES["16 nodes"], 30, 8, 2, .7, CPU, logits=True):
-        assert torch.equal(m.softmax_first(walk, *c).tokens, walk(*c, check=False).tokens)
+    for c in m.make_cases(m.TREE_SHAPES["16 nodes"], 30, 8, 2, .7, CPU, logits=True):
+        assert torch.equal(m.softmax_first(verify_trees, *c).tokens, verify_trees(*c, check=False).tokens)
 
 def test_the_number_of_inputs_fits_the_memory():
     "On a CPU four, fewer where a gigabyte does not hold them, never none"
-    assert m.how_many(m.TREES["chain 5"], 1000, 1, CPU) == 4 and m.how_many(m.TREES["64 nodes"], 151_936, 8, CPU) == 2 and m.how_many(m.TREES["64 nodes"], 151_936, 256, CPU) == 1
+    assert m.batches_beyond_cache(m.TREE_SHAPES["chain 5"], 1000, 1, CPU) == 4 and m.batches_beyond_cache(m.TREE_SHAPES["64 nodes"], 151_936, 8, CPU) == 2 and m.batches_beyond_cache(m.TREE_SHAPES["64 nodes"], 151_936, 256, CPU) == 1
 
 class Fake:
     "A device whose calls take 2 ms each, in a queue"
@@ -169,7 +170,7 @@ class Fake:
     def __enter__(self): self.held.append("open")
     def __exit__(self, *_): self.held.append("closed")
 
-@pytest.mark.parametrize("clock", [m.replayed, m.queued])
+@pytest.mark.parametrize("clock", [m.on_graph, m.on_queue])
 def test_the_clocks_of_a_device(clock, monkeypatch):
     "On a device of which all is known: two milliseconds a call, the sleep and the recording not counted, every call in the graph"
     Fake.now, graphs = 0., []
@@ -193,19 +194,19 @@ def test_flashinfer_is_asked_for_the_same_rows(monkeypatch):
     from types import SimpleNamespace
     seen = []
     monkeypatch.setattr(m, "import_module", lambda name: SimpleNamespace(chain_speculative_sampling=lambda *args: seen.extend(args)))
-    c, = m.cases(m.TREES["chain 5"], 40, 3, 1, .7, CPU)
+    c, = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 3, 1, .7, CPU)
     m.flashinfer(*c)
     q, ids, p = seen
     assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32 and torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
 
 def test_the_two_attentions_agree():
     "On the same rows, as the compiler would be given them; a compiler that fails loses one figure"
-    row = m.attentions("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=lambda f: f, clock=None)
+    row = m.attention_times("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=lambda f: f, clock=None)
     assert row["apart"] < 1e-5 and all(x > 0 for x in row["us"].values())
     def broken(f):
         def g(*args, **kw): raise RuntimeError("no inductor")
         return g
-    row = m.attentions("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=broken)
+    row = m.attention_times("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=broken)
     assert row["us"]["FlexAttention"] == row["apart"] == "RuntimeError: no inductor" and row["us"]["SDPA"] > 0
 
 @pytest.mark.parametrize("logits", [False, True])
@@ -213,14 +214,14 @@ def test_large_trees_are_compared(logits):
     "The twin agrees with itself; a judge that sees the first tree's rows everywhere, as one does whose addresses wrap, does not"
     def wraps(batch, p, q, coins, picks, check):
         rows = Logits(p.x[:16].repeat(6, 1)) if logits else p[:16].repeat(6, 1)
-        return walk(batch, rows, q, coins, picks, check=check)
-    ask = lambda f: m.at_size(f, "16 nodes", 60, 6, "typical", CPU, logits)
-    assert ask(walk) == dict(entries=6*16*60, differ=0) and ask(wraps)["differ"] > 0
+        return verify_trees(batch, rows, q, coins, picks, check=check)
+    ask = lambda f: m.parity_at_size(f, "16 nodes", 60, 6, "typical", CPU, logits)
+    assert ask(verify_trees) == dict(entries=6*16*60, differ=0) and ask(wraps)["differ"] > 0
 
 def test_inputs_are_laid_out_alike():
     "Every array of every case begins where an allocation begins, so that a kernel specialised for the first fits all"
     for tree, B in ("chain 5", 1), ("64 nodes", 1):
-        for c in m.cases(m.TREES[tree], 40, B, 3, .7, CPU):
+        for c in m.make_cases(m.TREE_SHAPES[tree], 40, B, 3, .7, CPU):
             for x in (c.batch.token, c.coins, c.picks): assert x.storage_offset() == 0 and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
 
 
@@ -228,9 +229,9 @@ def test_inputs_are_laid_out_alike():
 
 KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01", machine="a machine", load=.1, copy=1e12, launch_us=2.)
 
-def tiny_run(tmp_path, judges=(walk, walk_back), race=dict(models=dict(shallow=small))):
+def tiny_run(tmp_path, judges=(verify_trees, verify_chains), race=dict(models=dict(shallow=small))):
     tasks = m.gpu_tasks(CPU, judges, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),), draws=3000, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=())
-    return m.recorded([t for t in tasks if t.part != "compiled"], tmp_path/"gpu.json", 60., KNOWN)
+    return m.run_tasks([t for t in tasks if t.part != "compiled"], tmp_path/"gpu.json", 60., KNOWN)
 
 def test_a_run_is_written_whole(tmp_path):
     "Every part with every setting; the file is what was returned; no row is skipped, and only FlashInfer, which is not here, has failed"
@@ -244,11 +245,11 @@ def test_a_run_is_written_whole(tmp_path):
 
 def test_the_grid_is_that_of_the_issue():
     "Sizes of the full run: parity on ten thousand trees for each rule, ten million draws, every vocabulary, batch, tree and regime; the race at both temperatures; parts in the order of their shares of the time"
-    tasks = list(m.gpu_tasks(CPU, (walk, walk_back)))
+    tasks = list(m.gpu_tasks(CPU, (verify_trees, verify_chains)))
     given = lambda part: [t.given for t in tasks if t.part == part]
     for rule in m.RULES: assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
-    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*product((32_000, 128_256, 151_936), (1, 8, 64, 256), ("chain 5", "16 nodes", "64 nodes"), m.AGREE)}
+    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*product((32_000, 128_256, 151_936), (1, 8, 64, 256), ("chain 5", "16 nodes", "64 nodes"), m.AGREEMENT)}
     assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*product(("shallow", "shipped"), (0., 1.), (1, 16))}
     assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
     assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
@@ -269,25 +270,25 @@ def test_the_table_copes_with_what_is_missing(tmp_path):
     for part in got["parts"]: assert list(m.gpu_table(got | dict(parts={k: v for k, v in got["parts"].items() if k != part})))
     bare = {k: v for k, v in got.items() if k not in ("copy", "launch_us", "minutes")}
     assert any("nan" in l for l in m.gpu_table(bare)) and not any("wanted 60%" in l and "worst" in l for l in m.gpu_table(bare))
-    lost = got | dict(parts={k: [dict(r, error=m.LOST) for r in v] for k, v in got["parts"].items()})
-    assert sum(l.endswith(m.LOST) for l in m.gpu_table(lost)) == len(got["parts"]) and list(m.gpu_table(KNOWN | dict(parts={})))
+    lost = got | dict(parts={k: [dict(r, error=m.NOT_RETURNED) for r in v] for k, v in got["parts"].items()})
+    assert sum(l.endswith(m.NOT_RETURNED) for l in m.gpu_table(lost)) == len(got["parts"]) and list(m.gpu_table(KNOWN | dict(parts={})))
 
 def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
     "What fails is in the file in words; what comes too late is named; the others stand"
     def boom(x): raise MemoryError("no more")
     tasks = [m.Task("a", 1., lambda x: dict(y=x), dict(x=1)), m.Task("a", 1., boom, dict(x=2)), m.Task("b", 0., lambda: {}, {}), m.Task("a", 1., lambda x: dict(y=x), dict(x=3))]
-    got = m.recorded(tasks, tmp_path/"x.json", 1., {})
+    got = m.run_tasks(tasks, tmp_path/"x.json", 1., {})
     assert got["parts"] == dict(a=[dict(x=1, y=1), dict(x=2, error="MemoryError: no more"), dict(x=3, y=3)], b=[dict(skipped="no time was left")])
-    assert m.sound(got, "a") == [dict(x=1, y=1), dict(x=3, y=3)] and m.sound(got, "a", x=3) == [dict(x=3, y=3)] and m.sound(got, "c") == []
+    assert m.valid_rows(got, "a") == [dict(x=1, y=1), dict(x=3, y=3)] and m.valid_rows(got, "a", x=3) == [dict(x=3, y=3)] and m.valid_rows(got, "c") == []
     assert list(m.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
 def test_a_run_goes_on_behind_a_lost_task(tmp_path):
     "A row that did not come back stays, its part is left alone, and the others are run; the time that was spent is not given again"
     tasks = [m.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
-    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.LOST)]), began=m.time())
-    got = m.recorded(tasks, tmp_path/"x.json", 1., was)
-    assert got["parts"] == dict(a=[dict(x=0, y=0), dict(x=1, error=m.LOST), dict(x=3, skipped="a task of this part did not come back")], b=[dict(x=2, y=2)])
-    late = m.recorded(tasks, tmp_path/"y.json", 1., dict(parts={}, began=m.time() - 61))
+    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED)]), began=m.time())
+    got = m.run_tasks(tasks, tmp_path/"x.json", 1., was)
+    assert got["parts"] == dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED), dict(x=3, skipped="a task of this part did not come back")], b=[dict(x=2, y=2)])
+    late = m.run_tasks(tasks, tmp_path/"y.json", 1., dict(parts={}, began=m.time() - 61))
     assert {r["skipped"] for rows in late["parts"].values() for r in rows} == {"no time was left"}
 
 def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
@@ -295,7 +296,7 @@ def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
     def sticky(): raise RuntimeError("an illegal memory access was encountered")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", sticky)
-    with pytest.raises(SystemExit, match="illegal"): m.recorded([m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})], tmp_path/"x.json", 1., {})
+    with pytest.raises(SystemExit, match="illegal"): m.run_tasks([m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})], tmp_path/"x.json", 1., {})
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error="RuntimeError: an illegal memory access was encountered")])
 
 CHILD = """
@@ -314,33 +315,33 @@ def test_the_keeper(hangs, tmp_path):
     import sys
     out, then = tmp_path/"x", m.time()
     if not hangs:
-        m.kept([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
+        m.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
         assert not out.exists() and m.time() - then < 10
     else:
-        m.kept([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
+        m.supervise([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
         assert out.read_text() == "xxxx" and 1 < m.time() - then < 15
-        m.kept([sys.executable, "-c", "import time; time.sleep(600)"], out, .01, patience=60., grace=.01)
+        m.supervise([sys.executable, "-c", "import time; time.sleep(600)"], out, .01, patience=60., grace=.01)
         assert m.time() - then < 25
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
     def stop(): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): m.recorded([m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})], tmp_path/"x.json", 1., {})
-    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[*[dict(y=1)]*2, dict(error=m.LOST)])
+    with pytest.raises(KeyboardInterrupt): m.run_tasks([m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})], tmp_path/"x.json", 1., {})
+    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[*[dict(y=1)]*2, dict(error=m.NOT_RETURNED)])
 
 def test_wishes_beside_what_was_reached():
     "Nothing measured, nothing claimed; else the worst and the median, in the units of the wish"
-    assert all(l.endswith("not measured yet") for l in m.wanted(dict(parts={}))) and len(list(m.wanted(dict(parts={})))) == 8
+    assert all(l.endswith("not measured yet") for l in m.wanted_table(dict(parts={}))) and len(list(m.wanted_table(dict(parts={})))) == 8
     row = lambda us, B, **kw: dict(us=us, B=B, bytes=1e8, tree="64 nodes", **kw)
     got = dict(copy=1e12, parts=dict(probabilities=[row(dict(kernel=125.), 256), row(dict(kernel=200.), 256), row(dict(kernel=9.), 1)], flashinfer=[row({"kernel": 2., "FlashInfer": "ModuleNotFoundError"}, 1)],
                logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)], engine=[dict(name="shallow", B=1, tokens_per_s=dict(plain=300.), weight_bytes=2e9)]))
-    said = list(m.wanted(got))
+    said = list(m.wanted_table(got))
     assert said[0].endswith("50% at worst, median 65%") and said[1].endswith("9.0 us at worst, median 9.0 us") and said[2].endswith("25.0 at worst, median 25.0")
     assert said[3].endswith("not measured yet") and said[4].endswith("60% at worst, median 60%")
 
 def test_the_cpu_run(tmp_path):
     "Twin and reference give the same tokens, in both precisions; the table states the share of a copy's speed"
-    got = m.recorded([*m.cpu_tasks(V=50, B=3, laps=2, Bs=(1,), size=1 << 16)], tmp_path/"twin.json", 9., dict(KNOWN))
+    got = m.run_tasks([*m.cpu_tasks(V=50, B=3, laps=2, Bs=(1,), size=1 << 16)], tmp_path/"twin.json", 9., dict(KNOWN))
     torch.set_num_threads(1)
     assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, twin=8, size=2)
     assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for part in ("twin", "size") for r in got["parts"][part])
@@ -372,25 +373,25 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
         assert not out.exists()
         asked.extend(command); m.saved(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(m, "fused", lambda: (walk, walk_back))
-    monkeypatch.setattr(m, "kept", kept)
-    m.main(["--out", str(tmp_path), "--minutes", "3"])
-    assert asked[1:] == ["-m", "specref.gpu.measured", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
-    monkeypatch.setattr(m, "kept", lambda *a: None)
-    with pytest.raises(SystemExit, match="was not written"): m.main(["--out", str(tmp_path/"none")])
+    monkeypatch.setattr(m, "fused_kernels", lambda: (verify_trees, verify_chains))
+    monkeypatch.setattr(m, "supervise", kept)
+    m.run(["--out", str(tmp_path), "--minutes", "3"])
+    assert asked[1:] == ["-m", "specref.gpu.bench.device", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
+    monkeypatch.setattr(m, "supervise", lambda *a: None)
+    with pytest.raises(SystemExit, match="was not written"): m.run(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [(["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"), (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Answered before anything is measured"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(m, "recorded", None)
-    with pytest.raises(SystemExit) as e: m.main(args)
+    monkeypatch.setattr(m, "run_tasks", None)
+    with pytest.raises(SystemExit) as e: m.run(args)
     assert e.value.code == 2 and what in capsys.readouterr().err
 
 def test_the_command_writes_and_prints_last(tmp_path, monkeypatch, capsys):
     "`--cpu --out DIR` makes the directory, writes the file, and the table is the end of what it prints"
     monkeypatch.setattr(m, "cpu_tasks", partial(m.cpu_tasks, V=30, B=2, laps=1, Bs=(1,), size=1 << 16))
-    m.main(["--cpu", "--out", str(tmp_path/"new")])
+    m.run(["--cpu", "--out", str(tmp_path/"new")])
     torch.set_num_threads(1)
     got = json.loads((tmp_path/"new"/"twin.json").read_text())
     assert capsys.readouterr().out.splitlines() == list(m.cpu_table(got)) and got["machine"] and got["torch"] == torch.__version__
@@ -402,13 +403,13 @@ def test_the_stored_runs_are_readable():
         path = Path(__file__).parents[1]/"docs"/"benchmarks"/f"{name}.json"
         if not path.exists(): continue
         got = json.loads(path.read_text())
-        assert len(list(table(got))) > 3 and all(r["same"] for r in m.sound(got, "twin") if "same" in r)
+        assert len(list(table(got))) > 3 and all(r["same"] for r in m.valid_rows(got, "twin") if "same" in r)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_on_a_gpu():
     "Kernel, graph and queue on the device, at small sizes"
-    kernel, _ = m.fused()
+    kernel, _ = m.fused_kernels()
     cuda = torch.device("cuda")
-    assert m.parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
-    for clock in (m.replayed, m.queued): assert m.timed({"kernel": kernel, "twin": walk}, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0
+    assert m.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
+    for clock in (m.on_graph, m.on_queue): assert m.verify_times({"kernel": kernel, "twin": verify_trees}, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0

@@ -7,14 +7,14 @@ import pytest
 import torch
 from helpers import proves
 
-from specref.models import DATA, DOMAINS, END, alpha, bare, bits_per_byte, corpus, domain_ids, embedded, ids_of, n_bytes, prompts, spread, tokenizer, windows, write
-from specref.target import NgramModel
+from specref.models.embedded import DATA, DOMAINS, END_TEXT, mean_overlap, raw_model, bits_per_byte, corpus, domain_ids, embedded, ids_of, n_bytes, prompts, evenly_spaced, tokenizer, windows, sample_texts
+from specref.core.target import NgramModel
 
 MOST = 16_000  # held-out tokens read by each model; xz reads the whole held-out half
 
 
 @pytest.fixture(scope="module")
-def raw(): return {k: bare(k) for k in ("target", "large", "small")}
+def raw(): return {k: raw_model(k) for k in ("target", "large", "small")}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def five(): return NgramModel(np.concatenate([domain_ids(d, held_out=False) for 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_beats_compressor_and_ngrams(raw, five, domain):
     "Fewer held-out bits per byte than xz -9e and than an interpolated 5-gram; 0.1 fewer than the larger draft"
-    ids = spread(domain_ids(domain), MOST)
+    ids = evenly_spaced(domain_ids(domain), MOST)
     whole = "\0".join(r["text"] for r in corpus() if r["domain"] == domain and r["held_out"]).encode()
     xz = 8 * len(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME)) / len(whole)
     some = range(1, len(ids), 4)
@@ -37,8 +37,8 @@ def test_beats_compressor_and_ngrams(raw, five, domain):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_acceptance(raw, domain):
     "α at temperature 1 on text that the target writes from held-out prompts: at least .55 and .65"
-    texts = write(raw["target"], torch.tensor(prompts(domain, 48, seed=5)), 160, torch.Generator().manual_seed(5))
-    rates = {k: alpha(raw["target"], raw[k], texts) for k in ("small", "large")}
+    texts = sample_texts(raw["target"], torch.tensor(prompts(domain, 48, seed=5)), 160, torch.Generator().manual_seed(5))
+    rates = {k: mean_overlap(raw["target"], raw[k], texts) for k in ("small", "large")}
     print(domain, rates)
     assert rates["small"] >= .55 and rates["large"] >= .65
 
@@ -58,12 +58,12 @@ def test_held_out_is_apart():
     side = {h: {r["name"] for r in corpus() if r["held_out"] == h} for h in (True, False)}
     assert side[True] and not side[True] & side[False]
     tok = tokenizer()
-    assert list(ids_of(tok, ["a", "b"])) == [*tok.encode("a"), 0, *tok.encode("b"), 0] and tok.decode([0]) == END
+    assert list(ids_of(tok, ["a", "b"])) == [*tok.encode("a"), 0, *tok.encode("b"), 0] and tok.decode([0]) == END_TEXT
 
 
 def test_a_frozen_library_reads_back(tmp_path):
     "`write_corpus` on a tiny library: prose and code apart, nothing twice, no skipped or broken file, and the flag of each name"
-    from specref.training import held_out, write_corpus
+    from specref.models.recipe import held_out, write_corpus
     prose = ("This function adds the numbers that it is given, one after another, and gives back what they come to in the end. " * 3).strip()
     code = "\n".join(f"number_{i} = {i} + {i}" for i in range(40))
     lib = tmp_path/"lib"
@@ -92,7 +92,7 @@ def test_tokenizer_writes_every_byte():
 @pytest.mark.parametrize("stops", [(1, None), (2, 3, None)])
 def test_resumes_to_the_same_weights(tmp_path, stops):
     "Interrupted anywhere, and between saves, training ends with the weights of an uninterrupted run"
-    from specref.training import fit, llama, next_token_loss
+    from specref.models.recipe import fit, llama, next_token_loss
     ids = {d: (np.arange(4000, dtype=np.uint16) * 7) % 50 for d in DOMAINS}
     def run(folder, stops):
         for until in stops:
@@ -107,7 +107,7 @@ def test_resumes_to_the_same_weights(tmp_path, stops):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_deepening_keeps_the_law_and_every_layer_learns(layers):
     "Twice the layers give the same logits, bit for bit; the gradient reaches the new last matrices at once, and after one step everything"
-    from specref.training import deepen, llama, next_token_loss, one_step, optimiser
+    from specref.models.recipe import deepen, llama, next_token_loss, train_step, optimiser
     torch.manual_seed(layers)
     shallow, x = llama(layers, 64, 96), torch.randint(0, 512, (2, 20))
     deep = deepen(shallow)
@@ -118,20 +118,20 @@ def test_deepening_keeps_the_law_and_every_layer_learns(layers):
     assert all(layer.self_attn.o_proj.weight.grad.abs().max() > 0 and layer.mlp.down_proj.weight.grad.abs().max() > 0 for layer in deep.model.layers)
     opt.zero_grad()
     before = {k: v.clone() for k, v in deep.state_dict().items()}
-    for step in range(2): one_step(deep, opt, loss_of, step, 1e-2)
+    for step in range(2): train_step(deep, opt, loss_of, step, 1e-2)
     assert all(not torch.equal(before[k], v) for k, v in deep.state_dict().items())
 
 
 def test_whole_recipe_runs(tmp_path, monkeypatch):
     "Every stage of `train`, tiny: what it ships can be loaded and decoded with, and a second call changes nothing"
-    import specref.training as t
-    from specref.transformer import HFModel
+    import specref.models.recipe as t
+    from specref.models.transformer import HFModel
     rows = [r for d in DOMAINS for r in [r for r in corpus() if r["domain"] == d and not r["held_out"]][:12]]
     monkeypatch.setattr(t, "corpus", lambda: rows)
-    tiny = t.Recipe(target=(2, 32, 64), small=(1, 32, 64), large=(1, 64, 64), steps=2, deep_steps=2, rows=2, length=32, sample_tokens=100, sample_rows=8, distil_steps=2, distil_rows=4, threads=1)
-    t.train(tmp_path, tiny)
+    tiny = t.ModelRecipe(target=(2, 32, 64), small=(1, 32, 64), large=(1, 64, 64), steps=2, deep_steps=2, rows=2, length=32, sample_tokens=100, sample_rows=8, distil_steps=2, distil_rows=4, threads=1)
+    t.train_models(tmp_path, tiny)
     first = {f: f.read_bytes() for f in tmp_path.rglob("*.safetensors")}
-    t.train(tmp_path, tiny)
+    t.train_models(tmp_path, tiny)
     assert len(first) == 3 and all(f.read_bytes() == b for f, b in first.items()) and not list(tmp_path.rglob("*.part"))
     assert HFModel.load(tmp_path/"data"/"small").V == 512
 

@@ -10,22 +10,22 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from helpers import faithful, proves, refuses
-from specref.branching import branch_texts, branching, chain_tokens
-from specref.chance import Seeded, distance
-from specref.features import Features
-from specref.law import overlap
-from specref.loop import generate, loop_law, plain, rounds
-from specref.medusa import Marginals
-from specref.models import DATA, DOMAINS, bare, prompts, write
-from specref.mtp import Chained, DeepSeek, Gloeckle, Recursive, SelfDraft, first, in_turn, later, released, taken, trunk
-from specref.reject import Chain, reject
-from specref.shapes import Expanded, Slots
-from specref.siblings import Branching
-from specref.target import target_law
-from specref.teaching import Base, Lessons, load, marks, save
-from specref.training import optimiser
-from specref.transformer import HFModel, Trie
-from specref.tree import Tree
+from specref.train.branching import branch_texts, branching, chain_tokens
+from specref.core.rng import Seeded, tv_outcomes
+from specref.train.features import FeatureDraft
+from specref.core.law import overlap
+from specref.core.loop import generate, loop_law, autoregressive, rounds
+from specref.train.medusa import HeadMarginals
+from specref.models.embedded import DATA, DOMAINS, raw_model, prompts, sample_texts
+from specref.train.mtp import ModuleChainDraft, DeepSeek, Gloeckle, RecursiveMTP, SelfDraft, first_head_loss, backward_in_turn, shifted_loss, released_weights, load_released, trunk
+from specref.verify.reject import Chain, reject
+from specref.draft.shapes import DynamicTree, ParallelHeadTree
+from specref.verify.siblings import Branching
+from specref.core.target import target_law
+from specref.train.harness import TargetModel, StateDataset, load_checkpoint, evaluate, save_network
+from specref.models.recipe import optimiser
+from specref.models.transformer import HFModel, RowTrie
+from specref.core.tree import Tree
 
 torch.set_num_threads(1)
 V, WIDTH = 61, 32
@@ -48,7 +48,7 @@ def shaken(net, seed=0, by=.3):
 def lesson(model, x):
     "Lessons in the model's own precision"
     with torch.no_grad(): hidden = model(input_ids=x, output_hidden_states=True, use_cache=False).hidden_states
-    return Lessons(x, dict(enumerate(hidden)))
+    return StateDataset(x, dict(enumerate(hidden)))
 
 
 def text(rows=2, T=24, V=V, seed=0): return torch.randint(V, (rows, T), generator=torch.Generator().manual_seed(seed))
@@ -63,7 +63,7 @@ def gradients(model, net, x, way):
     "The gradient of every weight after one backward pass of some kind"
     model.requires_grad_(True)
     for w in (*model.parameters(), *net.parameters()): w.grad = None
-    way(trunk(model)(input_ids=x, use_cache=False).last_hidden_state, [partial(first, model, x), *net.losses(x)])
+    way(trunk(model)(input_ids=x, use_cache=False).last_hidden_state, [partial(first_head_loss, model, x), *net.losses(x)])
     return [w.grad for w in (*model.parameters(), *net.parameters())]
 
 
@@ -89,24 +89,24 @@ def kept_alive(f):
 @pytest.mark.parametrize("n", [2, 4])
 def test_in_turn_leaves_the_gradient_of_the_sum(tied, n):
     "Every weight of trunk and heads, to 1e-12 in double and 1e-6 in single precision; one tensor of logits is kept, not n"
-    model = tiny(0, tied=tied); net = shaken(Gloeckle(Base(model), n)); x = text()
-    a, b = gradients(model, net, x, at_once), gradients(model, net, x, in_turn)
+    model = tiny(0, tied=tied); net = shaken(Gloeckle(TargetModel(model), n)); x = text()
+    a, b = gradients(model, net, x, at_once), gradients(model, net, x, backward_in_turn)
     assert all(g is not None for g in a + b) and max(abs(u - v).max() for u, v in zip(a, b)) < 1e-12 < max(abs(u).max() for u in a)
-    assert kept_alive(lambda: gradients(model, net, x, at_once)) == n and kept_alive(lambda: gradients(model, net, x, in_turn)) == 1
-    a, b = gradients(model.float(), net.float(), x, at_once), gradients(model, net, x, in_turn)
+    assert kept_alive(lambda: gradients(model, net, x, at_once)) == n and kept_alive(lambda: gradients(model, net, x, backward_in_turn)) == 1
+    a, b = gradients(model.float(), net.float(), x, at_once), gradients(model, net, x, backward_in_turn)
     assert max((abs(u - v).max() / abs(u).max().clamp(min=1)).item() for u, v in zip(a, b)) < 1e-6
 
 
 def test_in_turn_says_the_sum_of_the_losses():
-    model = tiny(0); net = shaken(Gloeckle(Base(model))); x = text(); said = []
-    gradients(model, net, x, lambda z, losses: said.extend([in_turn(z, losses), sum(f(z) for f in losses)]))
+    model = tiny(0); net = shaken(Gloeckle(TargetModel(model))); x = text(); said = []
+    gradients(model, net, x, lambda z, losses: said.extend([backward_in_turn(z, losses), sum(f(z) for f in losses)]))
     assert abs(said[0] - said[1]) < 1e-12 and not said[0].requires_grad
 
 
 @faithful("multi-token prediction")
 def test_the_copied_listing_fails():
     "`d.requires_grad = False` and `z.backward()`: d gathers nothing, the call raises, the trunk has no gradient; sent as 1 it is another gradient"
-    model = tiny(0); net = shaken(Gloeckle(Base(model))); x = text()
+    model = tiny(0); net = shaken(Gloeckle(TargetModel(model))); x = text()
     def copied(z, losses):
         d = z.detach(); d.requires_grad = False
         for loss_of in losses: loss_of(d).backward()
@@ -119,7 +119,7 @@ def test_the_copied_listing_fails():
     def ones(z, losses):
         for loss_of in losses: loss_of(z.detach()).backward()
         z.backward(gradient=torch.ones_like(z))
-    a, b = gradients(model, net, x, in_turn)[0], gradients(model, net, x, ones)[0]
+    a, b = gradients(model, net, x, backward_in_turn)[0], gradients(model, net, x, ones)[0]
     assert abs(a - b).max() > 1e-3
 
 
@@ -127,7 +127,7 @@ def test_the_trunk_is_the_model_less_its_last_layer():
     model = tiny(0); x = text()
     z = trunk(model)(input_ids=x, use_cache=False).last_hidden_state
     assert torch.equal(z, model(input_ids=x, output_hidden_states=True, use_cache=False).hidden_states[1])
-    assert abs(first(model, x, z) - later(model(input_ids=x, use_cache=False).logits, x, 1)) < 1e-12
+    assert abs(first_head_loss(model, x, z) - shifted_loss(model(input_ids=x, use_cache=False).logits, x, 1)) < 1e-12
     assert {id(w) for w in trunk(model).parameters()} < {id(w) for w in model.parameters()}
     assert len(model.model.layers) == 2 and not isinstance(model.model.norm, nn.Identity)
 
@@ -135,8 +135,8 @@ def test_the_trunk_is_the_model_less_its_last_layer():
 @faithful("multi-token prediction")
 def test_untaught_heads_say_what_the_target_says():
     "Bit for bit where the arithmetic is the same, on the embedded target and on a grouped one; each head is a whole layer, norm and head are the target's"
-    for model in (tiny(0), bare("target", torch.float64)):
-        base = Base(model); net = Gloeckle(base); x = text(V=base.V)
+    for model in (tiny(0), raw_model("target", torch.float64)):
+        base = TargetModel(model); net = Gloeckle(base); x = text(V=base.V)
         for z in net.guesses(lesson(model, x), 3): assert abs(z - model(input_ids=x, use_cache=False).logits).max() < 1e-10
         per = sum(w.numel() for w in model.base_model.layers[-1].parameters())
         assert sum(w.numel() for w in net.parameters()) == 3*per and net.body[0].norm.weight.data_ptr() == model.base_model.norm.weight.data_ptr()
@@ -144,13 +144,13 @@ def test_untaught_heads_say_what_the_target_says():
 
 # Rows
 
-KINDS = {"heads": (lambda b: Gloeckle(b), SelfDraft, 3), "one module": (lambda b: DeepSeek(b, 1), Chained, 1), "two modules": (lambda b: DeepSeek(b, 2), Chained, 2),
-         "three modules": (lambda b: DeepSeek(b, 3), Chained, 3), "one again": (lambda b: Recursive(b), Features, 4)}
+KINDS = {"heads": (lambda b: Gloeckle(b), SelfDraft, 3), "one module": (lambda b: DeepSeek(b, 1), ModuleChainDraft, 1), "two modules": (lambda b: DeepSeek(b, 2), ModuleChainDraft, 2),
+         "three modules": (lambda b: DeepSeek(b, 3), ModuleChainDraft, 3), "one again": (lambda b: RecursiveMTP(b), FeatureDraft, 4)}
 
 
 def off(make, kind, depth, calls=30, seed=0, change=None):
     "The largest deviation of the answers, after a wild history, from those of a fresh cache, and along the true text from the guesses of training"
-    model = tiny(0); net = shaken(make(Base(model)).double()); x, rng = text(), np.random.default_rng(seed)
+    model = tiny(0); net = shaken(make(TargetModel(model)).double()); x, rng = text(), np.random.default_rng(seed)
     target = HFModel(model, keep=(1, 2), check=False); drafter, guesses, fresh, taught = kind(net, target), net.guesses(lesson(model, x), depth), 0., 0.
     if change: change(drafter)
     for _ in range(calls):
@@ -164,7 +164,7 @@ def off(make, kind, depth, calls=30, seed=0, change=None):
         taught = max(taught, *(abs(said[path[j]].logits - guesses[j][row, c-2]).max().item() for j in range(depth)))
     deep = Tree(x[0, :4].tolist())
     for j in range(depth): deep.add(j, 1)
-    assert kind is Features or (drafter.answers(deep)[depth].logits == 0).all()
+    assert kind is FeatureDraft or (drafter.answers(deep)[depth].logits == 0).all()
     return fresh, taught
 
 
@@ -175,7 +175,7 @@ def test_answers_are_those_of_a_fresh_cache_and_of_training(name):
     assert max(off(*KINDS[name])) < 1e-10
 
 
-class Unmarked(Trie):
+class Unmarked(RowTrie):
     "A trie that takes a drafted row for a true one"
     def turn(self, tree, asked=True):
         plain = Tree(tree.ctx)
@@ -191,8 +191,8 @@ def test_stale_rows_are_caught():
 
 def test_rows_that_do_not_exist_are_caught():
     "A chain whose rows see those that hold no state is not the chain of training"
-    class Sees(Chained):
-        def sees(self, start, end, layer): return Features.sees(self, start, end, layer)
+    class Sees(ModuleChainDraft):
+        def sees(self, start, end, layer): return FeatureDraft.sees(self, start, end, layer)
     assert off(KINDS["three modules"][0], Sees, 3)[1] > 1e-4
 
 
@@ -200,7 +200,7 @@ def test_rows_that_do_not_exist_are_caught():
 def test_the_chain_runs_a_module_once_on_a_token():
     "A context of c tokens and a chain of D drafts: D layers for each row of the context, D - j for the draft at depth j"
     model = tiny(0); D, c = 3, 9
-    drafter = Chained(DeepSeek(Base(model), D), HFModel(model, keep=(2,), check=False))
+    drafter = ModuleChainDraft(DeepSeek(TargetModel(model), D), HFModel(model, keep=(2,), check=False))
     next(rounds(drafter.target, Chain(drafter, D), reject, text()[0, :c].tolist(), Seeded(0)))
     assert drafter.meter.layer_tokens == D*(c - 1) + sum(D - j for j in range(1, D)) and drafter.meter.tokens == c - 1 + D - 1
 
@@ -210,7 +210,7 @@ def test_the_chain_runs_a_module_once_on_a_token():
 @faithful("DeepSeek MTP")
 def test_module_k_knows_the_text_to_its_own_token():
     "The guess of module k at i notices x_(i+k) and nothing behind it; Gloeckle's heads at t notice no token behind t"
-    model = tiny(0); base, x = Base(model), text(1)
+    model = tiny(0); base, x = TargetModel(model), text(1)
     for net, sees in (shaken(DeepSeek(base, 3)), 1), (shaken(Gloeckle(base)), 0):
         old = net.guesses(lesson(model, x), 3)
         for place in range(4, 12):
@@ -224,16 +224,16 @@ def test_module_k_knows_the_text_to_its_own_token():
 @faithful("DeepSeek MTP")
 def test_embedding_and_head_are_the_targets_and_the_trunk_learns():
     "The same storage, no weight of the modules; with live states every weight of the model has a gradient, the embedding one from the modules too"
-    model = tiny(0); base, x = Base(model), text(); net = DeepSeek(base, 2); model.requires_grad_(True)
+    model = tiny(0); base, x = TargetModel(model), text(); net = DeepSeek(base, 2); model.requires_grad_(True)
     for module in net.chain:
         assert module.base[0].embed.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
         assert module.base[0].head.weight.data_ptr() == model.lm_head.weight.data_ptr()
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in model.parameters()}
     assert all(m.proj.weight.shape == (WIDTH, 2*WIDTH) for m in net.chain)
     out = model(input_ids=x, output_hidden_states=True, use_cache=False)
-    net.loss(Lessons(x, {2: out.hidden_states[-1]}), 0).backward()
+    net.loss(StateDataset(x, {2: out.hidden_states[-1]}), 0).backward()
     assert all(w.grad is not None and w.grad.abs().sum() > 0 for w in (*model.parameters(), *net.parameters()))
-    assert Recursive(base).layers == 1 and abs(sum(Recursive(base, 3).weights) - 1) < 1e-12 and [round(w, 2) for w in Recursive(base, 3).weights] == [.51, .31, .18]
+    assert RecursiveMTP(base).layers == 1 and abs(sum(RecursiveMTP(base, 3).weights) - 1) < 1e-12 and [round(w, 2) for w in RecursiveMTP(base, 3).weights] == [.51, .31, .18]
 
 
 def plainly(config, layer, norm, u, at):
@@ -247,7 +247,7 @@ def plainly(config, layer, norm, u, at):
 @faithful("DeepSeek MTP")
 def test_the_modules_by_hand():
     "M_k [norm of the state; norm of the embedding], a layer of transformers' own at the places of the told tokens, handed on before the norm and said after it; the second loss teaches the first module too"
-    model = tiny(0); base, x = Base(model), text(); net, b = shaken(DeepSeek(base, 2)), lesson(model, text())
+    model = tiny(0); base, x = TargetModel(model), text(); net, b = shaken(DeepSeek(base, 2)), lesson(model, text())
     rms = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     h, guesses = b.states[2], net.guesses(b, 2)
     with torch.no_grad():
@@ -255,19 +255,19 @@ def test_the_modules_by_hand():
             u = torch.cat([rms(h[:, :-1], m.hnorm.weight), rms(base.embed(x[:, k:]), m.enorm.weight)], -1) @ m.proj.weight.T
             h = plainly(model.config, m, nn.Identity(), u, torch.arange(k - 1, 23)[None])
             assert abs(guesses[k-1] - base.head(rms(h, m.norm.weight))).max() < 1e-4 < abs(guesses[k-1]).max()
-    later(net.guesses(b, 2)[1], x, 3).backward()
+    shifted_loss(net.guesses(b, 2)[1], x, 3).backward()
     assert all(w.grad is not None and w.grad.abs().sum() > 0 for name, w in net.chain[0].named_parameters() if name != "norm.weight") and net.chain[0].norm.weight.grad is None
 
 
 def test_losses():
     "DeepSeek's is the mean over depths of the token after the module's own; one application is D = 1; of three the later ones weigh .6 and .36 of the first"
-    model = tiny(0); base = Base(model); b = lesson(model, text())
-    two = shaken(DeepSeek(base, 2)); one, again = DeepSeek(base, 1), Recursive(base, 1); again.load_state_dict(one.state_dict())
+    model = tiny(0); base = TargetModel(model); b = lesson(model, text())
+    two = shaken(DeepSeek(base, 2)); one, again = DeepSeek(base, 1), RecursiveMTP(base, 1); again.load_state_dict(one.state_dict())
     by_hand = [nn.functional.cross_entropy(z[:, i], b.x[:, i+k+1]) for k, z in enumerate(two.guesses(b, 2), 1) for i in range(24 - k - 1)]
     assert abs(two.loss(b, 0) - (sum(by_hand[:22])/22 + sum(by_hand[22:])/21)/2) < 1e-12
     assert abs(one.loss(b, 0) - again.loss(b, 0)) < 1e-12
-    three = shaken(Recursive(base, 3))
-    by_hand = [later(z, b.x, k) for k, z in enumerate(three.guesses(b, 3), 2)]
+    three = shaken(RecursiveMTP(base, 3))
+    by_hand = [shifted_loss(z, b.x, k) for k, z in enumerate(three.guesses(b, 3), 2)]
     assert abs(three.loss(b, 0) - (by_hand[0] + .6*by_hand[1] + .36*by_hand[2]) / 1.96) < 1e-12 and np.ptp([z.item() for z in by_hand]) > 1e-3
 
 
@@ -275,22 +275,22 @@ def test_losses():
 
 def taught(make, steps=150):
     "A net taught on the source for a moment, and the mean tokens of a chain of three"
-    model = branching(4, 3).float(); base = Base(model)
+    model = branching(4, 3).float(); base = TargetModel(model)
     texts = lambda seed: lesson(model, torch.from_numpy(branch_texts(4, 3, 16, 32, seed=seed).astype(np.int64)))
     torch.manual_seed(0)
     net = make(base); opt = optimiser(net.train(), 1e-2, 0.)
     for step in range(steps): net.loss(texts(step), 0).backward(); opt.step(); opt.zero_grad(set_to_none=True)
-    return marks(net, base, texts(10**6), 3)[0]
+    return evaluate(net, base, texts(10**6), 3)[0]
 
 
 class Early(Gloeckle):
     "Mutant: every label one place too early"
-    def losses(self, x): return [lambda z, j=j: later(self.guess(j, z), x, 1 + j) for j in range(self.depth)]
+    def losses(self, x): return [lambda z, j=j: shifted_loss(self.guess(j, z), x, 1 + j) for j in range(self.depth)]
 
 
 class Echo(DeepSeek):
     "Mutant: a module is taught the token it was told"
-    def loss(self, batch, at): return sum(later(z, batch.x, k) for k, z in enumerate(self.guesses(batch, 3), 1))
+    def loss(self, batch, at): return sum(shifted_loss(z, batch.x, k) for k, z in enumerate(self.guesses(batch, 3), 1))
 
 
 def untold(base):
@@ -313,7 +313,7 @@ def test_heads_are_capped_on_the_branching_source():
 @faithful("DeepSeek MTP")
 def test_a_chain_is_not_capped_on_the_branching_source():
     "Three modules, and one applied three times, reach gamma + 1 - .1; without the shifted token the cap is back; taught the token it is told, nothing"
-    assert taught(lambda b: DeepSeek(b, 3)) > 3.9 and taught(lambda b: Recursive(b, 3)) > 3.9
+    assert taught(lambda b: DeepSeek(b, 3)) > 3.9 and taught(lambda b: RecursiveMTP(b, 3)) > 3.9
     assert taught(untold) < CAP + .05 and taught(lambda b: Echo(b, 3)) < CAP - 1
 
 
@@ -323,16 +323,16 @@ def three(): return tiny(2, V=3)
 
 
 def drafters(model):
-    base, target = Base(model), HFModel(model, keep=(1, 2), check=False)
-    heads, chain, again = SelfDraft(shaken(Gloeckle(base, 3), by=.5), target), Chained(shaken(DeepSeek(base, 2), by=.5), target), Features(shaken(Recursive(base), by=.5), target)
-    return target, {"heads": Chain(heads, 2), "slots": Slots(Marginals(heads, 2), 3), "chain": Chain(chain, 2), "siblings": Branching(chain, (2, 1)), "again": Chain(again, 2), "grown": Expanded(again, 2, 2, 3)}
+    base, target = TargetModel(model), HFModel(model, keep=(1, 2), check=False)
+    heads, chain, again = SelfDraft(shaken(Gloeckle(base, 3), by=.5), target), ModuleChainDraft(shaken(DeepSeek(base, 2), by=.5), target), FeatureDraft(shaken(RecursiveMTP(base), by=.5), target)
+    return target, {"heads": Chain(heads, 2), "slots": ParallelHeadTree(HeadMarginals(heads, 2), 3), "chain": Chain(chain, 2), "siblings": Branching(chain, (2, 1)), "again": Chain(again, 2), "grown": DynamicTree(again, 2, 2, 3)}
 
 
 @pytest.mark.parametrize("name", ["heads", "slots", "chain", "siblings", "again", "grown"])
 def test_the_law_is_the_targets(name):
     "Every path of a loop, nets of random weights, through the drafter's own cache, and beyond the last head"
     target, ways = drafters(three())
-    assert distance(loop_law(target, ways[name], reject, (0, 1), 2), target_law(target, (0, 1), 2)) < 1e-12
+    assert tv_outcomes(loop_law(target, ways[name], reject, (0, 1), 2), target_law(target, (0, 1), 2)) < 1e-12
 
 
 class Table(nn.Module):
@@ -349,66 +349,66 @@ def test_tables_through_the_same_code():
     "Laws of known numbers: what the drafter states is the table's row, and the loop has the target's law; a point that claims the row breaks it"
     rows = np.random.default_rng(0).dirichlet([1, 1, 1], (2, 3))
     target = HFModel(three(), keep=(1,), check=False)
-    again, heads = Features(Table(rows), target), Table(rows)
+    again, heads = FeatureDraft(Table(rows), target), Table(rows)
     heads.heads = [lambda z, at, attend, k=k: torch.full((1, z.shape[1], 1), k) for k in range(2)]
     heads.logits = lambda k: heads.rows[int(k), 0]
     blind = SelfDraft(heads, target)
     tree = Tree((0, 2)); tree.add(0, 1)
     assert all(np.allclose(again(tree)[i], rows[0, x], atol=1e-14) and np.allclose(blind(tree)[i], rows[i, 0], atol=1e-14) for i, x in ((0, 2), (1, 1)))
     truth = target_law(target, (0, 1), 2)
-    for q in again, blind: assert distance(loop_law(target, Chain(q, 2), reject, (0, 1), 2), truth) < 1e-12
+    for q in again, blind: assert tv_outcomes(loop_law(target, Chain(q, 2), reject, (0, 1), 2), truth) < 1e-12
     def claimed(ctx, rng):
         tree = Tree(ctx); tree.add(0, int(np.argmax(q := blind(tree)[0])), q); return tree
-    assert distance(loop_law(target, claimed, reject, (0, 1), 2), truth) > 1e-2
+    assert tv_outcomes(loop_law(target, claimed, reject, (0, 1), 2), truth) > 1e-2
 
 
 # The released layout
 
 def test_released_layout_there_and_back():
     "Names, shared weights and halves; a matrix whose halves were not exchanged gives other guesses"
-    model = tiny(0); base, b = Base(model), lesson(model, text()); net = shaken(DeepSeek(base, 2)); weights = released(net)
+    model = tiny(0); base, b = TargetModel(model), lesson(model, text()); net = shaken(DeepSeek(base, 2)); weights = released_weights(net)
     assert {k.split(".")[2] for k in weights} == {"2", "3"} and torch.equal(weights["model.layers.3.embed_tokens.weight"], base.embed.weight)
     theirs, h, e = weights["model.layers.2.eh_proj.weight"], torch.randn(WIDTH).double(), torch.randn(WIDTH).double()
     assert torch.allclose(theirs @ torch.cat([e, h]), net.chain[0].proj.weight @ torch.cat([h, e]), atol=1e-12)
-    again = taken(DeepSeek(base, 2), weights)
+    again = load_released(DeepSeek(base, 2), weights)
     assert all(torch.equal(u, v) for u, v in zip(net.guesses(b, 2), again.guesses(b, 2)))
-    swapped = taken(DeepSeek(base, 2), {k: w.roll(WIDTH, -1) if "eh_proj" in k else w for k, w in weights.items()})
+    swapped = load_released(DeepSeek(base, 2), {k: w.roll(WIDTH, -1) if "eh_proj" in k else w for k, w in weights.items()})
     assert abs(net.guesses(b, 1)[0] - swapped.guesses(b, 1)[0]).max() > .1
 
 
 def test_a_release_that_does_not_fit():
-    model = tiny(0); net = DeepSeek(Base(model)); weights = released(net)
+    model = tiny(0); net = DeepSeek(TargetModel(model)); weights = released_weights(net)
     for change in (lambda w: w.pop("model.layers.2.enorm.weight"), lambda w: w.update(other=torch.zeros(1)), lambda w: w.update({"model.layers.2.eh_proj.weight": torch.zeros(3)}),
                    lambda w: w.update({"model.layers.2.embed_tokens.weight": torch.zeros(V, WIDTH)}), lambda w: w.update({"model.layers.7.enorm.weight": torch.zeros(WIDTH)})):
         w = dict(weights); change(w)
-        refuses("weights", taken, net, w)
+        refuses("weights", load_released, net, w)
 
 
 # At size
 
-MADE = {"mtp": (Gloeckle, SelfDraft, 3, 3.5e6), "deepseek": (Recursive, Features, 4, 1.8e6)}
+MADE = {"mtp": (Gloeckle, SelfDraft, 3, 3.5e6), "deepseek": (RecursiveMTP, FeatureDraft, 4, 1.8e6)}
 made = pytest.mark.parametrize("name", MADE)
 LEAST = {"mtp": 1.25, "deepseek": 1.95}
 
 
 def shipped(name, dtype=torch.float64):
-    base = Base(bare("target", dtype))
-    return base, load(MADE[name][0], base, DATA/"drafters"/name)
+    base = TargetModel(raw_model("target", dtype))
+    return base, load_checkpoint(MADE[name][0], base, DATA/"drafters"/name)
 
 
 @cache
 def written():
     "What the target writes from held-out prompts, and thinks of it"
-    model = bare("target", torch.float64)
+    model = raw_model("target", torch.float64)
     start = torch.tensor([text for d in DOMAINS for text in prompts(d, 6, seed=5)])
-    return lesson(model, write(model, start, 112, torch.Generator().manual_seed(1), half=False))
+    return lesson(model, sample_texts(model, start, 112, torch.Generator().manual_seed(1), half=False))
 
 
 @made
 def test_shipped_marks_and_size(name):
     "On texts that the target writes from held-out prompts: the tokens of a round; the checkpoint is small, and says what made it"
     base, net = shipped(name)
-    assert marks(net, base, written(), MADE[name][2])[0] > LEAST[name]
+    assert evaluate(net, base, written(), MADE[name][2])[0] > LEAST[name]
     folder = DATA/"drafters"/name
     assert sum(f.stat().st_size for f in folder.iterdir()) < MADE[name][3]
     assert {"recipe", "data_sha256", "torch", "target"} <= json.loads((folder/"config.json").read_text()).keys()
@@ -416,7 +416,7 @@ def test_shipped_marks_and_size(name):
 
 def test_overlaps_at_size():
     "After true tokens the module beats the heads at every depth; taught with D = 1, it falls where it first meets its own state"
-    heads, module = (marks(net, base, written(), 3)[1] for base, net in map(shipped, MADE))
+    heads, module = (evaluate(net, base, written(), 3)[1] for base, net in map(shipped, MADE))
     assert all(b > a + .1 for a, b in zip(heads, module)) and module[0] > module[1] + .05
 
 
@@ -427,8 +427,8 @@ def test_greedy_text_is_the_targets(name, domain):
     base, net = shipped(name); _, kind, depth, _ = MADE[name]
     target = HFModel(base.model, temperature=0, keep=net.reads, check=False)
     q, text = kind(net, target), prompts(domain, 1)[0]
-    truth = plain(target, text, 24, Seeded(0))
-    for drafter in (Chain(q, depth), Slots(Marginals(q, 3), 8) if kind is SelfDraft else Expanded(q, 3, 3, 8)):
+    truth = autoregressive(target, text, 24, Seeded(0))
+    for drafter in (Chain(q, depth), ParallelHeadTree(HeadMarginals(q, 3), 8) if kind is SelfDraft else DynamicTree(q, 3, 3, 8)):
         out = generate(target, drafter, reject, text, 24, Seeded(0))
         assert out == truth and len(out.ledger.rounds) < 24
 
@@ -447,29 +447,29 @@ def test_a_chain_of_one_is_kept_with_the_overlap(name):
 # Doors
 
 def test_doors(tmp_path):
-    model = tiny(0); base = Base(model)
+    model = tiny(0); base = TargetModel(model)
     for bad in (1, 0, 2.5, None): refuses("n", Gloeckle, base, bad)
     for bad in (0, 1.5, None):
         refuses("D", DeepSeek, base, bad)
-        refuses("steps", Recursive, base, bad)
+        refuses("steps", RecursiveMTP, base, bad)
     gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=WIDTH, n_layer=1, n_head=2))
-    refuses("base", Gloeckle, Base(gpt))
+    refuses("base", Gloeckle, TargetModel(gpt))
     refuses("base", trunk, gpt)
     torch.manual_seed(0)
     other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "hidden_act": "gelu"}))   # the same names and shapes, another layer
-    refuses("base", Gloeckle, Base(other))
+    refuses("base", Gloeckle, TargetModel(other))
     refuses("target", SelfDraft, Gloeckle(base), HFModel(model, keep=(2,), check=False))   # the trunk's layer is 1
-    refuses("target", Chained, DeepSeek(base), model)
-    save(Gloeckle(base), base, tmp_path/"net", recipe={})
-    assert load(Gloeckle, base, tmp_path/"net").depth == 3
-    refuses("target", load, Gloeckle, Base(tiny(1)), tmp_path/"net")
-    refuses("folder", load, DeepSeek, base, tmp_path/"net")
+    refuses("target", ModuleChainDraft, DeepSeek(base), model)
+    save_network(Gloeckle(base), base, tmp_path/"net", recipe={})
+    assert load_checkpoint(Gloeckle, base, tmp_path/"net").depth == 3
+    refuses("target", load_checkpoint, Gloeckle, TargetModel(tiny(1)), tmp_path/"net")
+    refuses("folder", load_checkpoint, DeepSeek, base, tmp_path/"net")
 
 
 def test_modules_serve_a_target_of_another_family():
     "A chain on a GPT-2: its own Llama layers, the target's embedding and head"
     torch.manual_seed(0)
     gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)).double()
-    net = DeepSeek(Base(gpt), 2); target = HFModel(gpt, temperature=0, keep=net.reads)
+    net = DeepSeek(TargetModel(gpt), 2); target = HFModel(gpt, temperature=0, keep=net.reads)
     text = (5, 2, 8)
-    assert generate(target, Chain(Chained(net, target), 2), reject, text, 8, Seeded(0)) == plain(target, text, 8, Seeded(0))
+    assert generate(target, Chain(ModuleChainDraft(net, target), 2), reject, text, 8, Seeded(0)) == autoregressive(target, text, 8, Seeded(0))

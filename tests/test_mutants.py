@@ -7,12 +7,12 @@ import pytest
 
 from contracts import drafter_contract
 from helpers import ALPHA, CANON, constant, g_test, refuses
-from specref.chance import Seeded, distance, stream, tape
-from specref.law import exact, overlap
-from specref.loop import Verdict, rounds
-from specref.reject import Chain, accepted_at_least, reject
-from specref.traps import BLOCK, FOUR, MUTANTS, NOISE_SHARED, SLOW, TLI, WIRES, Inclusive, OneStream
-from specref.tree import Tree, iid
+from specref.core.rng import Seeded, tv_outcomes, numpy_generator, verdict_tape
+from specref.core.law import exact, overlap
+from specref.core.loop import Verdict, rounds
+from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.certify.mutants import BLOCK, FOUR, MUTANTS, NOISE_SHARED, SLOW, TLI, WIRES, Inclusive, OneStream
+from specref.core.tree import Tree, iid
 
 N = 200_000   # draws from a mutant's law: the statistical tier at its full size
 SEEN = F(2, 100)   # a distance that the statistical tier may never miss
@@ -29,14 +29,14 @@ def kill_matrix():
 
 def sampled(law, seed=0):
     "Counts of N draws from a law of outcomes"
-    return dict(zip(law, map(int, stream(seed).multinomial(N, np.array([float(w) for w in law.values()])))))
+    return dict(zip(law, map(int, numpy_generator(seed).multinomial(N, np.array([float(w) for w in law.values()])))))
 
 
 @by_name(MUTANTS)
 def test_the_exact_tests_reject(mutant):
     "T1: wrong law unequal, by the published distance where there is one; right law equal. T2: the same by counts, from .02 on"
     want, law = mutant.wrong.want(), mutant.wrong.law()
-    off, report = distance(law, want), g_test(sampled(law), want)
+    off, report = tv_outcomes(law, want), g_test(sampled(law), want)
     assert off > 0 and mutant.tv in (None, off) and sum(law.values()) == 1 and "law" in mutant.caught
     assert mutant.right.law() == mutant.right.want() == want and g_test(sampled(want), want).fits
     assert off < SEEN or not report.fits, report
@@ -103,7 +103,7 @@ def test_an_inclusive_comparison_shows_on_a_tape():
     "sgl-project/sglang#35771: with `<=` a uniform of exactly 0 keeps a token of probability zero; its law is right almost everywhere"
     p, q = exact(1, 0, 1), exact(1, 1, 1)
     tree = Tree((0,)); tree.add(0, 1, q)
-    strict = tape([0, 0.], [.9, 0])
+    strict = verdict_tape([0, 0.], [.9, 0])
     assert reject([p, p], tree, strict) == Verdict(0, 2) and reject([p, p], tree, Inclusive(strict.table)) == Verdict(1, 0)
 
 

@@ -9,17 +9,17 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, models, proves, refuses, seeds
-from specref.certify import certify
-from specref.chance import Branch, Seeded, law_of
-from specref.law import exact, point
-from specref.lookahead import Lookahead, Pool
-from specref.loop import Round, System, Verdict, generate, loop_law, match, plain, rounds
-from specref.models import DOMAINS, embedded, prompts
-from specref.ouroboros import Ouroboros, answers, child, fast_chain, mended
-from specref.reject import Chain, reject
-from specref.siblings import trie
-from specref.target import TableModel, random_table, target_law
-from specref.tree import Tree, iid
+from specref.certify.certificates import certify_system
+from specref.core.rng import Enumerator, Seeded, law_of
+from specref.core.law import exact, one_hot
+from specref.draft.lookahead import Lookahead, NgramPool
+from specref.core.loop import Round, System, Verdict, generate, loop_law, match, autoregressive, rounds
+from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.draft.ouroboros import Ouroboros, target_answers, child_with_token, fast_chain, corrected_phrase
+from specref.verify.reject import Chain, reject
+from specref.core.tree import add_paths
+from specref.core.target import TableModel, random_table, target_law
+from specref.core.tree import Tree, iid
 
 tokens = st.integers(0, 2)
 contexts = st.lists(tokens, min_size=1, max_size=3).map(tuple)
@@ -31,7 +31,7 @@ def inners(draw, most=3):
     W, N, G = draw(st.tuples(st.integers(1, 3), st.integers(2, most), st.integers(1, 3)))
     rows = tuple(tuple(draw(st.lists(tokens, min_size=k, max_size=k))) for k in (W - 1, *[W]*(N - 2)))
     grams = st.lists(st.tuples(tokens, st.lists(tokens, min_size=N - 1, max_size=N - 1).map(tuple)), max_size=8)
-    return Lookahead(3, W, N, G, draw(st.booleans()), True, rows, Pool().add(draw(grams), G))
+    return Lookahead(3, W, N, G, draw(st.booleans()), True, rows, NgramPool().add(draw(grams), G))
 
 
 def fast(draft, inner, gamma):
@@ -75,10 +75,10 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
     u, after = fast_chain(tree, draft, inner, gamma, Seeded(5))
     text, left, drafter = ctx, list(tree.path(u)), inner
     while left:
-        guess = drafter(text, Branch())
+        guess = drafter(text, Enumerator())
         i = node = 0
         said = ()
-        while left and node is not None: i, said, node = node, (*said, x := left.pop(0)), child(guess, node, x)
+        while left and node is not None: i, said, node = node, (*said, x := left.pop(0)), child_with_token(guess, node, x)
         drafter, text = drafter.learn(Round(guess, draft(guess), Verdict(i, said[-1]))), text + said
     assert drafter == after
 
@@ -89,23 +89,23 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
 @given(st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4), st.integers(0, 99))
 def test_answers_and_mended(paths, n, seed):
     "Answers are the greedy path down the tree and one step beyond; a mended phrase is what the target says at each of its places"
-    tree, target = trie(Tree((0,)), paths, 3, Branch(), exact=True), random_table(3, seed)
+    tree, target = add_paths(Tree((0,)), paths, 3, Enumerator(), exact=True), random_table(3, seed)
     p, greedy = target(tree), lambda text: int(np.argmax(target.law(text)))
     nodes = {tree.path(i) for i in range(len(tree))}
     for i in range(len(tree)):
         said, path = (), tree.path(i)
         while path + said in nodes and len(said) < n: said += (greedy((0,) + path + said),)
-        assert answers(tree, p, i, n) == said
-    for g in paths: assert mended(tree, p, 0, g) == tuple(greedy((0,) + g[:k]) for k in range(len(g)))
+        assert target_answers(tree, p, i, n) == said
+    for g in paths: assert corrected_phrase(tree, p, 0, g) == tuple(greedy((0,) + g[:k]) for k in range(len(g)))
 
 
 def test_the_example_of_the_page():
     "b is refused; below it the target confirms c and says h: the phrase (c, h) under b, (h,) under c, and the phrases under c mended"
     letters = "abcdefgh"
     said = {"": "a", "a": "x", "ab": "c", "abc": "h", "abcd": "f"}
-    target = TableModel(24, lambda text: point(ord(said.get("".join(chr(97 + x) for x in text[1:]), "g")) - 97, 24))
-    draft = TableModel(24, lambda text: point(min(text[-1] + 1, 23) if len(text) > 1 else 0, 24))
-    inner = Lookahead(24, 1, 3, 4, rows=((), (0,)), pool=Pool({2: ((3, 4), (3, 5))}))
+    target = TableModel(24, lambda text: one_hot(ord(said.get("".join(chr(97 + x) for x in text[1:]), "g")) - 97, 24))
+    draft = TableModel(24, lambda text: one_hot(min(text[-1] + 1, 23) if len(text) > 1 else 0, 24))
+    inner = Lookahead(24, 1, 3, 4, rows=((), (0,)), pool=NgramPool({2: ((3, 4), (3, 5))}))
     drafter = Ouroboros(draft, 3, inner, 2)
     round = next(rounds(target, drafter, reject, (23,), Seeded(0)))
     assert [round.tree.path(i) for i in range(1, len(round.tree))] == [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 5), (0, 1, 2, 3, 4)]
@@ -126,8 +126,8 @@ def test_refused_drafts_become_phrases(pair, inner, ctx, gamma, phrases, seed):
     lost = [i for i in range(1, gamma + 1) if i not in tree.ancestors(round.verdict.node)]
     for j, i in enumerate(lost):
         later = [i for i in lost[j + 1:] if tree.token[i] == tree.token[lost[j]]]
-        if len(later) < inner.G: assert answers(tree, round.p, i, inner.N - 1) in after.pool[tree.token[i]]
-        assert answers(tree, round.p, i, inner.N - 1)[0] == int(np.argmax(target.law(tree.text(i))))
+        if len(later) < inner.G: assert target_answers(tree, round.p, i, inner.N - 1) in after.pool[tree.token[i]]
+        assert target_answers(tree, round.p, i, inner.N - 1)[0] == int(np.argmax(target.law(tree.text(i))))
     assert all(0 < len(gs) <= inner.G and len(set(gs)) == len(gs) for gs in after.pool.values())
     assert after.rows == tree.inner.rows and all(1 <= len(g) < inner.N for gs in after.pool.values() for g in gs)
     if not lost: assert {k: v for k, v in after.pool.items() if k != tree.token[gamma]} == {k: v for k, v in tree.inner.pool.items() if k != tree.token[gamma]}
@@ -216,7 +216,7 @@ def test_fewer_draft_calls_at_size(domain, temperature):
         n = len(out.ledger.rounds)
         assert out.ledger.models["target"].calls == n and n <= out.ledger.models["draft"].calls < 6*n
     assert chain.ledger.models["draft"].calls == 6*len(chain.ledger.rounds)
-    if temperature == 0: assert more == plain(target, prompt, 40, Seeded(0)) and len(more.ledger.rounds) <= len(chain.ledger.rounds)
+    if temperature == 0: assert more == autoregressive(target, prompt, 40, Seeded(0)) and len(more.ledger.rounds) <= len(chain.ledger.rounds)
 
 
 @faithful("Ouroboros")
@@ -236,7 +236,7 @@ def test_phrases_of_refused_drafts_at_size(domain):
     drafter, new = Ouroboros(draft, 6, Lookahead(target.V, 7, 5, 7)), 0
     for _, round in zip(range(8), rounds(target, drafter, reject, prompts(domain, 1)[0], Seeded(0))):
         drafter, kept = drafter.learn(round), round.tree.ancestors(round.verdict.node)
-        lost = {(round.tree.token[i], answers(round.tree, round.p, i, 4)) for i in range(1, 7) if i not in kept}
+        lost = {(round.tree.token[i], target_answers(round.tree, round.p, i, 4)) for i in range(1, 7) if i not in kept}
         new += sum(g in drafter.inner.pool[x] and g not in round.tree.inner.pool.get(x, ()) for x, g in lost)
     assert new > 0
 
@@ -249,13 +249,13 @@ def test_the_pool_is_carried_on():
     drafter = Ouroboros(draft, 3, Lookahead(target.V, 7, 5, 7))
     for _, round in zip(range(10), rounds(target, drafter, reject, a, Seeded(0))): drafter = drafter.learn(round)
     assert len(drafter.inner.rows) == 4 and len(drafter.inner.pool) > 10
-    assert generate(target, drafter, reject, b, 24, Seeded(0)) == plain(target, b, 24, Seeded(0))
+    assert generate(target, drafter, reject, b, 24, Seeded(0)) == autoregressive(target, b, 24, Seeded(0))
 
 
 def test_certificate_at_size():
     "Sampled texts after a held-out one: no difference is seen, and one of .4 would be"
     target, draft = embedded("target", top_k=8), embedded("small", top_k=8)
-    found = certify(System("ouroboros", Ouroboros(draft, 2, Lookahead(target.V, 4, 2, 4)), reject), target, prompts("code", 1, seed=2)[0], n=2, runs=300)
+    found = certify_system(System("ouroboros", Ouroboros(draft, 2, Lookahead(target.V, 4, 2, 4)), reject), target, prompts("code", 1, seed=2)[0], n=2, runs=300)
     print(found.words)
     assert found.passes and found.test.tv < .4, found.words
 
@@ -278,8 +278,8 @@ def test_exercise_1():
     def law(text):
         w = after.get(text[1:], (0,)*5)
         return exact(*w, 1 - sum(w))
-    target, draft = TableModel(6, law), TableModel(6, lambda text: point(0, 6, exact=True))
-    pool = Pool({0: ((1, 2), (1, 3), (4,))})
+    target, draft = TableModel(6, law), TableModel(6, lambda text: one_hot(0, 6, exact=True))
+    pool = NgramPool({0: ((1, 2), (1, 3), (4,))})
     ours = Ouroboros(draft, 1, Lookahead(6, 1, 3, 3, exact=True, rows=((), (5,)), pool=pool))
     gain = mean(target, ours, (5,)) - mean(target, replace(ours, phrases=0), (5,))
     assert gain == F(29, 96)
@@ -290,4 +290,4 @@ def test_exercise_2():
     always = constant(1, 1, 1)
     def taken(law): return lambda ctx, rng: (tree := Tree(ctx), tree.add(0, 0, law))[0]
     assert loop_law(always, taken(exact(1, 1, 1)), reject, (0,), 1) == {(0,): 1}
-    assert loop_law(always, taken(point(0, 3, exact=True)), reject, (0,), 1) == target_law(always, (0,), 1)
+    assert loop_law(always, taken(one_hot(0, 3, exact=True)), reject, (0,), 1) == target_law(always, (0,), 1)

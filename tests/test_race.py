@@ -1,13 +1,13 @@
 "Chapter 44a: early layers as a draft of any acceptance, and contestants that take turns"
 import pytest, torch
-from specref.gpu import race as r
+from specref.gpu.bench import decoding as r
 from specref.gpu.engine import Engine
-from specref.gpu.verify import walk
-from specref.models import bare, prompts
+from specref.gpu.verify import verify_trees
+from specref.models.embedded import raw_model, prompts
 
 CPU = torch.device("cpu")
 SIZES = dict(layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
-def small(device, temperature=1., wanted=.8): return r.shallow(device, temperature, wanted, **SIZES)
+def small(device, temperature=1., wanted=.8): return r.random_pair(device, temperature, wanted, **SIZES)
 def tokens(seed=1): return torch.randint(600, (4, 64), generator=torch.Generator().manual_seed(seed))
 
 
@@ -22,41 +22,41 @@ def test_early_layers_are_a_draft():
 def test_acceptance_falls_with_the_scale(temperature):
     "With late layers that write nothing all is accepted; the more they write, the less"
     target, draft = small(CPU, wanted=0.)
-    full, found = [w.clone() for w in r.late(target, 2)], []
+    full, found = [w.clone() for w in r.late_writes(target, 2)], []
     for scale in (0., .1, .3, 1.):
-        for w, v in zip(r.late(target, 2), full): w.copy_(v * scale)
-        found.append(r.acceptance(target, draft, temperature, tokens()))
+        for w, v in zip(r.late_writes(target, 2), full): w.copy_(v * scale)
+        found.append(r.overlap_on_texts(target, draft, temperature, tokens()))
     assert found[0] == pytest.approx(1, abs=1e-5) and found == sorted(found, reverse=True) and found[-1] < .7
 
 @pytest.mark.parametrize("temperature", [0., 1.])
 @pytest.mark.parametrize("wanted", [.6, .8, .95])
 def test_the_acceptance_is_what_was_asked_for(wanted, temperature):
     "Also on tokens that the bisection has not seen"
-    assert r.acceptance(*small(CPU, temperature, wanted), temperature, tokens()) == pytest.approx(wanted, abs=.08)
+    assert r.overlap_on_texts(*small(CPU, temperature, wanted), temperature, tokens()) == pytest.approx(wanted, abs=.08)
 
 def test_acceptance_is_the_overlap_of_two_laws():
     "By hand, from the logits; at temperature 0 how often the heaviest tokens agree; from a position on"
     target, draft = small(CPU)
     with torch.inference_mode(): p, q = (f(input_ids=tokens()).logits for f in (target, draft))
-    assert r.acceptance(target, draft, .5, tokens(), 60) == pytest.approx(torch.minimum((2*p).softmax(-1), (2*q).softmax(-1)).sum(-1)[:, 60:].mean().item(), abs=1e-6)
-    assert r.acceptance(target, draft, 0., tokens()) == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item(), abs=.02)
+    assert r.overlap_on_texts(target, draft, .5, tokens(), 60) == pytest.approx(torch.minimum((2*p).softmax(-1), (2*q).softmax(-1)).sum(-1)[:, 60:].mean().item(), abs=1e-6)
+    assert r.overlap_on_texts(target, draft, 0., tokens()) == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item(), abs=.02)
 
 def test_shipped_models_are_copies():
     "What is moved to a device is not what other chapters hold"
-    target, draft = r.shipped(CPU)
-    assert target is not bare("target") and draft is not bare("small") and torch.equal(target.lm_head.weight, bare("target").lm_head.weight)
+    target, draft = r.embedded_pair(CPU)
+    assert target is not raw_model("target") and draft is not raw_model("small") and torch.equal(target.lm_head.weight, raw_model("target").lm_head.weight)
 
 @pytest.mark.parametrize("temperature, B", [(0., 1), (1., 2)])
 def test_the_race(temperature, B):
     "Everyone who can run has run, and the figures stand beside each other; at temperature 0 all write the same text"
-    row = r.raced("x", (-1, 0, 1), temperature, B, 8, 1, CPU, walk, dict(x=small))
+    row = r.decoding_speed("x", (-1, 0, 1), temperature, B, 8, 1, CPU, verify_trees, dict(x=small))
     assert set(row["tokens_per_s"]) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])} and all(x > 0 for x in row["tokens_per_s"].values())
     assert 1 <= row["tokens_a_round"] <= 3 and row["predicted"] == pytest.approx(row["tokens_a_round"] / (1 + 2*row["c"])) and row["engine over plain"] > 0 and 0 < row["alpha"] <= 1
     if not temperature:
         target, draft = small(CPU, temperature)
         ctxs = prompts("code", 1)
-        ours = [list(r.timed_run(Engine(target, draft, shape, temperature=0., judge=walk), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
-        other = [r.theirs(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
+        ours = [list(r.timed_engine_run(Engine(target, draft, shape, temperature=0., judge=verify_trees), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
+        other = [r.transformers_run(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
         assert row["same"] == B and ours[0] == ours[1] == other[0] == other[1]
 
 @pytest.mark.parametrize("who", ["timed_run", "theirs"])
@@ -64,7 +64,7 @@ def test_the_race_goes_on_without_one(who, monkeypatch):
     "Contestants that fail are named, and the others have figures"
     def broken(*args): raise RuntimeError("out of memory")
     monkeypatch.setattr(r, who, broken)
-    row = r.raced("x", (-1, 0), 1., 1, 4, 1, CPU, walk, dict(x=small))
+    row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, verify_trees, dict(x=small))
     lost, left = (("plain", "engine"), ("generate", "assisted"))[::1 if who == "timed_run" else -1]
     assert {row["tokens_per_s"][k] for k in lost} == {"RuntimeError: out of memory"} and all(row["tokens_per_s"][k] > 0 for k in left)
     assert ("engine over plain" in row) == (who == "theirs") and "engine over generate" not in row and 0 < row["alpha"] <= 1
@@ -76,5 +76,5 @@ def test_everyone_is_first_once():
     def fails(k):
         if k > 2: raise ValueError("late")
         return 1., "x"
-    took, texts, wrong = r.turns(dict(a=run("a"), b=run("b"), c=fails), 2, 2)
+    took, texts, wrong = r.paired_turns(dict(a=run("a"), b=run("b"), c=fails), 2, 2)
     assert order == [("a", 0), ("b", 0), ("b", 2), ("a", 2), ("a", 4), ("b", 4)] and set(took) == {"a", "b"} and len(took["a"]) == 2 and wrong == dict(c="ValueError: late") and texts["a"] == "a"

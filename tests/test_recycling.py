@@ -12,14 +12,14 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, refuses, seeds
-from specref.chance import Branch, Seeded
-from specref.law import exact, point
-from specref.loop import Round, Verdict, generate, learn, loop_law, match, plain, rounds
-from specref.models import DOMAINS, embedded, prompts
-from specref.recycling import RANKS, Recycling, template, ranks_below, token_at
-from specref.reject import reject
-from specref.target import Rows, TableModel, random_table, target_law
-from specref.tree import Tree
+from specref.core.rng import Enumerator, Seeded
+from specref.core.law import exact, one_hot
+from specref.core.loop import Round, Verdict, generate, loop_law, match, autoregressive, rounds
+from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.draft.recycling import RANK_RATES, Recycling, rank_template, children_by_path, node_token
+from specref.verify.reject import reject
+from specref.core.target import Rows, TableModel, random_table, target_law
+from specref.core.tree import Tree
 
 SHAPES = ((0,),), ((0,), (1,), (0, 0)), ((0,), (0, 0), (0, 1), (1,), (1, 0))
 shapes = st.sampled_from(SHAPES)
@@ -39,7 +39,7 @@ def small(shape, matrix=(), V=3): return Recycling(V, 2, shape, exact=True, matr
 @given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=3).map(lambda w: tuple(Fraction(x, 10) for x in sorted(w, reverse=True))))
 def test_template_is_the_heaviest_paths(n, ranks):
     "Against all paths up to depth n: the same weights, every node with its parent and its elder siblings"
-    shape, weight = template(n, ranks), lambda path: prod(ranks[r] for r in path)
+    shape, weight = rank_template(n, ranks), lambda path: prod(ranks[r] for r in path)
     every, level = [], [()]
     for _ in range(n if len(ranks) == 1 else min(n, 6)):
         level = [(*path, r) for path in level for r in range(len(ranks))]
@@ -50,9 +50,9 @@ def test_template_is_the_heaviest_paths(n, ranks):
 
 def test_the_template_of_the_chapter():
     "80 nodes, close to the published one, which has 8, 21, 25, 15, 8, 3 at depth 1 to 6"
-    shape = template(80)
+    shape = rank_template(80)
     assert len(shape) == len(set(shape)) == 80 and shape == Recycling(512).shape and Recycling(512).depth == 7
-    assert [n for _, n in sorted(Counter(map(len, shape)).items())] == [8, 23, 28, 13, 6, 1, 1] and sum(RANKS) <= 1
+    assert [n for _, n in sorted(Counter(map(len, shape)).items())] == [8, 23, 28, 13, 6, 1, 1] and sum(RANK_RATES) <= 1
 
 
 # The matrix
@@ -65,7 +65,7 @@ def test_every_node_overwrites_its_row(pair, shape, k, matrix, seed):
     for r in islice(rounds(pair[0], drafter, reject, (0, 1), Seeded(seed)), 3):
         rows = dict(enumerate(drafter.matrix or [()] * 3))
         for u in range(len(r.tree)): rows[r.tree.text(u)[-1]] = best(pair[0].law(r.tree.text(u)), drafter.k)
-        after = learn(drafter, r)
+        after = drafter.learn(r)
         assert after.matrix == tuple(rows[x] for x in range(3)) and after == replace(drafter, matrix=after.matrix) and hash(after) == hash(replace(after))
         assert all(a is b for x, (a, b) in enumerate(zip(drafter.matrix, after.matrix)) if x not in {r.tree.text(u)[-1] for u in range(len(r.tree))})
         drafter = after
@@ -77,7 +77,7 @@ def test_every_node_overwrites_its_row(pair, shape, k, matrix, seed):
 @given(shapes, matrices, st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
 def test_the_tree_is_looked_up(shape, matrix, ctx):
     "Every path of ranks, followed through the matrix by hand; level by level; siblings by rank; point masses"
-    tree, want = small(shape, matrix)(ctx, Branch()), []
+    tree, want = small(shape, matrix)(ctx, Enumerator()), []
     for ranks in sorted(shape, key=lambda p: (len(p), p)):
         tokens = [ctx[-1]]
         for r in ranks:
@@ -85,21 +85,21 @@ def test_the_tree_is_looked_up(shape, matrix, ctx):
             tokens = [*tokens, row[r]] if r < len(row) else []
         if tokens: want.append(tuple(tokens[1:]))
     assert [tree.path(u) for u in range(1, len(tree))] == want
-    assert all(tuple(tree.law[u]) == tuple(point(tree.token[u], 3)) for u in range(1, len(tree)))
+    assert all(tuple(tree.law[u]) == tuple(one_hot(tree.token[u], 3)) for u in range(1, len(tree)))
     assert max(tree.depth) <= small(shape).depth == max(map(len, shape))
 
 
 def test_ranks_below():
-    assert dict(ranks_below(((0, 1), (0,), (2,), (0, 0)))) == {(): [0, 2], (0,): [0, 1]}
+    assert dict(children_by_path(((0, 1), (0,), (2,), (0, 0)))) == {(): [0, 2], (0,): [0, 1]}
     tree = Tree((5, 6))
     tree.add(0, 2)
-    assert [token_at(tree, u) for u in (0, 1)] == [6, 2]
+    assert [node_token(tree, u) for u in (0, 1)] == [6, 2]
 
 
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=3), st.integers(0, 2))
 def test_the_weights_before_the_warp_are_learnt_from(w, x):
     "From `raw` where the rows have it, from the rows where they are a list or were made of nothing else"
-    p, tree, verdict = [exact(1, 2, 4), point(x, 3, exact=True)], Tree((2,)), Verdict(0, 1)
+    p, tree, verdict = [exact(1, 2, 4), one_hot(x, 3, exact=True)], Tree((2,)), Verdict(0, 1)
     tree.add(0, 1)
     learnt = lambda p: small(SHAPES[0]).learn(Round(tree, p, verdict)).matrix
     assert learnt(p) == learnt(Rows(p.__getitem__, 2, 3)) == ((), (x,), (2, 1))
@@ -112,9 +112,9 @@ def test_the_round_of_the_chapter():
     asked = {(a,): (1, 3, 4, 2), (a, b): (4, 1, 3, 2), (a, b, d): (1, 2, 1, 4), (a, c): (2, 4, 0, 1)}
     target = TableModel(4, lambda text: exact(*asked.get(text[1:], (1, 1, 1, 1))))
     drafter = Recycling(4, 2, SHAPES[1], exact=True, matrix=((b, c), (d, a), (), ()))
-    tree = drafter((d, a), Branch())
+    tree = drafter((d, a), Enumerator())
     assert [tree.path(u) for u in range(1, 4)] == [(b,), (c,), (b, d)]
-    for r in islice(rounds(target, drafter, reject, (d, a), Seeded(3)), 1): assert learn(drafter, r).matrix == ((c, b), (a, c), (b, a), (d, b))
+    for r in islice(rounds(target, drafter, reject, (d, a), Seeded(3)), 1): assert drafter.learn(r).matrix == ((c, b), (a, c), (b, a), (d, b))
 
 
 # Exactness
@@ -145,7 +145,7 @@ def test_a_drafter_may_remember_anything(pair, seed):
         def __hash__(self): return hash(self.state)
         def __call__(self, ctx, rng):
             tree, r = Tree(ctx), np.random.default_rng(self.state)
-            for u in (0, 0, 1): tree.add(min(u, len(tree) - 1), x := int(r.integers(3)), point(x, 3, exact=True))
+            for u in (0, 0, 1): tree.add(min(u, len(tree) - 1), x := int(r.integers(3)), one_hot(x, 3, exact=True))
             return tree
         def learn(self, round):
             seen = (self.state, *round.tree.token[1:], round.verdict.node, round.verdict.token, *(int(np.argmax(round.p[u])) for u in range(len(round.tree))))
@@ -183,7 +183,7 @@ def test_trash_is_learnt_and_comes_back(domain):
         for u in range(len(r.tree)):
             best = sorted(range(512), key=lambda x: (-logits[u][x], x))[:8]
             known[r.tree.text(u)[-1]] = tuple(best), u in path
-        drafter, emitted = learn(drafter, r), emitted + len(r.tokens)
+        drafter, emitted = drafter.learn(r), emitted + len(r.tokens)
         assert {x: row for x, row in enumerate(drafter.matrix) if row} == {x: row for x, (row, _) in known.items()}
         assert target.meter.calls == k + 1
     assert len(r.tree) - 1 <= 80 and refused > 0 and new > 0 and emitted > 20
@@ -194,7 +194,7 @@ def test_trash_is_learnt_and_comes_back(domain):
 def test_greedy_text(domain):
     "With eight columns and with one, from an empty matrix and a used one: the text of plain decoding, in fewer calls"
     target, prompt = start(domain)
-    text = plain(target, prompt, 40, Seeded(0))
+    text = autoregressive(target, prompt, 40, Seeded(0))
     for drafter in (OfTheRows(512), Recycling(512), Recycling(512, matrix=tuple((x,) for x in range(512)))):
         out = generate(start(domain)[0], drafter, reject, prompt, 40, Seeded(0))
         assert out == text and list(out.ledger.models) == ["target"] and len(out.ledger.rounds) == out.ledger.models["target"].calls < 40
@@ -214,13 +214,13 @@ def test_doors():
     for bad in (0, -1, 1.5, None):
         refuses("V", Recycling, bad)
         refuses("k", Recycling, 3, bad)
-        refuses("n", template, bad)
+        refuses("n", rank_template, bad)
     for bad in ((), ((),), ((1, 0),), ((0,), (8,)), ((0,), (0, -1)), 5, (0, 1), ((.5,),), None): refuses("shape", Recycling, 9, 8, bad)
     for bad in (((),), ((), (), (3,)), ((), (), (-1,)), (0, 1, 2), 5, None): refuses("matrix", Recycling, 3, matrix=bad)
     assert Recycling(3, 2, [[0], [0, 1]]) == Recycling(3, 2, ((0,), (0, 1)))   # lists, as they are published, are taken
     assert hash(Recycling(3, matrix=[[1], [], [0, 2]])) == hash(Recycling(3, matrix=((1,), (), (0, 2))))
-    assert template(9, np.array((.5, .25))) == template(9, (.5, .25))
-    for bad in ((), (0.5, 0.6), (0.5, 0), (1.5,), 5, None, ("a",), (None,), np.array([.5, .6]), np.ones((2, 2))): refuses("ranks", template, 3, bad)
+    assert rank_template(9, np.array((.5, .25))) == rank_template(9, (.5, .25))
+    for bad in ((), (0.5, 0.6), (0.5, 0), (1.5,), 5, None, ("a",), (None,), np.array([.5, .6]), np.ones((2, 2))): refuses("ranks", rank_template, 3, bad)
 
 
 def test_one_token_for_ever():

@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import verifier_contract
 from helpers import CANON, constant, killer, models, pairs, proves, refuses
-from specref.chance import Seeded, distance, law_of, mean_of, tape
-from specref.law import exact, overlap
-from specref.loop import Verdict, rounds
-from specref.reject import Chain, accepted_at_least, capped_geometric, one_try, reject
-from specref.target import TableModel
-from specref.tree import Tree
+from specref.core.rng import Seeded, tv_outcomes, law_of, mean_of, verdict_tape
+from specref.core.law import exact, overlap
+from specref.core.loop import Verdict, rounds
+from specref.verify.reject import Chain, accepted_at_least, capped_geometric, rejection_sampling_rate, reject
+from specref.core.target import TableModel
+from specref.core.tree import Tree
 
 many = settings(max_examples=150)
 
@@ -61,7 +61,7 @@ def test_floats(pq, ulps):
     near = np.array([np.nextafter(x, x + (-1)**i) if ulps and x else x for i, x in enumerate(p)])
     for q in (pq[1].astype(float), near):
         got = law_of(lambda rng: (v := one(p, q, x := rng.pick(q), rng)).node * (1 + x) or -1 - v.token)
-        assert distance(got.of(lambda k: abs(k) - 1), as_dict(p)) < 1e-12
+        assert tv_outcomes(got.of(lambda k: abs(k) - 1), as_dict(p)) < 1e-12
 
 
 def test_canon_by_hand():
@@ -75,8 +75,8 @@ def test_canon_by_hand():
 def test_a_verdict_on_a_tape(u):
     "Strict: at u = p/q exactly the token is refused; a token of weight 0 is refused at u = 0; the correction comes from the tape"
     p, q = CANON
-    assert one(p, q, 3, tape([0, u], [.8, .5])) == (Verdict(1, 1) if u < .25 else Verdict(0, 1))
-    assert one(exact(1, 0, 1, 0), exact(0, 1, 0, 1), 3, tape([0, 0.], [.8, 0])) == Verdict(0, 2)
+    assert one(p, q, 3, verdict_tape([0, u], [.8, .5])) == (Verdict(1, 1) if u < .25 else Verdict(0, 1))
+    assert one(exact(1, 0, 1, 0), exact(0, 1, 0, 1), 3, verdict_tape([0, 0.], [.8, 0])) == Verdict(0, 2)
 
 
 # How many tokens
@@ -129,14 +129,14 @@ def test_rejection_sampling(pq):
     "One try accepts with probability 1/M <= β, and what it accepts has law p; without support it accepts nothing"
     p, q = pq
     on, β = p > 0, overlap(p, q)
-    if (q[on] == 0).any(): assert one_try(p, q) == 0; return
+    if (q[on] == 0).any(): assert rejection_sampling_rate(p, q) == 0; return
     M = max(p[on] / q[on])
     got = law_of(lambda rng: x if rng.coin(p[x := rng.pick(q)], of=M*q[x]) else None)
-    assert 1 - got.get(None, 0) == one_try(p, q) == 1/M <= β
+    assert 1 - got.get(None, 0) == rejection_sampling_rate(p, q) == 1/M <= β
     assert {x: w*M for x, w in got.items() if x is not None} == as_dict(p)
 
 
-def test_rejection_on_canon(): assert (one_try(*CANON), overlap(*CANON)) == (Fraction(1, 4), Fraction(3, 5))
+def test_rejection_on_canon(): assert (rejection_sampling_rate(*CANON), overlap(*CANON)) == (Fraction(1, 4), Fraction(3, 5))
 
 
 # Doors, and the loop
@@ -147,7 +147,7 @@ def test_doors():
     for alpha in (-.1, 1.1, float("nan")): refuses("alpha", capped_geometric, alpha, 2)
     refuses("gamma", capped_geometric, .5, -1)
     refuses("i", accepted_at_least, constant(1, 1), constant(1, 1), (0,), -1)
-    refuses("q", reject, [exact(1, 1, 1)]*2, tree, tape([0, 1.], [0, 0]))
+    refuses("q", reject, [exact(1, 1, 1)]*2, tree, verdict_tape([0, 1.], [0, 0]))
 
 
 def test_systems_are_values():

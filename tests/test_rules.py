@@ -7,18 +7,18 @@ import pytest
 from helpers import g_test
 from test_statistical import enough, nearby
 
-from specref.block import block
-from specref.chance import Seeded, distance
-from specref.coupled import Keyed, coupled
-from specref.lenience import lenient, lenient_greedy, mixture, rollback, top_beta, toward, typical
-from specref.loop import System, loop_law, match
-from specref.models import embedded, prompts
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import Rows, TableModel, target_law
-from specref.transport import greedy_draft, importance, kseq, spechub, transport
-from specref.traversal import generous, layered, traversal
-from specref.tree import Tree, iid, points, without_replacement
+from specref.verify.block import block
+from specref.core.rng import Seeded, tv_outcomes
+from specref.verify.coupled import PositionKeyed, coupled
+from specref.verify.lossy import lenient, lenient_greedy, ensemble, bild_rollback, top_beta, reject_toward, typical
+from specref.core.loop import System, loop_law, match
+from specref.models.embedded import embedded, prompts
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import Rows, TableModel, target_law
+from specref.verify.transport import greedy_draft, importance, kseq, spechub, transport
+from specref.verify.traversal import all_donors, layer_donors, traversal
+from specref.core.tree import Tree, iid, points, without_replacement
 
 N, SEES, WIDER = 5_000, .12, .3   # runs at most; a lossy rule may have more texts, and rarer ones
 
@@ -33,15 +33,15 @@ def siblings(draw, shape=(2, 2)): return lambda q: Branching(q, shape, draw)
 
 
 LOSSLESS = {
-    "match, chain": (chain, match), "match, tree": (siblings(without_replacement), match), "coupled": (lambda q: Keyed(Chain(q, 3)), coupled),
+    "match, chain": (chain, match), "match, tree": (siblings(without_replacement), match), "coupled": (lambda q: PositionKeyed(Chain(q, 3)), coupled),
     "reject, chain": (chain, reject), "reject, independent": (siblings(iid), reject), "reject, without replacement": (siblings(without_replacement), reject),
     "reject, points": (siblings(top), reject), "reject, hub pairs": (siblings(spechub), reject), "reject, greedy draft": (siblings(greedy_draft(3), (3, 1)), reject),
     "block": (chain, block), "traversal, independent": (siblings(iid), traversal), "traversal, without replacement": (siblings(without_replacement), traversal),
-    "traversal, points": (siblings(top), traversal), "layered": (siblings(without_replacement), layered), "generous": (siblings(iid), generous),
+    "traversal, points": (siblings(top), traversal), "layered": (siblings(without_replacement), layer_donors), "generous": (siblings(iid), all_donors),
     "K-SEQ": (siblings(iid), kseq), "transport, independent": (siblings(iid), transport), "transport, without replacement": (siblings(without_replacement), transport),
     "importance": (siblings(iid), importance),
 }
-LOSSY = {"lenience": lenient(.5), "greedy lenience": lenient_greedy(.5), "top-beta": top_beta(2, .5), "typical": typical(.3, .6), "rollback": rollback(1.5), "mixture": toward(mixture(.5))}
+LOSSY = {"lenience": lenient(.5), "greedy lenience": lenient_greedy(.5), "top-beta": top_beta(2, .5), "typical": typical(.3, .6), "rollback": bild_rollback(1.5), "mixture": reject_toward(ensemble(.5))}
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def test_three_tokens_of_a_lossy_rule(name, pair):
     target, draft, ctx = pair
     want, plain = loop_law(target, chain(draft), LOSSY[name], ctx, 3), target_law(target, ctx, 3)
     report = g_test(seen := counted(target, chain(draft), LOSSY[name], ctx, N), want)
-    print(f"{name:16} off by {distance(want, plain):.3f}  {report}")
+    print(f"{name:16} off by {tv_outcomes(want, plain):.3f}  {report}")
     assert report.fits and report.tv < WIDER and not g_test(seen, nearby(want, WIDER)).fits
-    if distance(want, plain) > g_test(seen, plain).tv: assert not g_test(seen, plain).fits
+    if tv_outcomes(want, plain) > g_test(seen, plain).tv: assert not g_test(seen, plain).fits
 
 
 V = 8_000
-ON_CHAINS = {"match": match, "reject": reject, "block": block, "traversal": traversal, "layered": layered, "lenience": lenient(.5), "coupled": coupled}
-ON_TREES = {"match": match, "reject": reject, "traversal": traversal, "layered": layered, "generous": generous}
+ON_CHAINS = {"match": match, "reject": reject, "block": block, "traversal": traversal, "layered": layer_donors, "lenience": lenient(.5), "coupled": coupled}
+ON_TREES = {"match": match, "reject": reject, "traversal": traversal, "layered": layer_donors, "generous": all_donors}
 
 
 def peak(tree, verify, seed):

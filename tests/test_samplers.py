@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import ALPHA, MISS, laws, proves, random_table, refuses, seeds, tempered
-from specref.bets import Report
-from specref.block import block
-from specref.chance import Outcomes, law_of, stream
-from specref.certify import certify, detectable, partition, safe_limit
-from specref.law import exact, norm, overlap, tv
-from specref.loop import match, rounds
-from specref.reject import Chain, accepted_at_least, reject
-from specref.samplers import CASES, FAIR, INNER, QUESTIONS, SAME, STAKES, Case, Drawn, Edge, Fewer, Kit, Spread, by_cdf, certify_rows, certify_sampler, classes, hear, in_rows, on_rows, told
-from specref.target import TableModel, target_law
-from specref.transport import kseq, transport
-from specref.tree import Tree, iid
+from specref.certify.sequential import Report
+from specref.verify.block import block
+from specref.core.rng import Outcomes, law_of, numpy_generator
+from specref.certify.certificates import certify_system, detectable, partition, safe_limit
+from specref.core.law import exact, normalize, overlap, tv
+from specref.core.loop import match, rounds
+from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.certify.samplers import CASES, FAIR, INNER, QUESTIONS, SAME, BET_SIZES, RowCase, NumpyRng, EdgeGenerator, FewerTokensBet, Kit, Spread, draw_by_cdf, certify_rows, certify_sampler, token_classes, run_calls, rule_on_rows, text_sampler, expected_lengths
+from specref.core.target import TableModel, target_law
+from specref.verify.transport import kseq, transport
+from specref.core.tree import Tree, iid
 
 
 def theirs(p, q, x, rng):
@@ -56,13 +56,13 @@ big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 def test_a_right_function_of_rows_passes(exact_rows):
     "Plain numpy in, integers out; tables in fractions or floats; padding is cut"
     p, q = (big, small) if exact_rows else (tempered(big, 1.), tempered(small, 1.))
-    for f in (theirs, broken()): assert certify_sampler(on_rows(f, p, q, 2), p, (0,), runs=2000).passes
+    for f in (theirs, broken()): assert certify_sampler(text_sampler(f, p, q, 2), p, (0,), runs=2000).passes
 
 
 @pytest.mark.parametrize("name", ["one uniform for all", "bonus from the row before"])
 def test_wrong_functions_of_rows_are_caught_as_texts(name):
     "One of them has every single position right"
-    found = certify_sampler(on_rows(THEIRS[name], big, small, 2), big, (0,), runs=4000)
+    found = certify_sampler(text_sampler(THEIRS[name], big, small, 2), big, (0,), runs=4000)
     assert not found.passes and found.words.startswith("the law is wrong: ")
 
 
@@ -82,7 +82,7 @@ def test_rows_have_the_shapes_that_are_promised():
         assert p.shape == (g + 1, 4) and q.shape == (g, 4) and x.dtype.kind == "i" and p.dtype == q.dtype == float
         assert np.isnan(q).any() or all(q[i, x[i]] > 0 for i in range(g)) and np.allclose(p.sum(1), 1) and np.allclose(q.sum(1), 1)
         return theirs(p, q, x, rng)
-    assert len(on_rows(verify, big, small, 3)((0,), 5, stream(1))) >= 5
+    assert len(text_sampler(verify, big, small, 3)((0,), 5, numpy_generator(1))) >= 5
     assert certify_rows(verify, gamma=3, runs=50).lines[0].passes
 
 
@@ -90,13 +90,13 @@ def test_rows_have_the_shapes_that_are_promised():
 
 def lengths(relation, gamma, like):
     "The exact law of the number of tokens that the rule `like` gives in a case, by enumerating the drafts as well"
-    case = Case(relation, 4)
+    case = RowCase(relation, 4)
     return law_of(lambda rng: len(next(rounds(case.P, Chain(case.Q, gamma), like, (0,), rng)).tokens))
 
 
 def spread(P, Q, V):
     "Rows in fractions over `V` tokens, as `Spread` makes them in floats"
-    of, w = classes(V), [Fraction(1 + x % 7) for x in range(V)]
+    of, w = token_classes(V), [Fraction(1 + x % 7) for x in range(V)]
     share = [w[x]/sum(w[y] for y in range(V) if of[y] == of[x]) for x in range(V)]
     rows = lambda table: TableModel(V, lambda text: np.array([table.law((text[0], *(int(of[x]) for x in text[1:])))[of[x]]*share[x] for x in range(V)], dtype=object))
     return rows(P), rows(Q), lambda text: tuple(int(of[x]) for x in text)
@@ -107,7 +107,7 @@ def spread(P, Q, V):
 @pytest.mark.parametrize("V", [4, 7])
 def test_classes(name, V):
     "In fractions: classes of a text have the small table's law, the distance is the small table's, and rules of ratios keep as many tokens"
-    case = Case(CASES[name], V)
+    case = RowCase(CASES[name], V)
     p, q, of = spread(case.P, case.Q, V)
     assert target_law(p, (0,), 2).of(of) == {k: w for k, w in target_law(case.P, (0,), 2).items() if w} and target_law(q, (0,), 2).of(of) == target_law(case.Q, (0,), 2)
     for at in ((0,), (0, 0), (0, V - 1)):
@@ -124,7 +124,7 @@ def test_classes(name, V):
 @proves("prop-classes")
 def test_block_verification_asks_for_ratios_too():
     "Its number of tokens on seven tokens, one draft, is the small table's; that of match is not"
-    case = Case(CASES["different rows"], 7)
+    case = RowCase(CASES["different rows"], 7)
     p, q, _ = spread(case.P, case.Q, 7)
     said = {rule: law_of(lambda rng: len(next(rounds(p, Chain(q, 1), rule, (0,), rng)).tokens)) for rule in (block, match)}
     assert said[block] == lengths(CASES["different rows"], 1, block) and said[match] != lengths(CASES["different rows"], 1, match)
@@ -134,14 +134,14 @@ def test_block_verification_asks_for_ratios_too():
 @given(st.integers(4, 300))
 def test_every_token_has_a_class(V):
     "The ends are alone, the others share two classes; shares sum to one in each"
-    of, s = classes(V), Spread(Case(CASES["equal rows"], 4).P, V)
+    of, s = token_classes(V), Spread(RowCase(CASES["equal rows"], 4).P, V)
     assert (of == 0).sum() == (of == 3).sum() == 1 and of[0] == 0 and of[-1] == 3 and set(of) == {0, 1, 2, 3}
     assert np.allclose(np.bincount(of, s.w), 1) and s((0, 2)).sum() == pytest.approx(1)
 
 
 def test_rows_differ():
     "From one position to the next, and after another token"
-    case = Case(CASES["different rows"], 4)
+    case = RowCase(CASES["different rows"], 4)
     rows = [tuple(case.p(at)) for at in ((0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))]
     assert len(set(rows)) == 5 and case.p((0, 1, 2)) is case.p((0, 3, 2))
 
@@ -150,7 +150,7 @@ def test_rows_differ():
 @pytest.mark.parametrize("name", CASES)
 def test_the_oracle_of_lengths(name, rule):
     "The law of the length comes from the rule itself; for the chain rule its mean is the closed form"
-    case, law = Case(CASES[name], 4), lengths(CASES[name], 2, rule)
+    case, law = RowCase(CASES[name], 4), lengths(CASES[name], 2, rule)
     assert sum(law.values()) == 1 and set(law) <= {1, 2, 3}
     if rule is reject: assert law.mean() == 1 + sum(accepted_at_least(case.P, case.Q, (0,), i) for i in (1, 2))
     assert lengths(CASES[name], 2, match).mean() <= lengths(CASES[name], 2, reject).mean() <= lengths(CASES[name], 2, block).mean()
@@ -159,7 +159,7 @@ def test_the_oracle_of_lengths(name, rule):
 # Right functions
 
 RIGHT = {"theirs": (theirs, {}), "with searchsorted": (broken(find=lambda r, rng: int(np.searchsorted(np.cumsum(r), rng.random()*r.sum(), side="right"))), {}),
-         "reject": (in_rows(reject), {}), "block": (in_rows(block), dict(like=block)), "match": (in_rows(match), dict(like=match)), "block is more than reject": (in_rows(block), {})}
+         "reject": (rule_on_rows(reject), {}), "block": (rule_on_rows(block), dict(like=block)), "match": (rule_on_rows(match), dict(like=match)), "block is more than reject": (rule_on_rows(block), {})}
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -174,7 +174,7 @@ def test_right_functions_pass(name):
 
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_other_lengths(gamma):
-    assert certify_rows(theirs, gamma=gamma, runs=500, draft=by_cdf).passes
+    assert certify_rows(theirs, gamma=gamma, runs=500, draft=draw_by_cdf).passes
     assert "law" in certify_rows(THEIRS["correction from p"], gamma=gamma, runs=500, cases=FEW).wrong
 
 
@@ -236,8 +236,8 @@ def fragile(p, q, x, rng):
 
 def nan_keeps(p, q, x, rng):
     for i in range(len(x)):
-        if rng.random()*q[i, x[i]] >= p[i, x[i]]: return [*x[:i], by_cdf(np.maximum(p[i] - q[i], 0), rng)]
-    return [*x, by_cdf(p[-1], rng)]
+        if rng.random()*q[i, x[i]] >= p[i, x[i]]: return [*x[:i], draw_by_cdf(np.maximum(p[i] - q[i], 0), rng)]
+    return [*x, draw_by_cdf(p[-1], rng)]
 
 
 top2 = lambda q: np.where(q >= np.sort(q)[-2], q, 0)
@@ -261,13 +261,13 @@ MISTAKES = {name: (dict(verify=f), {"law", "noise"}) for name, f in THEIRS.items
     "fails on equal rows": (dict(verify=fragile, cases={"equal rows": CASES["equal rows"]}, runs=50), {"form"}),
     "outside of the vocabulary": (dict(verify=lambda p, q, x, rng: [4]), {"law", "noise", "seeds", "tokens", "zeros", "nan"}),
     "no bonus": (dict(verify=lambda p, q, x, rng: (y := theirs(p, q, x, rng))[:len(x)]), {"tokens"}),
-    "the target alone": (dict(verify=lambda p, q, x, rng: [by_cdf(p[0], rng)]), {"tokens"}),
-    "match, said to be reject": (dict(verify=in_rows(match)), {"tokens"}),
-    "reject, said to be block": (dict(verify=in_rows(reject), like=block, runs=6000, cases={k: CASES[k] for k in ("different rows", "the draft ranks them backwards")}), {"tokens"}),
+    "the target alone": (dict(verify=lambda p, q, x, rng: [draw_by_cdf(p[0], rng)]), {"tokens"}),
+    "match, said to be reject": (dict(verify=rule_on_rows(match)), {"tokens"}),
+    "reject, said to be block": (dict(verify=rule_on_rows(reject), like=block, runs=6000, cases={k: CASES[k] for k in ("different rows", "the draft ranks them backwards")}), {"tokens"}),
     "seeds itself by the same seed": (dict(verify=broken(seeded=reseeded)), {"noise"}),
     "one race for draft and correction": (dict(verify=racer.verify, draft=racer.draft, runs=6000, cases={k: CASES[k] for k in ("different rows",)}), {"noise"}),
     "the likeliest token, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: int(np.argmax(q))), {"noise", "draft"}),
-    "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: by_cdf(top2(q), rng)), {"draft"}),
+    "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: draw_by_cdf(top2(q), rng)), {"draft"}),
     "a token of weight 0": (dict(verify=theirs, draft=lambda q, rng: int(np.argmin(q))), {"noise", "draft"}),
     "noise of its own": (dict(verify=broken(seeded=lambda rng: own)), {"seeds"}),
     "always one seed": (dict(verify=broken(seeded=lambda rng: np.random.default_rng(1))), {"law", "noise", "seeds", "tokens"}),
@@ -289,9 +289,9 @@ def renamed(move):
 
 WITHIN = {   # wrong within a class: what stands at the ends is left alone
     "two further on": lambda y, V: y + 2 if 0 < y < V - 3 else y,
-    "the first token of its class": lambda y, V: int(np.argmax(classes(V) == classes(V)[y])),
+    "the first token of its class": lambda y, V: int(np.argmax(token_classes(V) == token_classes(V)[y])),
     "a few small ones": lambda y, V: 1 + (y - 1) % 14 if 0 < y < V - 1 else y,
-    "a few small ones of its class": lambda y, V: int((same := np.flatnonzero(classes(V) == classes(V)[y]))[np.searchsorted(same, y) % 14])}
+    "a few small ones of its class": lambda y, V: int((same := np.flatnonzero(token_classes(V) == token_classes(V)[y]))[np.searchsorted(same, y) % 14])}
 
 
 @pytest.mark.parametrize("V", [8, 40, 5000])
@@ -306,14 +306,14 @@ def test_a_token_is_more_than_its_class(name, V):
 @pytest.mark.parametrize("rule", [reject, block, match])
 @pytest.mark.parametrize("V", [8, 5000])
 def test_right_rules_are_right_within_classes(rule, V):
-    found = certify_rows(in_rows(rule), V=V, cases=FEW, runs=800, like=None)
+    found = certify_rows(rule_on_rows(rule), V=V, cases=FEW, runs=800, like=None)
     words = " ".join(found.words.split())
     assert found.passes and 0 < float(words.split("within a class TV >= ")[1][:5]) < .5 and "cells of classes" in words
 
 
 def test_no_power_is_claimed_where_there_is_none():
     "Ten runs fill one cell, on which nothing is seen: no ok, and no distance; the bets may still convict"
-    line = certify_rows(in_rows(reject), runs=10, cases={"a": CASES["different rows"]}).lines[1]
+    line = certify_rows(rule_on_rows(reject), runs=10, cases={"a": CASES["different rows"]}).lines[1]
     assert line.passes is None and line.words.startswith("no difference seen, nor would any be in the case 'a' in 10 runs: more are called for") and "TV >=" not in line.words
     assert certify_rows(lambda p, q, x, rng: [int(np.argmin(p[0]))], runs=10, cases={"a": CASES["nothing in common"]}).lines[1].passes is False
 
@@ -323,16 +323,16 @@ def test_no_power_is_claimed_where_there_is_none():
 @pytest.mark.parametrize("name", ["different rows", "zeros at both ends", "a draft of one token"])
 def test_the_length_after_a_draft(name, rule, V):
     "What the rule says of each draft, summed over all drafts of two, is the exact law of the length; on real tokens too, where `match` keeps less"
-    case, law = Case(CASES[name], 4), Outcomes()
+    case, law = RowCase(CASES[name], 4), Outcomes()
     for x, v in target_law(case.Q, (0,), 2).items():
-        for k, w in told(case, x, (1., 1.), rule).items(): law[k] = law.get(k, 0) + float(v*w)
+        for k, w in expected_lengths(case, x, (1., 1.), rule).items(): law[k] = law.get(k, 0) + float(v*w)
     want = lengths(CASES[name], 2, rule)
     assert all(abs(law.get(k, 0) - float(want.get(k, 0))) < 1e-12 for k in (1, 2, 3))
-    big = Case(CASES[name], V)
-    _, q, x, at = big.block(3, by_cdf, stream(1))
+    big = RowCase(CASES[name], V)
+    _, q, x, at = big.block(3, draw_by_cdf, numpy_generator(1))
     rows = np.stack([*map(big.p, at)])
     tokens = law_of(lambda rng: len(rule(rows, chained(q, x), rng).tokens(chained(q, x))))
-    short = told(big, at[-1][1:], tuple(big.p.w[x]), rule)
+    short = expected_lengths(big, at[-1][1:], tuple(big.p.w[x]), rule)
     assert all(abs(tokens.get(k, 0) - short.get(k, 0)) < 1e-9 for k in range(1, 5))
 
 
@@ -347,31 +347,31 @@ def chained(q, x):
 def test_long_drafts(rule, V):
     "Eight drafts and many tokens: each rule is as long as itself, and the loss that is stated is found"
     one = {"different rows": CASES["different rows"]}
-    found = certify_rows(in_rows(rule), V=V, gamma=8, cases=one, runs=350, like=rule)
+    found = certify_rows(rule_on_rows(rule), V=V, gamma=8, cases=one, runs=350, like=rule)
     words = " ".join(found.words.split())
     assert found.passes and found.lines[2].passes is True and "after the same drafts" in words
     least = float(words.split("a function that drops the draft in ")[1].split("%")[0]) / 100 if "drops the draft" in words else None
     assert (least is None) == (rule is match and V == 90) or rule is match   # nothing to drop where hardly anything is kept
     if least is None or least > .9: return
-    def drops(p, q, x, rng): return [by_cdf(p[0], rng)] if rng.random() < least + .02 else in_rows(rule)(p, q, x, rng)
+    def drops(p, q, x, rng): return [draw_by_cdf(p[0], rng)] if rng.random() < least + .02 else rule_on_rows(rule)(p, q, x, rng)
     assert certify_rows(drops, V=V, gamma=8, cases=one, runs=350, like=rule).wrong == ("tokens",)
 
 
 def test_eight_drafts_by_a_lesser_rule():
-    found = certify_rows(in_rows(reject), gamma=8, cases={"different rows": CASES["different rows"]}, runs=1000, like=block)
+    found = certify_rows(rule_on_rows(reject), gamma=8, cases={"different rows": CASES["different rows"]}, runs=1000, like=block)
     assert found.wrong == ("tokens",) and "and block gives" in found.words
 
 
 def test_the_bet_on_fewer_tokens_is_fair():
     "Its mean wealth over what the rule itself would give is 1, for every stake; a rule that keeps everything makes nobody rich, one that keeps nothing does"
-    case, forks = Case(CASES["different rows"], 4), 0
+    case, forks = RowCase(CASES["different rows"], 4), 0
     for x in ((1, 2, 1), (2, 2, 0), (3, 0, 3)):
-        law, mean = told(case, x, (1., 1., 1.), block), np.zeros(len(STAKES))
+        law, mean = expected_lengths(case, x, (1., 1., 1.), block), np.zeros(len(BET_SIZES))
         for k, w in law.items():
-            bet = Fewer(); bet.hear(law, {k: 1}); mean += w*np.exp(bet.log)
+            bet = FewerTokensBet(); bet.hear(law, {k: 1}); mean += w*np.exp(bet.log)
         assert np.allclose(mean, 1)
         if len(law) == 1: continue
-        full, none, forks = Fewer(), Fewer(), forks + 1
+        full, none, forks = FewerTokensBet(), FewerTokensBet(), forks + 1
         full.hear(law, {4: 100}); none.hear(law, {1: 100})
         assert full.wealth < 1 < none.wealth and full.due == pytest.approx(sum(k*w for k, w in law.items())) and 0 < none.share(10.) <= 1
     assert forks
@@ -381,7 +381,7 @@ def test_false_alarms_of_the_bet_on_tokens():
     "At alpha = 1/4 for one question, 60 right runs: no more alarms than that allows (six standard deviations)"
     one, alarms = {"different rows": CASES["different rows"]}, 0
     for s in range(60):
-        kit = Kit(in_rows(block), 4, 4, None, block, one, 40, s, .25*(2*len(one) + 5))
+        kit = Kit(rule_on_rows(block), 4, 4, None, block, one, 40, s, .25*(2*len(one) + 5))
         assert kit.rate == .25
         alarms += kit.tokens()[0] is False
     assert alarms <= 60*.25 + 6*np.sqrt(60*.25*.75)
@@ -390,17 +390,17 @@ def test_false_alarms_of_the_bet_on_tokens():
 @pytest.mark.parametrize("rule", [kseq, transport, block])
 def test_rules_that_ask_how_siblings_were_drawn(rule):
     "Rows are one draft each, drawn from q: every rule of the book judges them"
-    assert certify_rows(in_rows(rule), cases=FEW, runs=500, like=None).passes
+    assert certify_rows(rule_on_rows(rule), cases=FEW, runs=500, like=None).passes
 
 
 def test_no_draft_in_rows():
-    assert in_rows(reject)(np.array([[0., 1., 0.]]), np.zeros((0, 3)), np.zeros(0, int), stream(0)) == (1,)
-    refuses("rule", in_rows, None)
-    refuses("x", in_rows(reject), np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), stream(0))
+    assert rule_on_rows(reject)(np.array([[0., 1., 0.]]), np.zeros((0, 3)), np.zeros(0, int), numpy_generator(0)) == (1,)
+    refuses("rule", rule_on_rows, None)
+    refuses("x", rule_on_rows(reject), np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), numpy_generator(0))
     for bad in (lambda p, tree, rng: 3, lambda p: None): refuses("like", certify_rows, theirs, like=bad)
-    for bad in (lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p, q: (norm(p[:3]), norm(q[:3])), lambda p: (p, p)):
+    for bad in (lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p, q: (normalize(p[:3]), normalize(q[:3])), lambda p: (p, p)):
         refuses("cases", certify_rows, theirs, cases={"mine": bad})
-    refuses("sample", certify_sampler, in_rows(reject), big, (0,), runs=500)
+    refuses("sample", certify_sampler, rule_on_rows(reject), big, (0,), runs=500)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -425,7 +425,7 @@ def test_long_vocabularies():
 
 def test_power_is_as_stated():
     "On the cells of a finished block: at the stated distance from q's side a mixture is missed at most MISS; and by one bit, at the stated share"
-    case = Case(CASES["different rows"], 4)
+    case = RowCase(CASES["different rows"], 4)
     cells = partition(case.P, (0,), 3, 1000)
     w = np.array([float(v) for v in cells.weight.values()])
     limit = safe_limit(1000, tuple(w), ALPHA/10)
@@ -433,7 +433,7 @@ def test_power_is_as_stated():
     for y, v in target_law(case.Q, (0,), 3).items(): seen[cells.of(y)] += float(v)
     other, d = np.array([seen[c] for c in cells.weight]), detectable(1000, len(w) - 1, limit)
     part = d / (abs(other - w).sum()/2)
-    k = stream(3).multinomial(1000, w + part*(other - w), 3000)
+    k = numpy_generator(3).multinomial(1000, w + part*(other - w), 3000)
     with np.errstate(all="ignore"): G = 2*np.where(k, k*np.log(k/(1000*w)), 0).sum(1)
     assert part < 1 and (G <= limit).mean() <= MISS + 6*np.sqrt(MISS/3000)
 
@@ -441,24 +441,24 @@ def test_power_is_as_stated():
 def test_the_distance_in_the_report_is_computed():
     "TV of the report is what 1,000 runs see on the cells of the case that has most of them, at the case's part of the rate"
     found = certify_rows(theirs, runs=1000, cases={"different rows": CASES["different rows"]})
-    w = tuple(float(v) for v in partition(Case(CASES["different rows"], 4).P, (0,), 3, 1000).weight.values())
+    w = tuple(float(v) for v in partition(RowCase(CASES["different rows"], 4).P, (0,), 3, 1000).weight.values())
     assert f"TV >= {detectable(1000, len(w) - 1, safe_limit(1000, w, ALPHA/7)):.3f}" in " ".join(found.words.split()) and f"up to {len(w)} cells" in " ".join(found.words.split())
 
 
 def test_false_alarms_at_a_rate_that_can_be_seen():
     "At alpha = 1/5 for the whole report, 40 reports on right functions: no more alarms than 1/5 allows (six standard deviations)"
     one = {"different rows": CASES["different rows"]}
-    alarms = sum(not certify_rows(theirs, gamma=1, cases=one, runs=120, seed=s, alpha=.2, draft=by_cdf).passes for s in range(40))
+    alarms = sum(not certify_rows(theirs, gamma=1, cases=one, runs=120, seed=s, alpha=.2, draft=draw_by_cdf).passes for s in range(40))
     assert alarms <= 40*.2 + 6*np.sqrt(40*.2*.8)
 
 
 def test_edges():
     "The first answers are the edge, as a number, an array or in place; what follows is noise; `choice` asks the same generator"
-    e = Edge(0., 5)
+    e = EdgeGenerator(0., 5)
     out = np.ones(3)
     assert e.random() == 0 and (e.random(4) == 0).all() and e.random(out=out) is out and not out.any() and e.uniform(2., 3.) == 2. and e.choice(4, p=[0, .5, .5, 0]) == 1
     assert e.random() > 0 and e.asked == 6 and len(set(e.random(10))) == 10
-    assert Edge(1 - 2.**-53, 1).choice(4, p=[0, .5, .5, 0]) == 2
+    assert EdgeGenerator(1 - 2.**-53, 1).choice(4, p=[0, .5, .5, 0]) == 2
 
 
 def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
@@ -470,7 +470,7 @@ def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
 def test_the_package_knows_them():
     "The doors are names of the package"
     import specref
-    assert specref.certify_rows is certify_rows and specref.certify_sampler is certify_sampler and specref.watch.__name__ == "watch" and specref.samplers.__name__ == "specref.samplers"
+    assert specref.certify_rows is certify_rows and specref.certify_sampler is certify_sampler and specref.watch.__name__ == "watch" and specref.certify.samplers.__name__ == "specref.certify.samplers"
 
 
 def test_reproducible():
@@ -493,7 +493,7 @@ def batched(p, q, x, rng): return np.array([theirs(p, q, x, rng)])
 @pytest.mark.parametrize("verify", [raises, batched, lambda *a: (theirs(*a), 1), lambda *a: [-1], lambda *a: None])
 def test_who_never_answers_is_not_judged(verify):
     "Neither ok nor wrong is said of what was not seen: form is wrong, nothing else is answered"
-    found = certify_rows(verify, cases=FEW, runs=20, draft=by_cdf)
+    found = certify_rows(verify, cases=FEW, runs=20, draft=draw_by_cdf)
     assert found.wrong == ("form",) and found.lines[0].words.startswith("60 of 60 calls went wrong, most often (")
     assert all(l.passes is None and l.words == "not judged, since some calls went wrong" for l in found.lines[1:])
 
@@ -545,8 +545,8 @@ def test_doors():
     def never(*given): raise AssertionError("called")
     for name, kw in (("V", dict(V=3)), ("V", dict(V=4.)), ("gamma", dict(gamma=0)), ("runs", dict(runs=0)), ("seed", dict(seed=-1)), ("alpha", dict(alpha=0.)), ("alpha", dict(alpha=1)),
                      ("draft", dict(draft=3)), ("like", dict(like="reject")), ("cases", dict(cases={})), ("cases", dict(cases={"a": 1})), ("cases", dict(cases=[reject]))): refuses(name, certify_rows, never, **kw)
-    refuses("verify", certify_rows, None); refuses("verify", on_rows, None, big, small, 2); refuses("gamma", on_rows, theirs, big, small, 0)
+    refuses("verify", certify_rows, None); refuses("verify", text_sampler, None, big, small, 2); refuses("gamma", text_sampler, theirs, big, small, 0)
     for bad in (4, -1, .5, None): refuses("draft", certify_rows, theirs, draft=lambda q, rng: bad, runs=20, cases=FEW)
     refuses("target", certify_sampler, theirs, None, (0,)); refuses("sample", certify_sampler, [1, 2], big, (0,)); refuses("seed", certify_sampler, theirs, big, (0,), seed=-1); refuses("ctx", certify_sampler, theirs, big, (9,))
     for bad in ([.5, .5], [[1, 2, 3]]): refuses("sample", certify_sampler, lambda ctx, n, rng: bad, big, (0,), runs=500)
-    for bad in ([-1, -1], "text"): refuses("verify", certify_sampler, on_rows(lambda *a: bad, big, small, 2), big, (0,), runs=500)
+    for bad in ([-1, -1], "text"): refuses("verify", certify_sampler, text_sampler(lambda *a: bad, big, small, 2), big, (0,), runs=500)

@@ -9,15 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, Plan, constant, draws, killer, laws, models, pairs, plans, proves, refuses, seeds
-from specref.certify import certify
-from specref.chance import Seeded, distance, law_of
-from specref.law import exact, greedy, norm, overlap, point, residual, tv
-from specref.loop import System, generate, loop_law, match, rounds
-from specref.models import DOMAINS, embedded, prompts
-from specref.reject import Chain, reject
-from specref.siblings import Branching, by_turns, kept, kept_independent, trie
-from specref.target import random_table, target_law
-from specref.tree import Tree, iid, in_turn, points, without_replacement
+from specref.certify.certificates import certify_system
+from specref.core.rng import Seeded, tv_outcomes, law_of
+from specref.core.law import exact, greedy, normalize, overlap, one_hot, residual, tv
+from specref.core.loop import System, generate, loop_law, match, rounds
+from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching, round_robin, acceptance_prob, acceptance_prob_iid
+from specref.core.tree import add_paths
+from specref.core.target import random_table, target_law
+from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 
 SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)     # sgl-project/sglang#10308
 PEAK = exact(7, 1, 1, 1), exact(1, 6, 2, 1)
@@ -96,7 +97,7 @@ def test_trees(pair, steps, n):
 def test_branching_trees(pair, seed, shape, how, both):
     "One model and two that take turns, on 3 to 5 tokens"
     draft = (pair[1], random_table(pair[1].V, seed)) if both else pair[1]
-    verifier_contract(pair[0], Branching(draft, shape, by_turns(DRAWS[how])), reject, (0,), 2)
+    verifier_contract(pair[0], Branching(draft, shape, round_robin(DRAWS[how])), reject, (0,), 2)
 
 
 @pytest.mark.parametrize("shape, means", [((2,), ("13/16", "7/8")), ((2, 1), ("91/80", "49/40")), ((1, 2), ("231/200", "75/56")), ((2, 2), ("1001/800", "25/16"))])
@@ -122,7 +123,7 @@ def test_a_sampled_child_before_a_certain_one():
     "Greedy drafts: the law never depends on which comes first, the acceptance does: 23/30 and 3/4"
     (p, q), top = CANON, points([3], 4, exact=True)
     tail = iid(exact(1, 2, 3, 0))
-    orders = in_turn(tail, top), in_turn(top, tail)
+    orders = in_sequence(tail, top), in_sequence(top, tail)
     assert [acceptance(p, draw, 2) for draw in orders] == [Fraction(23, 30), Fraction(3, 4)]
     assert all(token_law(p, draw, 2) == as_dict(p) for draw in orders)
 
@@ -135,7 +136,7 @@ def test_a_sampled_child_before_a_certain_one():
 def test_kept_is_what_is_kept(pq, how, k):
     "The sum over refused tokens is the enumerated probability, and does not fall with the number of children"
     p, draw = pq[0], DRAWS[how](pq[1])
-    assert kept(p, draw, k) == acceptance(p, draw, k) <= kept(p, draw, k + 1) <= 1
+    assert acceptance_prob(p, draw, k) == acceptance(p, draw, k) <= acceptance_prob(p, draw, k + 1) <= 1
 
 
 @proves("prop-kept")
@@ -143,7 +144,7 @@ def test_kept_is_what_is_kept(pq, how, k):
 @given(st.integers(2, 4).flatmap(laws), seeds, st.integers(0, 3))
 def test_kept_for_any_laws(p, seed, k):
     draw = depends(seed, len(p))
-    assert kept(p, draw, k) == acceptance(p, draw, k) <= kept(p, draw, k + 1)
+    assert acceptance_prob(p, draw, k) == acceptance(p, draw, k) <= acceptance_prob(p, draw, k + 1)
 
 
 @proves("cor-independent", "thm-order")
@@ -153,9 +154,9 @@ def test_independent_children_of_several_laws(given_laws):
     "1 - Π(1 - β_j) with the running residual, in every order of the laws; the output has law p in every order"
     p, qs = given_laws
     for order in permutations(qs):
-        draw, refused, r = in_turn(*map(iid, order)), Fraction(1), p
+        draw, refused, r = in_sequence(*map(iid, order)), Fraction(1), p
         for q in order: refused *= 1 - overlap(r, q); r = residual(r, q)
-        assert kept_independent(p, order) == kept(p, draw, len(qs)) == acceptance(p, draw, len(qs)) == 1 - refused
+        assert acceptance_prob_iid(p, order) == acceptance_prob(p, draw, len(qs)) == acceptance(p, draw, len(qs)) == 1 - refused
         assert token_law(p, draw, len(qs)) == as_dict(p)
 
 
@@ -164,7 +165,7 @@ def test_independent_children_of_several_laws(given_laws):
 @given(pairs(), st.integers(1, 4))
 def test_different_siblings_are_kept_at_least_as_often(pq, k):
     p, q = pq
-    assert kept(p, without_replacement(q), k) >= kept_independent(p, [q]*k)
+    assert acceptance_prob(p, without_replacement(q), k) >= acceptance_prob_iid(p, [q]*k)
 
 
 @proves("thm-different")
@@ -182,34 +183,34 @@ def test_what_remains_stands_out_above_a_level(pq, k):
         return sum(refused[x] / refused.sum() * walk(residual(r, law), up, (*e, x), c) for x in refused.nonzero()[0]) if refused.any() else 0
     t = 0
     for _ in range(k): t += F(t).sum()
-    assert walk(p, 0, (), iid(q)) == F(t).sum() == 1 - kept_independent(p, [q]*k)
-    if k <= (q > 0).sum(): assert walk(p, 0, (), without_replacement(q)) == 1 - kept(p, without_replacement(q), k)
+    assert walk(p, 0, (), iid(q)) == F(t).sum() == 1 - acceptance_prob_iid(p, [q]*k)
+    if k <= (q > 0).sum(): assert walk(p, 0, (), without_replacement(q)) == 1 - acceptance_prob(p, without_replacement(q), k)
 
 
 @given(st.integers(2, 4).flatmap(lambda V: st.tuples(laws(V), st.lists(laws(V), max_size=4))))
 def test_reject_keeps_independent_children_at_least_as_often_as_match(given_laws):
     "SpecInfer's theorem, for several models: what remains at x is at most p(x) Π(1 - q_j(x))"
     p, qs = given_laws
-    assert 1 - kept_independent(p, qs) <= sum(p * np.prod([1 - q for q in qs], axis=0)) if qs else kept_independent(p, qs) == 0
+    assert 1 - acceptance_prob_iid(p, qs) <= sum(p * np.prod([1 - q for q in qs], axis=0)) if qs else acceptance_prob_iid(p, qs) == 0
 
 
 def test_published_tables():
     "The nearly equal pair of an issue, and a peaked one (verification.md §7.1): independent, different, likeliest"
     F, two_three = Fraction, (2, 3)
-    assert [kept(SGL[0], points(range(4), 4, exact=True), k) for k in two_three] == [F(4, 5), F(9, 10)]
-    assert [kept_independent(SGL[0], [SGL[1]]*k) for k in two_three] == [F(91, 100), F(919, 1000)]
-    assert [kept(SGL[0], without_replacement(SGL[1]), k) for k in two_three] == [F(14, 15), 1]
-    assert [kept_independent(PEAK[0], [PEAK[1]]*k) for k in two_three] == [F(23, 50), F(257, 500)]
-    assert [kept(PEAK[0], without_replacement(PEAK[1]), k) for k in two_three] == [F(43, 80), F(1249, 1680)]
+    assert [acceptance_prob(SGL[0], points(range(4), 4, exact=True), k) for k in two_three] == [F(4, 5), F(9, 10)]
+    assert [acceptance_prob_iid(SGL[0], [SGL[1]]*k) for k in two_three] == [F(91, 100), F(919, 1000)]
+    assert [acceptance_prob(SGL[0], without_replacement(SGL[1]), k) for k in two_three] == [F(14, 15), 1]
+    assert [acceptance_prob_iid(PEAK[0], [PEAK[1]]*k) for k in two_three] == [F(23, 50), F(257, 500)]
+    assert [acceptance_prob(PEAK[0], without_replacement(PEAK[1]), k) for k in two_three] == [F(43, 80), F(1249, 1680)]
     p, q = SGL   # one draft of it: one-hot, standard, match on a sample
-    assert (kept(p, points([0], 4, exact=True), 1), kept(p, iid(q), 1), (p*q).sum()) == (F(3, 5), F(9, 10), F(47, 100))
+    assert (acceptance_prob(p, points([0], 4, exact=True), 1), acceptance_prob(p, iid(q), 1), (p*q).sum()) == (F(3, 5), F(9, 10), F(47, 100))
 
 
 @given(pairs(), st.integers(1, 2))
 def test_a_leaf_offered_first_may_cost_more_than_it_gains(pq, deeper):
     "β(1 + L) accepted tokens; a leaf after it adds what it keeps; before it, it takes β and leaves the rest to the deep child"
     p, q = pq
-    sure = point(0, len(p), exact=True)
+    sure = one_hot(0, len(p), exact=True)
     def tokens(*kinds):
         def run(rng):
             tree = Tree((0,))
@@ -218,14 +219,14 @@ def test_a_leaf_offered_first_may_cost_more_than_it_gains(pq, deeper):
                 for _ in range(deep): at, = tree.grow(at, iid(sure), rng)
             return tree.depth[reject([p] + [sure]*(len(tree) - 1), tree, rng).node]
         return law_of(run).mean()
-    β, gain = overlap(p, q), kept(p, iid(q), 2) - overlap(p, q)
+    β, gain = overlap(p, q), acceptance_prob(p, iid(q), 2) - overlap(p, q)
     assert tokens(deeper) == β*(1 + deeper) and tokens(deeper, 0) == β*(1 + deeper) + gain
     assert tokens(0, deeper) == β + gain*(1 + deeper)
 
 
 def test_a_leaf_on_the_four_tokens():
     p, q = CANON
-    β, both = overlap(p, q), kept(p, iid(q), 2)
+    β, both = overlap(p, q), acceptance_prob(p, iid(q), 2)
     for L in (1, 2, 5): assert β + (both - β)*(1 + L) < β*(1 + L)
 
 
@@ -237,7 +238,7 @@ def test_one_child_is_kept_as_often_as_any_judge_can(pq):
     "1 - TV, which is the least, over sets H of tokens, of 1 - q(H) + p(H): no coupling of p and q agrees more often"
     p, q = pq
     sets = [list(H) for k in range(len(p) + 1) for H in combinations(range(len(p)), k)]
-    for draw in (iid(q), without_replacement(q)): assert kept(p, draw, 1) == 1 - tv(p, q) == min(1 - q[H].sum() + p[H].sum() for H in sets)
+    for draw in (iid(q), without_replacement(q)): assert acceptance_prob(p, draw, 1) == 1 - tv(p, q) == min(1 - q[H].sum() + p[H].sum() for H in sets)
 
 
 @proves("prop-cover")
@@ -246,9 +247,9 @@ def test_one_child_is_kept_as_often_as_any_judge_can(pq):
 def test_cover(pq):
     "|supp q| different children when q has the support of p, and V children always, sampled or in the order of q"
     p, q = pq
-    if not p[q == 0].any(): assert kept(p, without_replacement(q), int((q > 0).sum())) == 1
-    assert kept(p, without_replacement(q), len(p)) == 1
-    assert kept(p, points(np.argsort(-q, kind="stable"), len(p), exact=True), len(p)) == 1
+    if not p[q == 0].any(): assert acceptance_prob(p, without_replacement(q), int((q > 0).sum())) == 1
+    assert acceptance_prob(p, without_replacement(q), len(p)) == 1
+    assert acceptance_prob(p, points(np.argsort(-q, kind="stable"), len(p), exact=True), len(p)) == 1
 
 
 @proves("prop-cover")
@@ -268,7 +269,7 @@ def test_children_that_hold_the_support_of_p(p, seed, k):
 def test_only_one_of_the_two():
     "Independent children never reach one on the four tokens; the likeliest tokens start below 1 - TV"
     p, q = CANON
-    assert all(kept_independent(p, [q]*k) < 1 for k in (1, 4, 40, 400)) and kept(p, points([3, 2, 1, 0], 4, exact=True), 1) < 1 - tv(p, q)
+    assert all(acceptance_prob_iid(p, [q]*k) < 1 for k in (1, 4, 40, 400)) and acceptance_prob(p, points([3, 2, 1, 0], 4, exact=True), 1) < 1 - tv(p, q)
 
 
 @settings(max_examples=80)
@@ -288,10 +289,10 @@ def test_a_masked_row_that_turns_uniform():
             tree, old = Tree((0,)), drawn(without_replacement(short), 3, rng)
             for c in (1, 2, 3): tree.add(0, old.token[c], law if c == 3 else old.law[c])
             return verdict(p, tree, rng)[1]
-        return distance(law_of(run), as_dict(p))
+        return tv_outcomes(law_of(run), as_dict(p))
     assert told(everything) == Fraction(1, 20)
     wasteful = lambda e: without_replacement(short)(e) if len(e) < 2 else everything
-    assert token_law(p, wasteful, 3) == as_dict(p) and kept(p, wasteful, 3) < kept(p, without_replacement(short), 3)
+    assert token_law(p, wasteful, 3) == as_dict(p) and acceptance_prob(p, wasteful, 3) < acceptance_prob(p, without_replacement(short), 3)
 
 
 # Mixtures
@@ -313,7 +314,7 @@ def test_a_mixture_may_be_told_or_its_component(given_laws):
     p, ws, qs = given_laws
     mixture = sum(w*q for w, q in zip(ws, qs))
     seen = []
-    for tell in (lambda i, x: point(x, len(p), exact=True), lambda i, x: qs[i], lambda i, x: mixture):
+    for tell in (lambda i, x: one_hot(x, len(p), exact=True), lambda i, x: qs[i], lambda i, x: mixture):
         law = law_of(lambda rng: verdict(p, from_mixture(ws, qs, tell)(rng), rng))
         assert law.of(lambda kx: kx[1]) == as_dict(p)
         seen.append(law.of(lambda kx: kx[0]).get(True, 0))
@@ -330,7 +331,7 @@ def test_two_children_of_one_coin(given_laws, ws, known):
     def run(rng):
         i, tree = rng.pick(ws), Tree((0,))
         tree.add(0, x := rng.pick(qs[i]), mix(ws))
-        tree.add(0, rng.pick(qs[i]), qs[i] if known else mix(norm(np.array([w*q[x] for w, q in zip(ws, qs)], dtype=object))))
+        tree.add(0, rng.pick(qs[i]), qs[i] if known else mix(normalize(np.array([w*q[x] for w, q in zip(ws, qs)], dtype=object))))
         return verdict(p, tree, rng)[1]
     assert law_of(run) == as_dict(p)
 
@@ -338,14 +339,14 @@ def test_two_children_of_one_coin(given_laws, ws, known):
 def test_two_children_of_one_coin_are_not_independent():
     "Both told as the fair mixture of a looked-up token 1 and a draw: off by 1/80; told first the component and then the mixture: off too"
     p, q = CANON
-    qs = point(1, 4, exact=True), q
+    qs = one_hot(1, 4, exact=True), q
     fair = (qs[0] + q)/2
     def off(first):
         def run(rng):
             i, tree = rng.pick(exact(1, 1)), Tree((0,))
             for law in (first(i), fair): tree.add(0, rng.pick(qs[i]), law)
             return verdict(p, tree, rng)[1]
-        return distance(law_of(run), as_dict(p))
+        return tv_outcomes(law_of(run), as_dict(p))
     assert off(lambda i: fair) == Fraction(1, 80) and off(lambda i: qs[i]) > 0
 
 
@@ -355,7 +356,7 @@ tokens = st.integers(0, 2)
 ngrams = st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4)
 
 
-def as_trie(guesses, V=3): return lambda ctx, rng: trie(Tree(ctx), guesses, V, rng, exact=True)
+def as_trie(guesses, V=3): return lambda ctx, rng: add_paths(Tree(ctx), guesses, V, rng, exact=True)
 
 
 def as_chains(guesses, V=3):
@@ -364,7 +365,7 @@ def as_chains(guesses, V=3):
         tree = Tree(ctx)
         for g in guesses:
             at = 0
-            for x in g: at = tree.add(at, x, point(x, V, exact=True))
+            for x in g: at = tree.add(at, x, one_hot(x, V, exact=True))
         return tree
     return draft
 
@@ -389,7 +390,7 @@ def test_one_uniform_for_all_children(p, children):
     measure = {}
     for lo, hi in zip(cuts, cuts[1:]): measure[j] = measure.get(j := keeps((lo + hi)/2), 0) + hi - lo
     tree = Tree((0,))
-    for x in children: tree.add(0, x, point(x, 4, exact=True))
+    for x in children: tree.add(0, x, one_hot(x, 4, exact=True))
     got = law_of(lambda rng: reject([p]*len(tree), tree, rng))
     for j, x in enumerate(new): assert measure.get(j, 0) == p[x] == sum(w for v, w in got.items() if v.node == 1 + children.index(x))
     assert {v.token: w for v, w in got.items() if not v.node} == {y: p[y] for y in range(4) if y not in new and p[y]}
@@ -402,7 +403,7 @@ def lookahead(target, ctx, guesses, rng):
         r, said = target.law(ctx + out), None
         for x in [g[len(out)] for g in alive if len(g) > len(out)]:
             if rng.coin(r[x]): said = x; break
-            r = norm(np.where(np.arange(len(r)) == x, 0*r, r))
+            r = normalize(np.where(np.arange(len(r)) == x, 0*r, r))
         if said is None: return len(out), (*out, rng.pick(r))
         out, alive = (*out, said), [g for g in alive if len(g) > len(out) and g[len(out)] == said]
 
@@ -482,7 +483,7 @@ def moved(draw, law):
         tree, old = Tree((0,)), drawn(draw, 2, rng)
         for j in by(law)(old.token[1:], rng): tree.add(0, old.token[j + 1], old.law[j + 1] if old.law[j + 1][old.token[j + 1]] else q)
         return verdict(p, tree, rng)[1]
-    return distance(law_of(run), as_dict(p))
+    return tv_outcomes(law_of(run), as_dict(p))
 
 
 @proves("thm-order")
@@ -513,7 +514,7 @@ def test_without_replacement_the_order_is_part_of_the_law():
         tree, old = Tree((0,)), drawn(without_replacement(q), 2, rng)
         for j in (2, 1): tree.add(0, old.token[j], old.law[j])
         return verdict(p, tree, rng)[1]
-    assert distance(law_of(run), as_dict(p)) > 0
+    assert tv_outcomes(law_of(run), as_dict(p)) > 0
 
 
 # Branching
@@ -543,7 +544,7 @@ def test_a_chain_is_a_thin_tree(pair, gamma, seed):
 @settings(max_examples=40)
 @given(models(), seeds, st.sampled_from([(1,), (2,), (3,), (1, 2), (2, 1)]), draws)
 def test_several_models_keep_the_drafter_contract(pair, seed, shape, how):
-    drafter = Branching((*pair, random_table(3, seed)), shape, by_turns(DRAWS[how]))
+    drafter = Branching((*pair, random_table(3, seed)), shape, round_robin(DRAWS[how]))
     drafter_contract(drafter, (0, 1))
 
 
@@ -552,17 +553,17 @@ def test_models_take_turns(pair, shape, seed):
     "Sibling j has the law of model j, round again; each model is called once a level; one model alone is the plain form"
     target, draft = pair
     before = [m.meter.calls for m in pair]
-    drafter = Branching(pair, shape, by_turns(iid))
+    drafter = Branching(pair, shape, round_robin(iid))
     tree = drafter((0,), Seeded(seed))
     assert drafter.models == pair and drafter.depth == len(shape) and [m.meter.calls - b for m, b in zip(pair, before)] == [len(shape)]*2
     for i in range(len(tree)):
         for j, c in enumerate(tree.children(i)): assert (tree.law[c] == pair[j % 2].law(tree.text(i))).all()
-    assert Branching((draft,), shape, by_turns(iid))((0,), Seeded(seed)) == Branching(draft, shape, iid)((0,), Seeded(seed))
+    assert Branching((draft,), shape, round_robin(iid))((0,), Seeded(seed)) == Branching(draft, shape, iid)((0,), Seeded(seed))
 
 
 def test_the_ledger_names_every_model():
     target, *drafts = (random_table(3, s) for s in (1, 2, 3))
-    ledger = generate(target, Branching(tuple(drafts), (2, 1), by_turns(iid)), reject, (0,), 12, Seeded(0)).ledger
+    ledger = generate(target, Branching(tuple(drafts), (2, 1), round_robin(iid)), reject, (0,), 12, Seeded(0)).ledger
     n = len(ledger.rounds)
     assert {k: m.calls for k, m in ledger.models.items()} == {"target": n, "draft": 2*n, "draft1": 2*n} and ledger.num_draft_tokens == 4*n
 
@@ -573,11 +574,11 @@ def test_doors():
     refuses("draw", Branching, (constant(1), constant(1)), (1,))
     refuses("draw", Branching, constant(1), (1,), lambda a, b: iid(a))
     refuses("draw", Branching, constant(1), (1,), 3)
-    refuses("drafter", generate, constant(1, 1), Branching((constant(1, 1), constant(1, 1, 1)), (1,), by_turns(iid)), reject, (0,), 1, Seeded(0))
-    for k in (-1, 1.5, "2"): refuses("k", kept, CANON[0], iid(CANON[1]), k)
-    refuses("q", kept, CANON[0], iid(exact(1, 1)), 1)
-    refuses("q", kept_independent, CANON[0], [exact(1, 1)])
-    for x in (4, -1): refuses("x", trie, Tree((0,)), [(0, x)], 4, Seeded(0))
+    refuses("drafter", generate, constant(1, 1), Branching((constant(1, 1), constant(1, 1, 1)), (1,), round_robin(iid)), reject, (0,), 1, Seeded(0))
+    for k in (-1, 1.5, "2"): refuses("k", acceptance_prob, CANON[0], iid(CANON[1]), k)
+    refuses("q", acceptance_prob, CANON[0], iid(exact(1, 1)), 1)
+    refuses("q", acceptance_prob_iid, CANON[0], [exact(1, 1)])
+    for x in (4, -1): refuses("x", add_paths, Tree((0,)), [(0, x)], 4, Seeded(0))
 
 
 # At size
@@ -594,7 +595,7 @@ def test_counts_at_size(real, kind):
     "Kept shares on the embedded models are the exact sums to six standard errors: a false alarm in 5e8, were the seeds not fixed"
     draw = {"independent": iid, "without replacement": without_replacement, "likeliest": lambda q: points(np.argsort(-q, kind="stable")[:8], len(q))}[kind]
     for n in (1, 2, 4):
-        want = np.array([kept_independent(p, [q]*n) if kind == "independent" else kept(p, draw(q), n) for p, q in real[2]])
+        want = np.array([acceptance_prob_iid(p, [q]*n) if kind == "independent" else acceptance_prob(p, draw(q), n) for p, q in real[2]])
         seen = [verdict(p, drawn(draw(q), n, rng := Seeded(n, (i, s))), rng)[0] for i, (p, q) in enumerate(real[2]) for s in range(40)]
         assert abs(np.mean(seen) - want.mean()) < 6*np.sqrt((want*(1 - want)).mean() / len(seen))
 
@@ -603,7 +604,7 @@ def test_counts_at_size(real, kind):
 def test_certificates_at_size(real, several, n):
     "Texts after a held-out one, by a tree of different siblings and by two models that take turns: no difference is seen, and one of .4 would be"
     big, small, _ = real
-    drafter = Branching((small, embedded("large")), (2, 1), by_turns(iid)) if several else Branching(small, (3, 1))
-    found = certify(System("tree", drafter, reject), big, prompts("code", 1, seed=2)[0], n=n, runs=300)
+    drafter = Branching((small, embedded("large")), (2, 1), round_robin(iid)) if several else Branching(small, (3, 1))
+    found = certify_system(System("tree", drafter, reject), big, prompts("code", 1, seed=2)[0], n=n, runs=300)
     print(found.words)
     assert found.passes and found.test.tv < .4, found.words

@@ -7,7 +7,7 @@ import pytest
 from browser import Browser
 from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
-from specref.law import exact, overlap, residual
+from specref.core.law import exact, overlap, residual
 
 sys.path.append(str(ROOT/'docs'))
 import stage
@@ -146,7 +146,7 @@ def test_names_and_theorems_are_links(tmp_path):
     said = re.sub('<(?!a |/a)[^>]*>', '', html(tmp_path/'site', 'law'))
     assert 'Theorem 00.1  (Twice, 3.5)' in said and said.count('proved by tests/test_law.py::test_a, ::test_b') == 2
     assert re.search(r'href="#thm-two">Theorem two</a>\)"', said) and re.search(r'href="#thm-two">Theorem two</a>, <a [^>]*href="#thm-two">Theorems 3.5</a>, ten', said)
-    assert len(re.findall(r'href="#specref.law.twice"[^>]*>twice(?:\(2\))?</a>', said)) == 2 and 'another’s twice' in said
+    assert len(re.findall(r'href="#specref.core.law.twice"[^>]*>twice(?:\(2\))?</a>', said)) == 2 and 'another’s twice' in said
 
 
 def test_readme_is_the_front_page():
@@ -287,7 +287,7 @@ def figure(site, browser, name):
 
 @reads
 def test_laws_can_be_moved(site, browser):
-    "Overlap and residual, in fractions, are those of `specref.law`"
+    "Overlap and residual, in fractions, are those of `specref.core.law`"
     move = figure(site, browser, 'laws')
     for a, b in [((4, 2, 2), (1, 4, 3)), ((1, 0, 0), (0, 1, 0)), ((3, 3, 3), (1, 1, 1)), ((9, 7, 0), (2, 5, 8)), ((0, 0, 5), (9, 9, 9))]:
         p, q = exact(*a), exact(*b)
@@ -298,8 +298,8 @@ def test_laws_can_be_moved(site, browser):
 
 @reads
 def test_cost_can_be_moved(site, browser):
-    "Speed-up and best γ are those of `specref.cost`"
-    from specref.cost import best_gamma, speedup
+    "Speed-up and best γ are those of `specref.core.cost`"
+    from specref.core.cost import best_gamma, speedup
     move = figure(site, browser, 'cost')
     for α, γ, c in [(.8, 5, .05), (.5, 1, .3), (0, 3, .5), (.99, 20, .01), (.75, 7, .02), (.9, 10, 1)]:
         g = best_gamma(α, c)

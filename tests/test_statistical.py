@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import g_test, killer, random_table, seeds, tempered
-from specref.chance import Seeded, distance
-from specref.loop import System, loop_law
-from specref.reject import Chain
-from specref.siblings import Branching
-from specref.systems import SYSTEMS
-from specref.target import target_law
-from specref.traps import judge, redraw, siblings_by_p
-from specref.tree import iid
+from specref.core.rng import Seeded, tv_outcomes
+from specref.core.loop import System, loop_law
+from specref.verify.reject import Chain
+from specref.verify.siblings import Branching
+from specref.app.systems import SYSTEMS
+from specref.core.target import target_law
+from specref.certify.mutants import reject_from, redraw_verifier, siblings_by_p
+from specref.core.tree import iid
 
 N, SEES, CTX = 9_000, .1, (0, 1, 0)   # runs an example, at most; every example sees a distance of SEES with power 1 - MISS
 
@@ -47,11 +47,11 @@ def test_three_tokens(name, models, zeros, temperature, gamma, shape, seed):
 
 
 WRONG = {
-    "correction from p": (lambda q: Chain(q, 2), judge(left=lambda r, q, x: r)),
-    "everything kept": (lambda q: Chain(q, 2), judge(keep=lambda *_: True)),
-    "match, then a fresh draw": (lambda q: Chain(q, 2), redraw(lambda r, q: r)),
+    "correction from p": (lambda q: Chain(q, 2), reject_from(left=lambda r, q, x: r)),
+    "everything kept": (lambda q: Chain(q, 2), reject_from(keep=lambda *_: True)),
+    "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r)),
     "siblings judged by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p),
-    "bonus from the row before": (lambda q: Chain(q, 1), judge(last=lambda p, tree, i: p[tree.parent[i]])),
+    "bonus from the row before": (lambda q: Chain(q, 1), reject_from(last=lambda p, tree, i: p[tree.parent[i]])),
 }
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_system_is_rejected(name):
     "Each of them is further off than the test sees, by its exact law on the same tables, and its own counts give it away"
     target, draft = (tempered(m, .8) for m in killer())
     drafter, verify = WRONG[name][0](draft), WRONG[name][1]
-    want, off = target_law(target, CTX, 3), distance(loop_law(target, drafter, verify, CTX, 3), target_law(target, CTX, 3))
+    want, off = target_law(target, CTX, 3), tv_outcomes(loop_law(target, drafter, verify, CTX, 3), target_law(target, CTX, 3))
     report = g_test(counts(System(name, drafter, verify), target, 1, 6000), want)
     print(f"{name:28} off by {off:.3f}  {report}")
     assert off > report.tv and not report.fits, report

@@ -9,14 +9,14 @@ from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves, random_table, refuses, seeds
-from specref.chance import Branch, Seeded
-from specref.law import point
-from specref.loop import generate, loop_law, match, rounds
-from specref.lookup import PromptLookup
-from specref.reject import Chain, reject
-from specref.suffix import END, SAM, Cursor, Either, SuffixAutomaton, SuffixDecoding, SuffixTree
-from specref.target import TableModel, target_law
-from specref.tree import Tree
+from specref.core.rng import Enumerator, Seeded
+from specref.core.law import one_hot
+from specref.core.loop import generate, loop_law, match, rounds
+from specref.draft.lookup import PromptLookup
+from specref.verify.reject import Chain, reject
+from specref.draft.suffix import SEPARATOR, SAM, SuffixCursor, Fallback, SuffixAutomaton, SuffixDecoding, SuffixTree
+from specref.core.target import TableModel, target_law
+from specref.core.tree import Tree
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
 shelves = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=4).map(tuple)
@@ -146,7 +146,7 @@ def test_the_guess(drafter, text):
         score, p, counted = by_hand(drafter, past, text)
         assert guess[:2] == (score, p) and [n for _, n in guess[2]] == counted
     score, p, picked = shared if shared[0] > own[0] else own
-    tree = drafter(text, Branch())
+    tree = drafter(text, Enumerator())
     paths = {tree.path(i) for i in range(1, len(tree))}
     assert paths == ({path for path, _ in picked} if score >= drafter.min_score else set())
     assert len(paths) == len(tree) - 1 <= max(0, min(drafter.num_draft_tokens, drafter.max_spec_factor*p + drafter.max_spec_offset))
@@ -171,7 +171,7 @@ def test_by_hand():
     "The example of the chapter"
     ids = lambda s: tuple(ord(c) - 97 for c in s)
     drafter, text = SuffixDecoding(4, max_tree_depth=8), ids("abcabcab")
-    said = lambda d: [d(text, Branch()).path(i) for i in range(1, len(d(text, Branch())))]
+    said = lambda d: [d(text, Enumerator()).path(i) for i in range(1, len(d(text, Enumerator())))]
     score, p, picked = drafter.guess(drafter.own(text), text)
     assert (score, p, picked[-1][0]) == (Fraction(3, 2), 5, ids("cab"))
     assert said(drafter)[-1] == ids("cab") and said(drafter.finished(ids("abdd")))[-1] == ids("dd")
@@ -184,10 +184,10 @@ def test_thresholds_are_met_at_equality():
     past = ((0, 1), (0, 2), (0, 0, 2))   # in the shared tree a 0 is followed by 2 in half of the cases, by 0 and by 1 in a quarter
     for share, wide in ((Fraction(1, 4), 3), (.25, 3), (.26, 1), (Fraction(1, 2), 1), (.51, 0)):
         drafter = SuffixDecoding(3, max_tree_depth=2, max_spec_factor=3., min_token_prob=share, width=3, past=past)
-        assert len(drafter((1, 0), Branch())) - 1 == wide
+        assert len(drafter((1, 0), Enumerator())) - 1 == wide
     past = ((0, 1),)*3 + ((0, 2),)*2
-    for score, some in ((.6, 1), (Fraction(3, 5), 1), (.61, 0)): assert len(SuffixDecoding(3, min_score=score, past=past)((0,), Branch())) - 1 == some
-    assert SuffixDecoding(3, max_spec_factor=1e308, max_spec_offset=1e308)((0, 1, 0, 1), Branch()).token[1:] == [0, 1]
+    for score, some in ((.6, 1), (Fraction(3, 5), 1), (.61, 0)): assert len(SuffixDecoding(3, min_score=score, past=past)((0,), Enumerator())) - 1 == some
+    assert SuffixDecoding(3, max_spec_factor=1e308, max_spec_offset=1e308)((0, 1, 0, 1), Enumerator()).token[1:] == [0, 1]
 
 
 def test_a_text_may_be_a_list_that_changes():
@@ -200,7 +200,7 @@ def test_ties():
     "Of equal scores the longer match, but before that the own tree"
     drafter = SuffixDecoding(3, past=((1, 0, 2), (1, 0)))
     own, shared = drafter.guess(drafter.own((0, 1, 0)), (0, 1, 0)), drafter.guess(drafter.shared.hold(drafter.past), (0, 1, 0))
-    assert own[:2] == (Fraction(1, 2), 1) and shared[:2] == (Fraction(1, 2), 2) and drafter((0, 1, 0), Branch()).token[1:] == [1]
+    assert own[:2] == (Fraction(1, 2), 1) and shared[:2] == (Fraction(1, 2), 2) and drafter((0, 1, 0), Enumerator()).token[1:] == [1]
 
 
 def test_a_finished_request_makes_another_drafter():
@@ -213,19 +213,19 @@ def test_a_finished_request_makes_another_drafter():
     for d in (four, one, three, two, four, three):
         fresh = SuffixDecoding(3, max_tree_depth=6, max_cached_requests=2, past=d.past, exact=True)
         assert d.shared.hold(d.past).root.form() == read(d.past, 6).root.form()
-        for text in ((0, 1), (1,), (2, 2), (0, 1, 2)): assert d(text, Branch()) == fresh(text, Branch())
+        for text in ((0, 1), (1,), (2, 2), (0, 1, 2)): assert d(text, Enumerator()) == fresh(text, Enumerator())
     assert four.shared is one.shared and one.finished(()).past == ()
 
 
 def greedy_target():
-    from specref.models import embedded
+    from specref.models.embedded import embedded
     return embedded("target", temperature=0)
 
 
 @faithful("SuffixDecoding")
 def test_the_second_time_is_faster():
     "On the embedded model: the same request again takes a fraction of the calls, the answer is the same; a drafter that forgets gains nothing"
-    from specref.models import prompts
+    from specref.models.embedded import prompts
     target, (A, B) = greedy_target(), prompts("code", 2, 24, seed=1)
     drafter = SuffixDecoding(target.V)
     assert generate(target, drafter, reject, A, 24, Seeded(0)).ledger.num_draft_tokens > 0
@@ -294,7 +294,7 @@ def test_linear_work(name):
     a = automaton(text, Counting)
     clones = len(a.link) - 1 - n
     assert len(a.link) <= 2*n - 1 and sum(map(len, a.below)) <= 3*n and a.link.reads - clones <= 4*n
-    a.link.reads, cursor = 0, Cursor(a)
+    a.link.reads, cursor = 0, SuffixCursor(a)
     for x in SHAPES["two"] + [7] + SHAPES["aab"]: cursor.add(x)
     assert a.link.reads <= 2*5000 + 1
 
@@ -317,7 +317,7 @@ def longest(endings, text): return max((k for k in range(len(text) + 1) if endin
 def test_matched_length(text, other):
     "At every step: the longest ending that occurs earlier, as the link of the text and as a cursor that goes ahead of it (Hu et al.); and that of another text"
     a = SuffixAutomaton()
-    ahead = Cursor(a)
+    ahead = SuffixCursor(a)
     for i, x in enumerate(text, 1):
         ahead.add(x); a.add(x)
         t = text[:i]
@@ -325,7 +325,7 @@ def test_matched_length(text, other):
         link = a.link[a.last]
         assert ahead.at[1] == a.length[link] == k
         if k: assert a.first[link] == ends(t, t[i-k:])[0] == a.first[ahead.at[0]]
-    beside = Cursor(a)
+    beside = SuffixCursor(a)
     for i, x in enumerate(other, 1):
         beside.add(x)
         k = longest(lambda s: not s or bool(ends(text, s)), other[:i])
@@ -355,36 +355,36 @@ def test_the_switch(corpus, text, n, threshold, bias):
     here = longest(lambda s: not s or any(e < len(text) - 1 for e in ends(text, s)), text)
     there = longest(lambda s: not s or any(ends(t, s) for t in corpus), text)
     assert [m[0] for m in sam.matches(text)] == [here, there - bias]
-    tree = sam(text, Branch())
+    tree = sam(text, Enumerator())
     tokens = tuple(tree.token[1:])
     assert tree.parent == list(range(-1, len(tokens))) and len(tokens) <= n
     if max(here, there - bias) < threshold: assert not tokens
     elif here >= there - bias: assert tokens and tokens in {text[i:i+len(tokens)] for i in range(len(text))}
     else: assert not tokens and all(t[-1:] == (text[-1],) for t in corpus if text[-1] in t[-1:]) or any(ends(t, (text[-1], *tokens)) for t in corpus)
-    model = Chain(TableModel(3, lambda t: point(0, 3, exact=True)), 1)
-    assert (Either(sam, model)(text, Branch()) == tree) == (len(tokens) > 0) or tokens == (0,)
+    model = Chain(TableModel(3, lambda t: one_hot(0, 3, exact=True)), 1)
+    assert (Fallback(sam, model)(text, Enumerator()) == tree) == (len(tokens) > 0) or tokens == (0,)
 
 
 @faithful("SAM")
 def test_the_switch_at_five():
     "With the published numbers: a match of four is left to the other drafter, one of five is copied; in the corpus it takes ten"
-    model = Chain(TableModel(30, lambda text: point(29, 30)), 2)
-    either = Either(SAM(30), model)
+    model = Chain(TableModel(30, lambda text: one_hot(29, 30)), 2)
+    either = Fallback(SAM(30), model)
     again = tuple(range(12))
     for k in range(1, 9):
-        tree = either((*again, 20, *again[2:2+k]), Branch())
+        tree = either((*again, 20, *again[2:2+k]), Enumerator())
         assert tree.token[1:] == ([29, 29] if k < 5 else [*again[2+k:], 20, *again[2:2+k]])
-    either = Either(SAM(30, corpus=(again, again[::-1])), model)
+    either = Fallback(SAM(30, corpus=(again, again[::-1])), model)
     for k in range(1, 12):
-        assert either((20, *again[:k]), Branch()).token[1:] == ([29, 29] if k < 10 else [*again[k:]])
+        assert either((20, *again[:k]), Enumerator()).token[1:] == ([29, 29] if k < 10 else [*again[k:]])
 
 
 def test_texts_of_a_corpus_are_apart():
     "No match and no copy goes from one text to the next"
     sam = SAM(3, 4, 1, 0, corpus=((0, 1), (2, 0)))
-    assert sam((1,), Branch()).token[1:] == [] and sam((2,), Branch()).token[1:] == [0]
-    assert sam((1, 2), Branch()).token[1:] == [0] and sam.matches((1, 2))[1][0] == 1
-    assert END not in range(3) and sam((0,), Branch()).token[1:] == [1]
+    assert sam((1,), Enumerator()).token[1:] == [] and sam((2,), Enumerator()).token[1:] == [0]
+    assert sam((1, 2), Enumerator()).token[1:] == [0] and sam.matches((1, 2))[1][0] == 1
+    assert SEPARATOR not in range(3) and sam((0,), Enumerator()).token[1:] == [1]
 
 
 # The drafters in the loop
@@ -396,7 +396,7 @@ def test_exact(pair, ctx, tree, corpus, threshold, n, verify):
     "Each of them, and each joined to a model or to another, keeps the law of the target and states its edges"
     target, draft = pair
     sam = SAM(3, 3, threshold, 1, corpus, exact=True)
-    for drafter in (tree, sam, Either(sam, tree), Either(sam, Chain(draft, 2)), Either(tree, Either(sam, Chain(draft, 1)))):
+    for drafter in (tree, sam, Fallback(sam, tree), Fallback(sam, Chain(draft, 2)), Fallback(tree, Fallback(sam, Chain(draft, 1)))):
         drafter_contract(drafter, ctx)
         verifier_contract(target, drafter, verify, ctx, n)
 
@@ -407,7 +407,7 @@ def test_exact(pair, ctx, tree, corpus, threshold, n, verify):
 def test_whole_loops(pair, ctx, seed):
     target, draft = pair
     past = (tuple(int(x) for x in np.random.default_rng(seed).integers(0, 3, 9)),)
-    for drafter in (SuffixDecoding(3, 3, 5, width=2, past=past, exact=True), Either(SAM(3, 2, 2, 1, past, exact=True), Chain(draft, 2))):
+    for drafter in (SuffixDecoding(3, 3, 5, width=2, past=past, exact=True), Fallback(SAM(3, 2, 2, 1, past, exact=True), Chain(draft, 2))):
         assert loop_law(target, drafter, reject, ctx, 3, stop={2}) == target_law(target, ctx, 3, stop={2})
 
 
@@ -418,7 +418,7 @@ def test_a_threshold_on_what_was_sampled_is_no_longer_exact():
         tree = Chain(draft, 1)(ctx, rng)
         return tree if tree.law[1][tree.token[1]] > Fraction(1, 3) else Tree(ctx)
     law = lambda drafter: loop_law(target, drafter, reject, (0,), 1)
-    assert law(Either(picky, Chain(draft, 1))) != target_law(target, (0,), 1) == law(Either(SAM(3, threshold=1, exact=True), Chain(draft, 1)))
+    assert law(Fallback(picky, Chain(draft, 1))) != target_law(target, (0,), 1) == law(Fallback(SAM(3, threshold=1, exact=True), Chain(draft, 1)))
 
 
 def test_either_is_a_drafter():
@@ -430,13 +430,13 @@ def test_either_is_a_drafter():
             return tree
         def learn(self, round): return Learner(self.k + 1)
     draft = random_table(3, seed=4)
-    either = Either(Learner(), Chain(draft, 2))
+    either = Fallback(Learner(), Chain(draft, 2))
     assert either.depth == 2 and either.models == (draft,) and len(either((0,), Seeded(0))) == 3
     round = next(rounds(random_table(3, seed=3), either, reject, (0,), Seeded(0)))
     after = either.learn(round)
     assert after.first.k == 1 and after.second is either.second
-    assert Either(SAM(3), Chain(draft, 2)) == Either(SAM(3), Chain(draft, 2)) and hash(SAM(3, corpus=[[0, 1]])) == hash(SAM(3, corpus=((0, 1),)))
-    assert Either(SAM(3), SuffixDecoding(3)).depth == 40 and Either(PromptLookup(3), Either(SAM(3), Chain(draft, 1))).models == (draft,)
+    assert Fallback(SAM(3), Chain(draft, 2)) == Fallback(SAM(3), Chain(draft, 2)) and hash(SAM(3, corpus=[[0, 1]])) == hash(SAM(3, corpus=((0, 1),)))
+    assert Fallback(SAM(3), SuffixDecoding(3)).depth == 40 and Fallback(PromptLookup(3), Fallback(SAM(3), Chain(draft, 1))).models == (draft,)
 
 
 def test_doors():
@@ -456,9 +456,9 @@ def test_doors():
         refuses("corpus", SAM, 3, corpus=bad)
     for bad in (5, "ab", (3,), (-1,)): refuses("text", SuffixDecoding(3).finished, bad)
     refuses("text", read([(0, 1)], 3).remove, (1, 0))
-    refuses("second", Either, SAM(3), SAM(4))
-    refuses("second", Either, SAM(3), Chain(random_table(4, 1), 2))
-    for bad in (None, "SAM"): refuses("first", Either, bad, SAM(3)); refuses("second", Either, SAM(3), bad)
+    refuses("second", Fallback, SAM(3), SAM(4))
+    refuses("second", Fallback, SAM(3), Chain(random_table(4, 1), 2))
+    for bad in (None, "SAM"): refuses("first", Fallback, bad, SAM(3)); refuses("second", Fallback, SAM(3), bad)
 
 
 def test_exercises():

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from helpers import random_table, refuses
-from specref.certify import Certificate, certificate
-from specref.chance import Seeded
-from specref.loop import System, Verdict
-from specref.reject import Chain
-from specref.systems import LOSSY, SYSTEMS
+from specref.certify.certificates import Certificate, certificate
+from specref.core.rng import Seeded
+from specref.core.loop import System, Verdict
+from specref.verify.reject import Chain
+from specref.app.systems import LOSSY, SYSTEMS
 
 
 OURS = {"autoregressive", "generous tree"}   # no paper: plain decoding, and a rule that chapter 13 derives

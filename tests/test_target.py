@@ -8,10 +8,11 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import target_contract
 from helpers import models, refuses, seeds, shapes
-from specref.law import exact
-from specref.loop import clip
-from specref.target import Meter, NgramModel, Rows, TableModel, random_table, target_law, tokens_below
-from specref.tree import Tree
+from specref.core.law import exact
+from specref.core.loop import clip
+from specref.core.target import Meter, NgramModel, Rows, TableModel, random_table, target_law
+from specref.core.check import as_tokens
+from specref.core.tree import Tree
 
 many = settings(max_examples=100)
 
@@ -169,12 +170,12 @@ def test_tokens_below(given, deep):
     "Nested tuples of equal whole numbers below V, a hash for all of them; everything else is refused by its name"
     def whole(x, deep): return isinstance(x, (list, str)) and all(whole(y, deep - 1) for y in x) if deep else isinstance(x, int) and 0 <= x < 3
     def tuples(x): return tuple(map(tuples, x)) if isinstance(x, (list, str)) else int(x)
-    if not whole(given, deep): return refuses("given", tokens_below, 3, deep, given=given)
-    kept = tokens_below(3, deep, given=given)
-    assert kept == tuples(given) == tokens_below(3, deep, given=kept) and isinstance(hash(kept), int)
+    if not whole(given, deep): return refuses("given", as_tokens, 3, deep, given=given)
+    kept = as_tokens(3, deep, given=given)
+    assert kept == tuples(given) == as_tokens(3, deep, given=kept) and isinstance(hash(kept), int)
 
 
 def test_tokens_of_arrays():
     "Arrays of any whole kind, as Python's own numbers; two axes, shares and a row that is too long for V are refused by name"
-    for kind in (np.uint8, np.int64): assert (got := tokens_below(3, text=np.array([2, 0], kind))) == (2, 0) and type(got[0]) is int
-    for bad in (np.zeros((1, 2), int), np.zeros(2), np.array([3]), np.array([-1]), np.array(1)): refuses("text", tokens_below, 3, text=bad)
+    for kind in (np.uint8, np.int64): assert (got := as_tokens(3, text=np.array([2, 0], kind))) == (2, 0) and type(got[0]) is int
+    for bad in (np.zeros((1, 2), int), np.zeros(2), np.array([3]), np.array([-1]), np.array(1)): refuses("text", as_tokens, 3, text=bad)

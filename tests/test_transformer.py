@@ -10,15 +10,15 @@ from transformers import (AttentionInterface, AttentionMaskInterface, AutoModelF
                           RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 from transformers.masking_utils import eager_mask
 from helpers import proves
-from specref.chance import Seeded, distance, law_of
-from specref.law import warp
-from specref.loop import generate, match, nothing, plain
-from specref.lookup import PromptLookup
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import target_law
-from specref.transformer import HFModel, Memory, Trie, Unservable, common, visible
-from specref.tree import Tree
+from specref.core.rng import Seeded, tv_outcomes, law_of
+from specref.core.law import warp
+from specref.core.loop import generate, match, no_draft, autoregressive
+from specref.draft.lookup import PromptLookup
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import target_law
+from specref.models.transformer import HFModel, RowCache, RowTrie, Unservable, common_prefix_len, tree_mask
+from specref.core.tree import Tree
 
 V = 64
 SMALL = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -116,7 +116,7 @@ def toy_pass(text):
 
 
 def seen(trie, start):
-    see = visible(trie, start, len(trie.edge))
+    see = tree_mask(trie, start, len(trie.edge))
     return np.tri(len(trie.edge) - start, len(trie.edge), start, dtype=bool) if see is None else see
 
 
@@ -132,7 +132,7 @@ def grown(ctx, nodes):
 @proves("thm-masked-pass")
 @given(trees)
 def test_one_masked_pass_is_many_passes_exactly(drawn):
-    trie, tree, memory = Trie(), grown(*drawn), []
+    trie, tree, memory = RowTrie(), grown(*drawn), []
     _, kept, rows = trie.turn(tree)
     assert kept == [] and len(set(trie.edge)) == len(trie.edge)
     toy_rows(memory, trie.edge, trie.depth, seen(trie, 0), 0)
@@ -141,7 +141,7 @@ def test_one_masked_pass_is_many_passes_exactly(drawn):
 
 @proves("thm-masked-pass")
 def test_a_causal_mask_or_places_for_positions_would_not_do():
-    tree, trie = grown((1,), [(0, 2), (0, 3), (2, 1)]), Trie()
+    tree, trie = grown((1,), [(0, 2), (0, 3), (2, 1)]), RowTrie()
     trie.turn(tree)
     for depth, see in (trie.depth, np.tri(4, dtype=bool)), (range(4), seen(trie, 0)):
         memory = []
@@ -153,7 +153,7 @@ def test_a_causal_mask_or_places_for_positions_would_not_do():
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9))
 def test_the_cache_looks_exactly(seed):
-    trie, memory, known = Trie(), [], {}
+    trie, memory, known = RowTrie(), [], {}
     for tree in history(seed, rounds=10, V=4):
         n, kept, rows = trie.turn(tree)
         memory = memory[:n] + [memory[r] for r in kept]
@@ -170,7 +170,7 @@ def test_the_cache_looks_exactly(seed):
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_common_prefix(a, b):
-    k = common(tuple(a), tuple(b))
+    k = common_prefix_len(tuple(a), tuple(b))
     assert a[:k] == b[:k] and (k == min(len(a), len(b)) or a[k] != b[k])
 
 
@@ -294,7 +294,7 @@ def test_dropout_is_off():
 
 
 def test_buffers_double():
-    memory = Memory()
+    memory = RowCache()
     for k in range(200):
         memory.put("x", torch.full((1, 2, 1, 3), float(k)))
         memory.n += 1
@@ -365,7 +365,7 @@ def test_exact_law_of_speculative_sampling_on_a_transformer(name, verify, gamma)
     "Every road of a whole generation; each road sends both caches back to an earlier text"
     p, q = HFModel(bare(name, vocab_size=3)), HFModel(bare("Llama", seed=9, vocab_size=3), temperature=1.5)
     law = law_of(lambda rng: tuple(generate(p, Chain(q, gamma), verify, (0,), 2, rng)))
-    assert distance(law, target_law(p, (0,), 2)) < 1e-10 and len(law) == 9
+    assert tv_outcomes(law, target_law(p, (0,), 2)) < 1e-10 and len(law) == 9
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "Qwen2", "Mistral"])
@@ -376,7 +376,7 @@ def test_greedy_identity(name):
     target, draft = HFModel(model, temperature=0), HFModel(other, temperature=0)
     for prompt in ((1, 2, 3), (60, 5), (7,)):
         want = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt):].tolist()
-        for drafter, verify in (nothing, match), (Chain(draft, 4), match), (Chain(draft, 4), reject), (Chain(target, 3), reject):
+        for drafter, verify in (no_draft, match), (Chain(draft, 4), match), (Chain(draft, 4), reject), (Chain(target, 3), reject):
             assert list(generate(target, drafter, verify, prompt, 24, Seeded(0))) == want
 
 
@@ -438,7 +438,7 @@ def test_refused_in_words(why, model):
 
 @pytest.mark.parametrize("model", REFUSED["recurrent state"] + REFUSED["ALiBi"])
 def test_the_check_alone_would_refuse_them(model, monkeypatch):
-    monkeypatch.setattr("specref.transformer.refusal", lambda model: "")
+    monkeypatch.setattr("specref.models.transformer.why_unservable", lambda model: "")
     with pytest.raises(Unservable, match="off its plain passes|wanted one that reads a tree"): HFModel(model())
 
 
@@ -474,7 +474,7 @@ def test_the_last_position_can_be_reached(build):
     target, draft = HFModel(model, temperature=0), HFModel(model, temperature=0)
     ctx = (1, 2, 1, 2)
     long = generate(target, build(draft), reject, ctx, 9, Seeded(0))
-    assert long == generate(target, plain.drafter, match, ctx, 9, Seeded(0)) and len(long) == 9
+    assert long == generate(target, autoregressive.drafter, match, ctx, 9, Seeded(0)) and len(long) == 9
     assert long.ledger.num_accepted_tokens > 0 and long.ledger.column(0)[-1] == 0
     with pytest.raises(Unservable, match="13 tokens"): generate(target, build(draft), reject, ctx, 10, Seeded(0))
 

@@ -8,16 +8,15 @@ from hypothesis import assume, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, Plan, Recorder, constant, draws, killer, laws, models, pairs, plans, proves, refuses, seeds
-from specref.chance import Seeded, Tape, distance, law_of
-from specref.law import NOISE, exact, greedy, overlap, point, residual
-from specref.loop import Verdict, loop_law, match, rounds
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import TableModel, random_table, target_law
-from specref.transport import (MOST_WAYS, by_importance, by_ratio, chosen, drawings, fullest, greedy_draft, importance, kseq, largest_plan, least_rho, offers_at,
-                               offers, optimum, optimum_iid, prefixes, program, spechub, transport, tries)
-from specref.traversal import generous, traversal
-from specref.tree import Tree, iid, in_turn, points, without_replacement
+from specref.core.rng import Seeded, Tape, tv_outcomes, law_of
+from specref.core.law import ROUNDING, exact, greedy, overlap, one_hot, residual
+from specref.core.loop import Verdict, loop_law, match, rounds
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import TableModel, random_table, target_law
+from specref.verify.transport import MAX_SEQUENCES, importance_choice, by_ratio, choose_then_verify, sibling_sequences, maximal_choice, greedy_draft, importance, kseq, maximal_plan, smallest_rho, sibling_sets_at, sibling_sets, optimal_acceptance, optimal_acceptance_iid, ratio_prefixes, transport_lp, spechub, transport, expected_trials
+from specref.verify.traversal import all_donors, traversal
+from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 
 SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)    # verification.md §17
 PEAK = exact(7, 1, 1, 1), exact(1, 6, 2, 1)
@@ -93,7 +92,7 @@ def shares(seed):
 def test_rules_are_plans(pq, how, n, verify):
     "What an exact rule keeps, sorted by what was offers_at, is a plan, and its total is the acceptance"
     p, draw = pq[0], WAYS[how](pq[1])
-    law, sets = seen(verify, p, draw, n), offers(draw, n)
+    law, sets = seen(verify, p, draw, n), sibling_sets(draw, n)
     f = {s: {x: law.get((s, x, True), 0) for x in s} for s in sets}
     assert token_law(law) == as_dict(p) and is_plan(f, p, sets) and total(f) == acceptance(law)
 
@@ -104,7 +103,7 @@ def test_rules_are_plans(pq, how, n, verify):
 def test_plans_are_rules(pq, seed, n, data):
     "Keep x with probability f(S,x)/Q(S), else draw from what the plan leaves of p: the law is p, for any plan and any draw"
     p, draw = pq[0], depends(seed, len(pq[0]))
-    sets = offers(draw, n)
+    sets = sibling_sets(draw, n)
     spare, room, f = dict(sets), list(p), {s: {} for s in sets}
     for s, x in data.draw(st.permutations([(s, x) for s in sets for x in s])):
         f[s][x] = min(spare[s], room[x]) * F(data.draw(st.integers(0, 2)), 2)
@@ -153,9 +152,9 @@ def test_a_chain_is_judged_as_by_reject(pair, gamma, rule):
 def test_flow_is_cut(pq, seed, n):
     "A largest plan is a plan, and its total is the minimum over all H, for siblings drawn in any way"
     p = pq[0]
-    sets = offers(depends(seed, len(p)), n)
-    f = largest_plan(p, sets)
-    assert is_plan(f, p, sets) and total(f) == optimum(p, sets) and sum(sets.values()) == 1
+    sets = sibling_sets(depends(seed, len(p)), n)
+    f = maximal_plan(p, sets)
+    assert is_plan(f, p, sets) and total(f) == optimal_acceptance(p, sets) and sum(sets.values()) == 1
 
 
 @proves("thm-optimum")
@@ -163,8 +162,8 @@ def test_flow_is_cut(pq, seed, n):
 @given(small, ways, counts)
 def test_linear_program(pq, how, n):
     "HiGHS finds the same number"
-    sets = offers(WAYS[how](pq[1]), n)
-    assert program(pq[0], sets) == pytest.approx(float(optimum(pq[0], sets)), abs=1e-9)
+    sets = sibling_sets(WAYS[how](pq[1]), n)
+    assert transport_lp(pq[0], sets) == pytest.approx(float(optimal_acceptance(pq[0], sets)), abs=1e-9)
 
 
 @proves("thm-optimum")
@@ -173,12 +172,12 @@ def test_linear_program(pq, how, n):
 def test_nobody_does_better(pq, how, n, verify):
     "`transport` keeps a child exactly as often as the optimum says, every other rule at most so"
     p, draw = pq[0], WAYS[how](pq[1])
-    best = optimum(p, offers(draw, n))
+    best = optimal_acceptance(p, sibling_sets(draw, n))
     assert acceptance(seen(verify, p, draw, n)) <= best == acceptance(seen(transport, p, draw, n))
 
 
 def test_the_optimum_of_nothing():
-    assert optimum(CANON[0], offers(iid(CANON[1]), 0)) == program(CANON[0], {(): 1}) == total(largest_plan(CANON[0], {(): 1})) == 0
+    assert optimal_acceptance(CANON[0], sibling_sets(iid(CANON[1]), 0)) == transport_lp(CANON[0], {(): 1}) == total(maximal_plan(CANON[0], {(): 1})) == 0
 
 
 @proves("cor-always")
@@ -188,7 +187,7 @@ def test_always(pq, n):
     "A sibling is always kept if and only if p(H) >= q(H)^n for all H; drawn from p itself, always"
     p, q = pq
     hall = all(sum(p[list(H)]) >= sum(q[list(H)])**n for k in range(1, len(p) + 1) for H in combinations(range(len(p)), k))
-    assert (optimum_iid(p, q, n) == 1) == hall and optimum_iid(p, p, n) == 1
+    assert (optimal_acceptance_iid(p, q, n) == 1) == hall and optimal_acceptance_iid(p, p, n) == 1
 
 
 @proves("prop-more")
@@ -197,8 +196,8 @@ def test_always(pq, n):
 def test_more_is_better(pq, how, n):
     "One more sibling never lowers the optimum; different siblings are never worse than independent ones, even past the support"
     p, q = pq
-    assert optimum(p, offers(WAYS[how](q), n)) <= optimum(p, offers(WAYS[how](q), n + 1))
-    assert optimum_iid(p, q, n) <= optimum(p, offers(without_replacement(q), n))
+    assert optimal_acceptance(p, sibling_sets(WAYS[how](q), n)) <= optimal_acceptance(p, sibling_sets(WAYS[how](q), n + 1))
+    assert optimal_acceptance_iid(p, q, n) <= optimal_acceptance(p, sibling_sets(without_replacement(q), n))
 
 
 # Prefixes
@@ -217,8 +216,8 @@ def q_convex(q, sets):
 @settings(max_examples=60)
 @given(st.integers(2, 5).flatmap(laws), counts)
 def test_clocks(q, n):
-    assert q_convex(q, offers(iid(q), n))
-    if n <= np.count_nonzero(q): assert q_convex(q, offers(without_replacement(q), n))
+    assert q_convex(q, sibling_sets(iid(q), n))
+    if n <= np.count_nonzero(q): assert q_convex(q, sibling_sets(without_replacement(q), n))
 
 
 @proves("lem-clocks")
@@ -232,7 +231,7 @@ def test_the_order_of_ringing_is_the_draw(q, n, data):
     late = sum((-1)**(len(A) - len(silent)) * (z / (z + sum(q[list(A)], F(0)))) for k in range(n) if z
                for rung in combinations(H, k) for silent in [set(H) - set(rung)]
                for j in range(len(rung) + 1) for more in combinations(rung, j) for A in [silent | set(more)])
-    assert inside(offers(without_replacement(q), n), H) == 1 - late
+    assert inside(sibling_sets(without_replacement(q), n), H) == 1 - late
 
 
 @proves("thm-prefix")
@@ -242,9 +241,9 @@ def test_prefixes(pq, n):
     "The scan finds what the search over all H finds: independent, without replacement, past the end of the support, with zeros and ties"
     p, q = pq
     for draw in (iid(q), without_replacement(q)):
-        sets = offers(draw, n)
-        assert optimum(p, sets, prefixes(p, q)) == optimum(p, sets)
-    assert optimum_iid(p, q, n) == optimum(p, offers(iid(q), n))
+        sets = sibling_sets(draw, n)
+        assert optimal_acceptance(p, sets, ratio_prefixes(p, q)) == optimal_acceptance(p, sets)
+    assert optimal_acceptance_iid(p, q, n) == optimal_acceptance(p, sibling_sets(iid(q), n))
 
 
 @proves("thm-prefix")
@@ -253,23 +252,23 @@ def test_prefixes(pq, n):
 def test_convexity_is_what_matters(pq, seed, n):
     "Any draw that is q-convex for the law of its first sibling, whatever else it is"
     draw = depends(seed, len(pq[0]))
-    q, sets = draw(()), offers(draw, n)
+    q, sets = draw(()), sibling_sets(draw, n)
     assume(all(q[x] for s in sets for x in s) and q_convex(q, sets))
-    assert optimum(pq[0], sets, prefixes(pq[0], q)) == optimum(pq[0], sets)
+    assert optimal_acceptance(pq[0], sets, ratio_prefixes(pq[0], q)) == optimal_acceptance(pq[0], sets)
 
 
 def test_without_convexity_prefixes_miss():
     "A point beside a sampled token is not q-convex, and the scan by q/p finds too large a minimum"
     p, q = CANON
-    sets = offers(in_turn(points([0], 4, exact=True), iid(q)), 2)
-    assert not q_convex(q, sets) and optimum(p, sets, prefixes(p, q)) > optimum(p, sets)
+    sets = sibling_sets(in_sequence(points([0], 4, exact=True), iid(q)), 2)
+    assert not q_convex(q, sets) and optimal_acceptance(p, sets, ratio_prefixes(p, q)) > optimal_acceptance(p, sets)
 
 
 @some
 @given(pairs(st.integers(2, 5)), counts)
 def test_the_scan_in_floats(pq, n):
     p, q = (law.astype(float) for law in pq)
-    assert optimum_iid(p, q, n) == pytest.approx(float(optimum_iid(*pq, n)), abs=1e-12)
+    assert optimal_acceptance_iid(p, q, n) == pytest.approx(float(optimal_acceptance_iid(*pq, n)), abs=1e-12)
     assert sorted(by_ratio(p, q)) == list(range(len(p)))
 
 
@@ -281,9 +280,9 @@ def test_the_scan_in_floats(pq, n):
 def test_any_choice_is_exact(pq, how, n, seed):
     "Arbitrary shares: the token has law p, and a child is kept with probability Σ min(p, z)"
     p, draw, choose = pq[0], WAYS[how](pq[1]), shares(seed)
-    law, sets = seen(chosen(choose), p, draw, n), offers(draw, n)
+    law, sets = seen(choose_then_verify(choose), p, draw, n), sibling_sets(draw, n)
     share = choose(p, sets)
-    z = sum((w * point(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
+    z = sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
     assert sum(z) == 1 and token_law(law) == as_dict(p) and acceptance(law) == overlap(p, z)
 
 
@@ -293,17 +292,17 @@ def test_any_choice_is_exact(pq, how, n, seed):
 def test_the_best_choice(pq, seed, n):
     "The shares that follow a largest plan: a choice for every set, at least the plan's, and Σ min(p, z) is the optimum; importance is a choice too"
     p = pq[0]
-    sets = offers(depends(seed, len(p)), n)
-    share, f = fullest(p, sets), largest_plan(p, sets)
-    z = sum((w * point(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
-    assert overlap(p, z) == optimum(p, sets)
-    for row in (share, by_importance(p, sets)): assert all(sum(row[s].values()) == 1 and min(row[s].values()) >= 0 for s in sets)
+    sets = sibling_sets(depends(seed, len(p)), n)
+    share, f = maximal_choice(p, sets), maximal_plan(p, sets)
+    z = sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
+    assert overlap(p, z) == optimal_acceptance(p, sets)
+    for row in (share, importance_choice(p, sets)): assert all(sum(row[s].values()) == 1 and min(row[s].values()) >= 0 for s in sets)
     assert all(share[s][x] * w >= f[s][x] for s, w in sets.items() for x in s)
 
 
 def test_one_sibling_is_kept_for_the_days_with_nothing_else():
     "The book's pair: of the sets {0, 3} nothing goes to 3, and {3} alone takes what it can"
-    f = largest_plan(CANON[0], offers(iid(CANON[1]), 2))
+    f = maximal_plan(CANON[0], sibling_sets(iid(CANON[1]), 2))
     assert f[(0, 3)] == {0: F(2, 25), 3: 0} and sum(row.get(3, 0) for row in f.values()) == F(1, 10)
 
 
@@ -320,7 +319,7 @@ def test_kseq_is_exact(pq, k, rho):
     "Every fraction with T(ρ) <= ρ keeps the law and keeps a child with probability 1 - (1-β)^k; any other is refused"
     p, q = pq
     rule, β = at(rho), np.minimum(q, p / rho).sum()
-    if tries(p, q, k, rho) > rho: return refuses("rho", law_of, lambda rng: rule([p]*4, star(iid(q), k, rng), rng))
+    if expected_trials(p, q, k, rho) > rho: return refuses("rho", law_of, lambda rng: rule([p]*4, star(iid(q), k, rng), rng))
     law = seen(rule, p, iid(q), k)
     assert token_law(law) == as_dict(p) and acceptance(law) == 1 - (1 - β)**k
 
@@ -331,8 +330,8 @@ def test_kseq_is_exact(pq, k, rho):
 def test_larger_is_valid_and_weaker(pq, k, ratios):
     p, q = pq
     kept_at = lambda rho: 1 - (1 - np.minimum(q, p / rho).sum())**k
-    fine = [tries(p, q, k, rho) <= rho or overlap(p, q) == 0 for rho in sorted(ratios)]
-    assert fine == sorted(fine) and tries(p, q, k, F(k)) <= k
+    fine = [expected_trials(p, q, k, rho) <= rho or overlap(p, q) == 0 for rho in sorted(ratios)]
+    assert fine == sorted(fine) and expected_trials(p, q, k, F(k)) <= k
     gains = [kept_at(rho) for rho in sorted(ratios)]
     assert gains == sorted(gains, reverse=True)
 
@@ -341,15 +340,15 @@ def test_larger_is_valid_and_weaker(pq, k, ratios):
 @few
 @given(small, counts)
 def test_the_root(pq, k):
-    "`least_rho` keeps the law by itself, and nothing smaller by more than the bisection's last step does"
+    "`smallest_rho` keeps the law by itself, and nothing smaller by more than the bisection's last step does"
     p, q = pq
     for steps in (30, 4):
-        rho = least_rho(p, q, k, steps)
-        assert 1 <= rho <= k and tries(p, q, k, rho) <= rho
+        rho = smallest_rho(p, q, k, steps)
+        assert 1 <= rho <= k and expected_trials(p, q, k, rho) <= rho
         below = rho - F(k - 1, 2**steps)
-        assert k == 1 or below < 1 or tries(p, q, k, below) > below
+        assert k == 1 or below < 1 or expected_trials(p, q, k, below) > below
         assert token_law(seen(at(rho), p, iid(q), k)) == as_dict(p)
-    assert rho == least_rho(p, q, k)
+    assert rho == smallest_rho(p, q, k)
 
 
 @proves("thm-kseq")
@@ -366,15 +365,15 @@ def test_kseq_on_the_killer():
 def test_published_roots():
     "ρ* = 3/2 exactly for two siblings of the book's pair, with residual (1, 0, 0, 0); the others to the digits of verification.md §6"
     p, q = CANON
-    assert least_rho(p, q, 2) == F(3, 2) and tuple(residual(p, F(3, 2) * np.minimum(q, p / F(3, 2)))) == (1, 0, 0, 0)
+    assert smallest_rho(p, q, 2) == F(3, 2) and tuple(residual(p, F(3, 2) * np.minimum(q, p / F(3, 2)))) == (1, 0, 0, 0)
     for pq, k, rho, A in ((CANON, 3, 1.939500, .793950), (SGL, 2, 1.270156, .927016), (SGL, 3, 1.502890, .950289)):
-        assert (float(least_rho(*pq, k, 30)), acceptance_kseq(*pq, k)) == pytest.approx((rho, A), abs=1e-6)
+        assert (float(smallest_rho(*pq, k, 30)), acceptance_kseq(*pq, k)) == pytest.approx((rho, A), abs=1e-6)
         floats = [law.astype(float) for law in pq]
-        assert (least_rho(*floats, k), acceptance_kseq(*floats, k)) == pytest.approx((rho, A), abs=1e-6)
-    assert least_rho(p, p, 3) == least_rho(p, q, 1) == 1 and least_rho(*(exact(1, 0), exact(0, 1)), 3) == 3
+        assert (smallest_rho(*floats, k), acceptance_kseq(*floats, k)) == pytest.approx((rho, A), abs=1e-6)
+    assert smallest_rho(p, p, 3) == smallest_rho(p, q, 1) == 1 and smallest_rho(*(exact(1, 0), exact(0, 1)), 3) == 3
 
 
-def acceptance_kseq(p, q, k): return float(np.minimum(p, least_rho(p, q, k, 30) * q).sum())
+def acceptance_kseq(p, q, k): return float(np.minimum(p, smallest_rho(p, q, k, 30) * q).sum())
 
 
 def test_clamped_is_off():
@@ -383,8 +382,8 @@ def test_clamped_is_off():
     def clamped(rng):
         for x in (rng.pick(q), rng.pick(q)):
             if rng.coin(p[x], of=q[x]): return x
-        return rng.pick(residual(p, tries(p, q, 2, 1) * np.minimum(q, p)))
-    assert distance(law_of(clamped), as_dict(p)) == F(3, 25)
+        return rng.pick(residual(p, expected_trials(p, q, 2, 1) * np.minimum(q, p)))
+    assert tv_outcomes(law_of(clamped), as_dict(p)) == F(3, 25)
     refuses("rho", kseq, [p]*3, star(iid(q), 2, Seeded(0)), Seeded(0), rho=lambda *_: F(1))
 
 
@@ -404,11 +403,11 @@ def test_the_order_of_the_rules(pq, k):
     "match <= reject = G(T_k) <= K-SEQ = G(ρ*) <= optimum <= G(k), with independent siblings"
     p, q = pq
     G = lambda T: np.minimum(p, T*q).sum()
-    by_reject, rho = kept(p, iid(q), k), least_rho(p, q, k, 30)
+    by_reject, rho = kept(p, iid(q), k), smallest_rho(p, q, k, 30)
     by_match, β = (p * (1 - (1 - q)**k)).sum(), np.minimum(q, p / rho).sum()
     assert by_match <= by_reject == G(judged(p, q, k)) and judged(p, q, k) <= rho <= k
     assert by_reject <= G(rho) and 0 <= G(rho) - (1 - (1 - β)**k) <= F(k, 2**30)   # at the root they are equal; the upper end of the interval is a hair above
-    assert 1 - (1 - β)**k <= optimum_iid(p, q, k) <= G(k)
+    assert 1 - (1 - β)**k <= optimal_acceptance_iid(p, q, k) <= G(k)
 
 
 @proves("thm-between")
@@ -416,7 +415,7 @@ def test_the_order_of_the_rules(pq, k):
 @given(small, counts)
 def test_the_order_by_enumeration(pq, k):
     p, q = pq
-    gains = [acceptance(seen(verify, p, iid(q), k)) for verify in (match, reject, at(least_rho(p, q, k, 30)), transport)]
+    gains = [acceptance(seen(verify, p, iid(q), k)) for verify in (match, reject, at(smallest_rho(p, q, k, 30)), transport)]
     slack = F(k, 2**30)   # K-SEQ's root is rounded up
     assert gains[0] <= gains[1] <= gains[2] + slack and gains[2] <= gains[3]
 
@@ -428,7 +427,7 @@ def test_a_child_more_never_hurts(pq, n):
     "Every rule keeps at least as much with one more sibling"
     p, q = pq
     for draw in (iid(q), without_replacement(q), points(np.argsort(-q, kind="stable"), len(q), exact=True)): assert kept(p, draw, n) <= kept(p, draw, n + 1)
-    assert acceptance_kseq(p, q, n) <= acceptance_kseq(p, q, n + 1) + 1e-9 and optimum_iid(p, q, n) <= optimum_iid(p, q, n + 1)
+    assert acceptance_kseq(p, q, n) <= acceptance_kseq(p, q, n + 1) + 1e-9 and optimal_acceptance_iid(p, q, n) <= optimal_acceptance_iid(p, q, n + 1)
 
 
 @some
@@ -437,9 +436,9 @@ def test_without_replacement_in_order(pq, n):
     "match <= reject <= optimum for different siblings as well; and reject gains by their being different"
     p, q = pq
     draw = without_replacement(q)
-    sets = offers(draw, n)
+    sets = sibling_sets(draw, n)
     by_match = sum(w * sum(p[x] for x in s) for s, w in sets.items())
-    assert by_match <= kept(p, draw, n) <= optimum(p, sets) and kept(p, iid(q), n) <= kept(p, draw, n)
+    assert by_match <= kept(p, draw, n) <= optimal_acceptance(p, sets) and kept(p, iid(q), n) <= kept(p, draw, n)
 
 
 @proves("thm-kseq-guarantee")
@@ -448,9 +447,9 @@ def test_without_replacement_in_order(pq, n):
 def test_guarantee(pq, k):
     "K-SEQ keeps at least 1 - (1 - 1/k)^k of the optimum, even with ρ = k"
     p, q = pq
-    factor, rho = 1 - (1 - F(1, k))**k, least_rho(p, q, k, 30)
+    factor, rho = 1 - (1 - F(1, k))**k, smallest_rho(p, q, k, 30)
     keeps = lambda rho: 1 - (1 - np.minimum(q, p / rho).sum())**k
-    assert keeps(rho) >= keeps(F(k)) >= factor * optimum_iid(p, q, k) and factor > 1 - 1 / np.e
+    assert keeps(rho) >= keeps(F(k)) >= factor * optimal_acceptance_iid(p, q, k) and factor > 1 - 1 / np.e
 
 
 # Draws
@@ -464,7 +463,7 @@ def test_greedy_draft(pq, n):
     top, draw = [int(x) for x in np.argsort(-q, kind="stable")[:n - 1]], greedy_draft(n)(q)
     tail = without_replacement(q)(top)
     want = p[top].sum() + (0 if tail is None else np.minimum(p, tail).sum())
-    assert optimum(p, offers(draw, n)) == want == kept(p, draw, n)
+    assert optimal_acceptance(p, sibling_sets(draw, n)) == want == kept(p, draw, n)
     if n <= 2: assert acceptance(seen(reject, p, draw, n)) == want and token_law(seen(reject, p, draw, n)) == as_dict(p)
 
 
@@ -472,8 +471,8 @@ def test_greedy_draft(pq, n):
 @given(pairs(st.integers(2, 5)))
 def test_spechub_offers_the_greedy_sets(pq):
     p, q = pq
-    assert offers(spechub(q), 2) == offers(greedy_draft(2)(q), 2)
-    pairs, hub = drawings(spechub(q), 2), int(np.argmax(q))
+    assert sibling_sets(spechub(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
+    pairs, hub = sibling_sequences(spechub(q), 2), int(np.argmax(q))
     if q[hub] < 1:
         for x in range(len(q)):
             if x != hub and q[x]: assert pairs[x, hub] == q[x] and pairs[hub, x] == q[hub] * q[x] / (1 - q[hub])
@@ -483,7 +482,7 @@ def test_spechub_offers_the_greedy_sets(pq):
 def test_sampled_first():
     "23/30 with the sampled token first, 3/4 with the point first, the same law; `transport` does not care"
     (p, q), top, tail = CANON, points([3], 4, exact=True), iid(exact(1, 2, 3, 0))
-    orders = in_turn(tail, top), in_turn(top, tail)
+    orders = in_sequence(tail, top), in_sequence(top, tail)
     assert [kept(p, draw, 2) for draw in orders] == [F(23, 30), F(3, 4)]
     assert [acceptance(seen(transport, p, draw, 2)) for draw in orders] == [F(23, 30)]*2
     assert all(token_law(seen(verify, p, draw, 2)) == as_dict(p) for draw in orders for verify in (reject, transport))
@@ -513,9 +512,9 @@ def test_published_tables(name, n):
     independent, different, greedy_, by_reject, by_reject_different, *one_hot = (row[n - 2] for row in rows)
     top = points(np.argsort(-q, kind="stable"), 4, exact=True)
     for want, draw in ((independent, iid(q)), (different, without_replacement(q)), (greedy_, greedy_draft(n)(q))):
-        sets = offers(draw, n)
-        assert want == optimum(p, sets) == total(largest_plan(p, sets)) and program(p, sets) == pytest.approx(float(want), abs=1e-9)
-    assert optimum_iid(p, q, n) == independent and optimum(p, offers(without_replacement(q), n), prefixes(p, q)) == different
+        sets = sibling_sets(draw, n)
+        assert want == optimal_acceptance(p, sets) == total(maximal_plan(p, sets)) and transport_lp(p, sets) == pytest.approx(float(want), abs=1e-9)
+    assert optimal_acceptance_iid(p, q, n) == independent and optimal_acceptance(p, sibling_sets(without_replacement(q), n), ratio_prefixes(p, q)) == different
     for want, draw in ((by_reject, iid(q)), (by_reject_different, without_replacement(q)), (greedy_, greedy_draft(n)(q)), *((w, top) for w in one_hot)):
         assert want == kept(p, draw, n) == acceptance(seen(reject, p, draw, n))
     assert [acceptance(seen(transport, p, draw, n)) for draw in (iid(q), without_replacement(q))] == [independent, different]
@@ -524,7 +523,7 @@ def test_published_tables(name, n):
 def test_independent_drafts_until_certain():
     "The optimum of independent siblings reaches one, at five for the book's pair; `reject` never does"
     p, q = CANON
-    assert [optimum_iid(p, q, n) == 1 for n in (4, 5)] == [False, True] and all(kept(p, iid(q), n) < 1 for n in range(6))
+    assert [optimal_acceptance_iid(p, q, n) == 1 for n in (4, 5)] == [False, True] and all(kept(p, iid(q), n) < 1 for n in range(6))
 
 
 # Floats, addresses, supports
@@ -558,8 +557,8 @@ def test_a_plan_that_falls_short_keeps_the_law():
     def early(p, sets):
         s = max(sets, key=sets.get)
         return {t: {x: F(x == s[0], 2) for x in t} for t in sets}
-    law = seen(chosen(early), p, iid(q), 2)
-    assert token_law(law) == as_dict(p) and acceptance(law) < optimum_iid(p, q, 2)
+    law = seen(choose_then_verify(early), p, iid(q), 2)
+    assert token_law(law) == as_dict(p) and acceptance(law) < optimal_acceptance_iid(p, q, 2)
 
 
 def test_the_wrong_sets_break_the_law():
@@ -571,7 +570,7 @@ def test_the_wrong_sets_break_the_law():
         lie.token[1:] = tree.token[1:]; lie.law[1:] = [q, q]
         v = transport([p]*3, lie, rng)
         return v.tokens(lie)[0]
-    assert distance(law_of(run), as_dict(p)) > 0
+    assert tv_outcomes(law_of(run), as_dict(p)) > 0
 
 
 @given(models(), seeds, ways, st.sampled_from(["transport", "importance", "kseq"]))
@@ -590,11 +589,11 @@ def test_a_large_vocabulary_with_small_supports():
     p, q = rng.dirichlet(np.full(512, .1)), np.where(np.arange(512) < 4, [*exact(1, 2, 3, 4), *[0]*508], 0).astype(float)
     for draw in (iid(q), without_replacement(q), greedy_draft(3)(q)):
         tree = star(draw, 3, Seeded(1))
-        sets = offers_at(tree, 0)
-        assert total(largest_plan(p, sets)) == pytest.approx(float(program(p, sets)), abs=1e-9) and len(sets) <= 14
+        sets = sibling_sets_at(tree, 0)
+        assert total(maximal_plan(p, sets)) == pytest.approx(float(transport_lp(p, sets)), abs=1e-9) and len(sets) <= 14
         assert 0 <= transport([p]*4, tree, Seeded(2)).token < 512
     flat = np.full(512, 1/512)
-    assert 512**2 > MOST_WAYS
+    assert 512**2 > MAX_SEQUENCES
     refuses("top_k", transport, [p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0))
     assert kseq([p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0)).token < 512
 
@@ -630,7 +629,7 @@ def test_rows_of_whole_numbers(verify):
 def test_vocabularies_must_agree(verify):
     p, q = CANON
     for row in (exact(1, 1, 1), exact(1, 1, 1, 1, 1)): refuses("q", verify, [row]*3, star(iid(q), 2, Seeded(0)), Seeded(0))
-    refuses("q", optimum_iid, p, exact(1, 1), 2); refuses("q", least_rho, p, exact(1, 1), 2)
+    refuses("q", optimal_acceptance_iid, p, exact(1, 1), 2); refuses("q", smallest_rho, p, exact(1, 1), 2)
 
 
 @pytest.mark.parametrize("verify", [importance, kseq])
@@ -667,13 +666,13 @@ def test_a_number_of_children_that_was_decided_by_looking_is_refused(nosy):
     p, q = CANON
     drafter, target, ctx = nosy(q), constant(*p), (0,)
     drafter_contract(drafter, ctx)
-    for verify in (reject, traversal, generous): assert loop_law(target, drafter, verify, ctx, 2) == target_law(target, ctx, 2)
+    for verify in (reject, traversal, all_donors): assert loop_law(target, drafter, verify, ctx, 2) == target_law(target, ctx, 2)
     for verify in (transport, importance, kseq):
         with pytest.raises(ValueError, match="^tree: "): loop_law(target, drafter, verify, ctx, 2)
 
 
 def test_doors():
     p, q = CANON
-    for n in (0, -1, 1.5): refuses("n", optimum_iid, p, q, n); refuses("n", greedy_draft, n); refuses("k", least_rho, p, q, n)
-    refuses("n", offers, iid(q), -1)
+    for n in (0, -1, 1.5): refuses("n", optimal_acceptance_iid, p, q, n); refuses("n", greedy_draft, n); refuses("k", smallest_rho, p, q, n)
+    refuses("n", sibling_sets, iid(q), -1)
     for bad in ([.5, .6], [[1.]]): refuses("q", spechub, np.array(bad)); refuses("q", greedy_draft(2), np.array(bad))

@@ -9,23 +9,23 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import continued, drafter_contract, judged, verifier_contract
 from helpers import CANON, Plan, constant, killer, laws, models, pairs, plans, proves
-from specref.block import block
-from specref.chance import distance, law_of
-from specref.coupled import by_cells, reused
-from specref.law import exact, greedy, norm, residual
-from specref.lenience import entropy
-from specref.loop import clip, match, rounds
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import TableModel, target_law
-from specref.traps import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, SPELT, TREE, TYPICAL, block_from, block_of, bottom_up,
-                           drawn_anew, each_child, each_path, first_failure, judge, on_chain, on_grid, on_star, opened, redraw, remains, retrieved, siblings_by_p, uncapped, without_token)
-from specref.traversal import traversal
-from specref.tree import Tree, edge_laws, iid, points, without_replacement
+from specref.verify.block import block
+from specref.core.rng import tv_outcomes, law_of
+from specref.verify.coupled import inverse_cdf_coupling, reused_noise_law
+from specref.core.law import exact, greedy, normalize, residual
+from specref.verify.lossy import entropy
+from specref.core.loop import clip, match, rounds
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import TableModel, target_law
+from specref.verify.block import block_residual
+from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT, SPELT, TREE_MUTANTS, TYPICAL, block_from, block_of, bottom_up, redrawn_after, each_child, each_path, first_failure, reject_from, on_chain, on_grid, on_star, bracket_state, redraw_verifier, point_paths, siblings_by_p, uncapped, without_token
+from specref.verify.traversal import traversal
+from specref.core.tree import Tree, edge_laws, iid, points, without_replacement
 
 
 def named(name): return next(m for m in MUTANTS if m.name == name)
-def off(setting, **parts): return distance((s := replace(setting, **parts)).law(), s.want())
+def off(setting, **parts): return tv_outcomes((s := replace(setting, **parts)).law(), s.want())
 
 
 # Blind tables
@@ -36,7 +36,7 @@ def off(setting, **parts): return distance((s := replace(setting, **parts)).law(
 def test_two_tokens_hide_a_wrong_correction(pq, gamma):
     "On two tokens the residual is p without the refused token, for one draft after another"
     models = constant(*pq[0]), constant(*pq[1])
-    assert off(on_chain(models, gamma), verify=judge(left=lambda r, q, x: without_token(r, x))) == 0
+    assert off(on_chain(models, gamma), verify=reject_from(left=lambda r, q, x: without_token(r, x))) == 0
 
 
 @proves("prop-blind")
@@ -44,15 +44,15 @@ def test_two_tokens_hide_a_wrong_correction(pq, gamma):
 @given(laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_tables_without_context_hide_a_wrong_row(p, q, rows):
     "Whichever row stands at each node, of p or of the bonus, the law is the target's; on a table that looks it is not"
-    wrong = judge(row=lambda p, tree, i: p[rows[i]], last=lambda p, tree, i: p[rows[0]])
+    wrong = reject_from(row=lambda p, tree, i: p[rows[i]], last=lambda p, tree, i: p[rows[0]])
     assert off(on_chain((constant(*p), constant(*q)), 2), verify=wrong) == 0
-    if rows != [0, 1, 2]: assert off(on_chain(killer(), 2), verify=judge(row=lambda p, tree, i: p[rows[i]])) > 0
+    if rows != [0, 1, 2]: assert off(on_chain(killer(), 2), verify=reject_from(row=lambda p, tree, i: p[rows[i]])) > 0
 
 
 @proves("prop-blind")
 def test_short_texts_hide_what_comes_later():
     "The bonus from the row before: right for one token, wrong for two"
-    wrong = judge(last=lambda p, tree, i: p[tree.parent[i]])
+    wrong = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
     assert off(on_chain(KILLER, 1, n=1), verify=wrong) == 0 < off(on_chain(KILLER, 1, n=2), verify=wrong)
 
 
@@ -61,7 +61,7 @@ def test_two_accounts_of_one_mistake(p, q):
     "vllm#40149 and xllm#2175: q subtracted at the refused token alone is p without that token, since q exceeds p there"
     for x in range(4):
         if p[x] < q[x]:
-            only_there = norm(np.array([max(w - q[y], 0) if y == x else w for y, w in enumerate(p)], dtype=object))
+            only_there = normalize(np.array([max(w - q[y], 0) if y == x else w for y, w in enumerate(p)], dtype=object))
             assert (only_there == without_token(p, x)).all()
 
 
@@ -80,7 +80,7 @@ def test_dropping(pq, data):
     inside, missing = np.array([x in D for x in range(len(p))]), sum(max(q[x] - p[x], 0) for x in D)
     law = p + (q*inside).sum()*p - np.minimum(p, q)*inside - missing*residual(p, q)
     assert law_of(run) == {x: w for x, w in enumerate(law) if w}
-    if (p == q).all(): assert distance(law_of(run), dict(enumerate(p))) == (p*inside).sum() * (1 - (p*inside).sum())
+    if (p == q).all(): assert tv_outcomes(law_of(run), dict(enumerate(p))) == (p*inside).sum() * (1 - (p*inside).sum())
 
 
 def decides(seed, *seen): return np.random.default_rng([seed, *(x + 1 for x in seen)]).random() < .6
@@ -132,7 +132,7 @@ def test_a_look_at_the_token_itself_is_too_much():
     K = lambda tokens: 1 + (tokens[1] != 2) if tokens[0] != 2 else 0
     for p, q in (killer(), (killer()[0],)*2):
         some = law_of(lambda rng: clip(judged(p, cut(Chain(q, 2), K), reject, (0,), rng), 2, ()))
-        assert distance(continued(some, p, (0,), 2), target_law(p, (0,), 2)) > 0
+        assert tv_outcomes(continued(some, p, (0,), 2), target_law(p, (0,), 2)) > 0
         with pytest.raises(AssertionError, match="stated"): drafter_contract(cut(Chain(q, 2), K), (0,))
 
 
@@ -155,7 +155,7 @@ def test_harmless_only_under_match():
 @given(models(), plans(2), st.integers(1, 2))
 def test_judge_is_reject(pair, steps, n):
     draft = Plan(pair[1], steps)
-    a, b = (law_of(lambda rng: (v := verify(pair[0](t := draft((0,), rng)), t, rng)).tokens(t)) for verify in (judge(), reject))
+    a, b = (law_of(lambda rng: (v := verify(pair[0](t := draft((0,), rng)), t, rng)).tokens(t)) for verify in (reject_from(), reject))
     assert a == b
 
 
@@ -175,7 +175,7 @@ def test_bottom_up_is_traversal(pair, shape, draw):
 
 def test_traversal_accepts_what_was_published():
     "Mean accepted tokens of traversal, iid and without replacement (verification.md §9.1, §17)"
-    def accepted(models, shape, draw): return replace(TREE, target=models[0], drafter=Branching(models[1], shape, draw)).tokens() - 1
+    def accepted(models, shape, draw): return replace(TREE_MUTANTS, target=models[0], drafter=Branching(models[1], shape, draw)).tokens() - 1
     for models, shape, want in ((ORDER0, (2,), (F(13, 18), F(7, 9))), (ORDER0, (2, 2), (F(209, 162), F(115, 81))), (ORDER0, (1, 2), (F(43, 36), F(11, 9))),
                                 (KILLER, (2,), (F(13, 16), F(7, 8))), (KILLER, (2, 2), (F(9439, 7200), F(179, 112))), (KILLER, (1, 2), (F(4373, 3600), F(11, 8)))):
         assert tuple(accepted(models, shape, draw) for draw in (iid, without_replacement)) == want
@@ -184,7 +184,7 @@ def test_traversal_accepts_what_was_published():
 
 def test_a_strict_coin_on_a_grid_is_right_at_the_edge():
     "Twelve bits: strict keeps the law where a ratio is 0 or above 1, inclusive lets in one of 3 · 4096"
-    assert off(EDGE, verify=judge(keep=on_grid(lt))) == 0 and off(EDGE, verify=judge(keep=on_grid(le))) == F(1, 3 * 2**12)
+    assert off(EDGE, verify=reject_from(keep=on_grid(lt))) == 0 and off(EDGE, verify=reject_from(keep=on_grid(le))) == F(1, 3 * 2**12)
     assert (1,) in named("<= for <").wrong.law() and (1,) not in EDGE.want()
 
 
@@ -193,7 +193,7 @@ def test_a_strict_coin_on_a_grid_is_right_at_the_edge():
 def test_longer_blocks():
     "Three drafts on KILLER: .0872, .1620, 13/450, .1453 (verification.md §17); the residual of one token is right on two easy tables"
     three = block_of(KILLER, 3)
-    wrong = block_from(uncapped), block_from(end=first_failure), block_from(left=(one := lambda p, t, i, w: remains(p, t, i, 1))), block_from(lambda p, t, i, w: (w[i], 1))
+    wrong = block_from(uncapped), block_from(end=first_failure), block_from(left=(one := lambda p, t, i, w: block_residual(p, t, i, 1))), block_from(lambda p, t, i, w: (w[i], 1))
     found = [off(three, verify=v) for v in wrong]
     assert [round(float(d), 4) for d in found] == [.0872, .1620, round(13/450, 4), .1453] and found[2] == F(13, 450)
     assert all(off(block_of(models, 2), verify=block_from(left=one)) == 0 for models in (BINARY, ORDER0))
@@ -216,16 +216,16 @@ def test_the_law_of_a_draw_for_every_row():
 @pytest.mark.parametrize("w", [F(1, 10), F(2, 5), F(1, 2), F(3, 4), F(1), F(0)])
 def test_a_draw_for_every_path(w):
     "An only child of weight w, on three paths: each half of the rule and both, by formula; at temperature 0 nothing is off"
-    p, tree = exact(1 - w, 0, 0, w), law_of(lambda rng: retrieved((3, 0), (3, 1), (3, 2))((0,), rng)).popitem()[0]
-    def off(verify): return distance(law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0]), {k: v for k, v in {0: 1 - w, 3: w}.items() if v})
-    assert off(match) == 0 and off(drawn_anew(match)) == w*(1 - w)
-    assert off(each_path) == (1 - w) - (1 - w)**3 and off(drawn_anew(each_path)) == (1 - w)*(1 - (1 - w)**3)
+    p, tree = exact(1 - w, 0, 0, w), law_of(lambda rng: point_paths((3, 0), (3, 1), (3, 2))((0,), rng)).popitem()[0]
+    def off(verify): return tv_outcomes(law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0]), {k: v for k, v in {0: 1 - w, 3: w}.items() if v})
+    assert off(match) == 0 and off(redrawn_after(match)) == w*(1 - w)
+    assert off(each_path) == (1 - w) - (1 - w)**3 and off(redrawn_after(each_path)) == (1 - w)*(1 - (1 - w)**3)
 
 
 def test_a_grammar_that_is_not_moved_back_gives_invalid_texts():
     "A bracket opened twice; never with the state recomputed from the text"
     m = named("grammar not moved back after a refusal")
-    def valid(y): return all(x == 0 or (x == 1) != opened(y[:i]) for i, x in enumerate(y))
+    def valid(y): return all(x == 0 or (x == 1) != bracket_state(y[:i]) for i, x in enumerate(y))
     assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
 
 
@@ -236,7 +236,7 @@ def test_a_begin_token_between_two_rounds():
     assert first[1] == 1 - (a + ab + b + b)/4 == F(11, 16) and m.off == F(11, 16) and m.caught == ("law",)
     for n in (1, 2, 3):
         wrong = replace(m.wrong, n=n)
-        assert distance(wrong.law(), wrong.want()) == sum(w for k, w in first.items() if k < n) == sum(w for y, w in wrong.law().items() if 0 in y)
+        assert tv_outcomes(wrong.law(), wrong.want()) == sum(w for k, w in first.items() if k < n) == sum(w for y, w in wrong.law().items() if 0 in y)
         assert all(y[0] and not any(x == z == 0 for x, z in zip(y, y[1:])) for y in wrong.law()) and not any(0 in y for y in replace(m.right, n=n).law())
 
 
@@ -250,7 +250,7 @@ def test_typical_acceptance_turned_round():
 
 def test_reused_noise_by_another_road():
     "The law of a correction drawn with the draft's noise, from the joint law of the cells"
-    law = reused(*CANON, by_cells)
+    law = reused_noise_law(*CANON, inverse_cdf_coupling)
     assert named("draft and correction share noise").wrong.law() == {(x,): w for x, w in enumerate(law)}
 
 
@@ -260,7 +260,7 @@ def test_redraws_in_closed_form(pq):
     "Match, then p: pq + (1 - Σpq) p; then the residual: pq + (1 - Σpq) r (verification.md §14)"
     p, q = pq
     for after, r in ((lambda r, q: r, p), (residual, residual(p, q))):
-        assert replace(on_chain((constant(*p), constant(*q)), 1, n=1), verify=redraw(after)).law() == {(x,): w for x, w in enumerate(p*q + (1 - (p*q).sum())*r) if w}
+        assert replace(on_chain((constant(*p), constant(*q)), 1, n=1), verify=redraw_verifier(after)).law() == {(x,): w for x, w in enumerate(p*q + (1 - (p*q).sum())*r) if w}
 
 
 def test_every_mistake_says_where_it_was_seen_and_how_sure_that_is():

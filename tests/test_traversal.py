@@ -11,21 +11,20 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import continued, verifier_contract
 from helpers import CANON, DRAWS, Plan, Recorder, constant, draws, killer, laws, models, pairs, plans, proves, refuses, seeds, shapes
-from specref.block import accepted, block
-from specref.certify import certify
-from specref.chance import Seeded, Tape, distance, law_of, tape
-from specref.law import exact, norm
-from specref.loop import System, Verdict, loop_law
-from specref.reject import Chain, reject
-from specref.siblings import Branching
-from specref.target import Rows, TableModel, random_table, target_law
-from specref.traversal import (alone, best, bound, everyone, generous, giving, later, layered, layers, mean_accepted, no_deeper, reachable, rest, scale,
-                               settle, traversal)
-from specref.tree import Tree, iid, without_replacement
+from specref.verify.block import mean_accepted_block, block
+from specref.certify.certificates import certify_system
+from specref.core.rng import Seeded, Tape, tv_outcomes, law_of, verdict_tape
+from specref.core.law import exact, normalize
+from specref.core.loop import System, Verdict, loop_law
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+from specref.core.target import Rows, TableModel, random_table, target_law
+from specref.verify.traversal import parent_donates, best_rule, acceptance_bound, all_donate, all_donors, by_transfer, later_donate, layer_donors, seen_layers, mean_accepted, not_deeper_donate, reachable, scaled_residual, capped_ratio, transfer_mass, traversal
+from specref.core.tree import Tree, iid, without_replacement
 
 F = Fraction
-RULES = {"reject": reject, "traversal": traversal, "layered": layered, "generous": generous}
-ANSWERS = {"alone": alone, "later": later, "no deeper": no_deeper, "everyone": everyone}
+RULES = {"reject": reject, "traversal": traversal, "layered": layer_donors, "generous": all_donors}
+ANSWERS = {"alone": parent_donates, "later": later_donate, "no deeper": not_deeper_donate, "everyone": all_donate}
 rules, answers = st.sampled_from(sorted(RULES)), st.sampled_from(sorted(ANSWERS))
 ORD3 = constant(3, 2, 1), constant(1, 2, 3)
 
@@ -48,8 +47,8 @@ SHAPES = {"chain": (-1, 0, 1), "siblings": (-1, 0, 0), "asymmetric": (-1, 0, 0, 
 
 
 def ends(p, tree, gives):
-    "The verdicts of `settle`, with their probabilities"
-    m, r = settle(p, tree, gives)
+    "The verdicts of `transfer_mass`, with their probabilities"
+    m, r = transfer_mass(p, tree, gives)
     return {Verdict(v, y): w*z for v, w in m.items() if w for y, z in enumerate(r[v]) if z}
 
 
@@ -60,7 +59,7 @@ def texts(p, tree, gives):
     return out
 
 
-def depth(p, tree, gives): return sum(w * tree.depth[v] for v, w in settle(p, tree, gives)[0].items())
+def depth(p, tree, gives): return sum(w * tree.depth[v] for v, w in transfer_mass(p, tree, gives)[0].items())
 
 
 def some(seed):
@@ -95,7 +94,7 @@ def test_one_leaf_more(pair, parents, data, seed):
     for t, w in larger:
         for y, v in continued(texts(p(t), t, gives), p, (0,), n).items(): after[y] = after.get(y, 0) + w*v
     assert after == before
-    m, r = settle(p(tree), tree, gives)
+    m, r = transfer_mass(p(tree), tree, gives)
     C = sum(m[v] for v in m if v == u or gives(tree, v, u))
     gain = sum(np.minimum(m[u] * r[u], C * q)) if m.get(u) else 0
     assert sum(w * depth(p(t), t, gives) for t, w in larger) - depth(p(tree), tree, gives) == gain >= 0
@@ -105,7 +104,7 @@ def test_one_leaf_more(pair, parents, data, seed):
 @given(models(st.integers(2, 4)), shapes(6), st.data(), seeds)
 def test_an_end_is_certain(pair, parents, data, seed):
     "The masses are probabilities, on every single tree"
-    m, r = settle(pair[0](tree := any_tree(parents, pair[0].V, seed)), tree, data.draw(st.sampled_from([*ANSWERS.values(), some(seed)])))
+    m, r = transfer_mass(pair[0](tree := any_tree(parents, pair[0].V, seed)), tree, data.draw(st.sampled_from([*ANSWERS.values(), some(seed)])))
     assert sum(m.values()) == 1 and min(m.values()) >= 0 and all(sum(r[v]) == 1 and min(r[v]) >= 0 for v in m if m[v])
 
 
@@ -130,7 +129,7 @@ class Nosy:
 @given(models(), seeds, st.data(), st.integers(1, 3))
 def test_a_draft_that_looks_at_itself(pair, seed, data, n):
     "Any tree, grown by looking at what was drawn, under every rule and under any choice of who makes room"
-    verify = data.draw(st.sampled_from([*RULES.values(), giving(some(seed))]))
+    verify = data.draw(st.sampled_from([*RULES.values(), by_transfer(some(seed))]))
     verifier_contract(pair[0], Nosy(pair[1], seed, 3), verify, (0,), n)
 
 
@@ -190,7 +189,7 @@ def test_the_gains_add_up(pair, seed, name):
     "E[accepted] is the sum of the gains of the leaves, in the mean over trees, and counts what the rule accepts"
     drafter, gives = Nosy(pair[1], seed, 3), ANSWERS[name]
     trees = law_of(lambda rng: drafter((0,), rng))
-    assert mean_accepted(pair[0], drafter, giving(gives), (0,)) == sum(w * depth(pair[0](t), t, gives) for t, w in trees.items())
+    assert mean_accepted(pair[0], drafter, by_transfer(gives), (0,)) == sum(w * depth(pair[0](t), t, gives) for t, w in trees.items())
 
 
 # The walk
@@ -199,9 +198,9 @@ def test_the_gains_add_up(pair, seed, name):
 @settings(max_examples=150)
 @given(models(st.integers(2, 4)), shapes(5), seeds)
 def test_walks_are_settled(pair, parents, seed):
-    "The verdict has the same law on every single tree: the walk and `later`, `reject` and `alone`; a rule of the family and its masses"
+    "The verdict has the same law on every single tree: the walk and `later_donate`, `reject` and `parent_donates`; a rule of the family and its masses"
     p = pair[0](tree := any_tree(parents, pair[0].V, seed))
-    for verify, gives in ((traversal, later), (reject, alone), (generous, everyone), (layered, no_deeper)):
+    for verify, gives in ((traversal, later_donate), (reject, parent_donates), (all_donors, all_donate), (layer_donors, not_deeper_donate)):
         assert law_of(lambda rng: verify(p, tree, rng)) == ends(p, tree, gives)
 
 
@@ -209,13 +208,13 @@ def test_walks_are_settled(pair, parents, seed):
 @settings(max_examples=60)
 @given(models(st.integers(2, 4)), st.integers(0, 4), seeds)
 def test_on_chains_and_stars(pair, n, seed):
-    "On a chain all but `alone` are block verification; on one layer the walk and `layered` are `reject`"
+    "On a chain all but `parent_donates` are block verification; on one layer the walk and `layer_donors` are `reject`"
     V = pair[0].V
     p = pair[0](line := any_tree([-1, *range(n)], V, seed))
     want = law_of(lambda rng: block(p, line, rng))
-    assert all(ends(p, line, gives) == want for gives in (later, no_deeper, everyone)) and law_of(lambda rng: traversal(p, line, rng)) == want
+    assert all(ends(p, line, gives) == want for gives in (later_donate, not_deeper_donate, all_donate)) and law_of(lambda rng: traversal(p, line, rng)) == want
     p = pair[0](star := any_tree([-1, *[0]*n], V, seed))
-    assert law_of(lambda rng: traversal(p, star, rng)) == law_of(lambda rng: reject(p, star, rng)) == ends(p, star, later)
+    assert law_of(lambda rng: traversal(p, star, rng)) == law_of(lambda rng: reject(p, star, rng)) == ends(p, star, later_donate)
 
 
 @proves("thm-traversal")
@@ -227,7 +226,7 @@ def test_traversal_of_trees(pair, steps, n): verifier_contract(pair[0], Plan(pai
 def test_order_of_the_walk():
     "Children before their parent, elder siblings first"
     tree = any_tree((-1, 0, 0, 1, 1, 2, 3), 2, 0)
-    assert sorted(range(7), key=lambda v: sum(later(tree, v, u) for u in range(7))) == [6, 3, 4, 1, 5, 2, 0]
+    assert sorted(range(7), key=lambda v: sum(later_donate(tree, v, u) for u in range(7))) == [6, 3, 4, 1, 5, 2, 0]
 
 
 # By hand, and published numbers
@@ -266,7 +265,7 @@ def test_accepted_by_enumeration(pair, shape):
 # What no rule can exceed
 
 LIMITS = {  # verification.md §9.3 and §17: the best weights by layers on ORD3, the best rule of all on KILLER
-    ("ORD3", layers): {"siblings": (.805556, .916667), "asymmetric": (1.330247, 1.465278), "two chains": (1.435957, 1.622685), "delayed": (1.236111, 1.291667), "binary": (1.547840, 1.798611)},
+    ("ORD3", seen_layers): {"siblings": (.805556, .916667), "asymmetric": (1.330247, 1.465278), "two chains": (1.435957, 1.622685), "delayed": (1.236111, 1.291667), "binary": (1.547840, 1.798611)},
     ("KILLER", None): {"siblings": (.9375, 1), "asymmetric": (1.423681, 1.696726), "two chains": (1.438889, 1.557870), "delayed": (1.238889, 1.401190)},
     ("ORD3", None): {"asymmetric": (1.390432, 1.5)},
 }
@@ -277,7 +276,7 @@ LIMITS = {  # verification.md §9.3 and §17: the best weights by layers on ORD3
 def test_published_limits(pair, seen):
     target, draft = PAIRS[pair]
     for shape, want in LIMITS[pair, seen].items():
-        got = [bound(target, Grown(draft, SHAPES[shape], draw), (0,), *[seen][:bool(seen)]) for draw in (iid, without_replacement)]
+        got = [acceptance_bound(target, Grown(draft, SHAPES[shape], draw), (0,), *[seen][:bool(seen)]) for draw in (iid, without_replacement)]
         assert got == pytest.approx(want, abs=6e-7)
 
 
@@ -287,8 +286,8 @@ def test_published_limits(pair, seen):
 def test_no_rule_exceeds_the_bound(pair, shape, how):
     "Every rule of the family stays below the best of the layers, and that below the best of all"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
-    rates = [float(mean_accepted(target, drafter, verify, (0,))) for verify in (*RULES.values(), giving(some(len(shape))))]
-    limits = bound(target, drafter, (0,), layers), bound(target, drafter, (0,))
+    rates = [float(mean_accepted(target, drafter, verify, (0,))) for verify in (*RULES.values(), by_transfer(some(len(shape))))]
+    limits = acceptance_bound(target, drafter, (0,), seen_layers), acceptance_bound(target, drafter, (0,))
     assert max(rates) <= limits[0] + 1e-9 and limits[0] <= limits[1] + 1e-9
 
 
@@ -298,8 +297,8 @@ def test_no_rule_exceeds_the_bound(pair, shape, how):
 def test_on_chains_block_attains_it(pair, gamma):
     "The closed form of block verification, the enumeration of it, and the program"
     target, draft = pair
-    drafter, want = Chain(draft, gamma), float(accepted(target, draft, (0,), gamma))
-    assert bound(target, drafter, (0,)) == pytest.approx(want, abs=1e-9) == bound(target, drafter, (0,), layers)
+    drafter, want = Chain(draft, gamma), float(mean_accepted_block(target, draft, (0,), gamma))
+    assert acceptance_bound(target, drafter, (0,)) == pytest.approx(want, abs=1e-9) == acceptance_bound(target, drafter, (0,), seen_layers)
     assert float(mean_accepted(target, drafter, traversal, (0,))) == pytest.approx(want, abs=1e-12)
 
 
@@ -313,14 +312,14 @@ def test_on_one_layer_it_is_the_optimal_coupling(pq, draw, k):
     inside = law_of(lambda rng: frozenset(drafter((0,), rng).token[1:]))
     sets = chain.from_iterable(combinations(range(len(p)), n) for n in range(len(p) + 1))
     want = 1 + min(sum(p[list(H)], F(0)) - sum(w for S, w in inside.items() if S <= set(H)) for H in sets)
-    assert bound(target, drafter, (0,)) == pytest.approx(float(want), abs=1e-9)
+    assert acceptance_bound(target, drafter, (0,)) == pytest.approx(float(want), abs=1e-9)
 
 
 def test_published_optimal_couplings():
-    "The four-token pair: 79/100 and 871/1000 for independent children, 701/840 and 1 without replacement; `generous` comes closer than `reject`"
+    "The four-token pair: 79/100 and 871/1000 for independent children, 701/840 and 1 without replacement; `all_donors` comes closer than `reject`"
     p, q = CANON
     for draw, want in ((iid, (F(79, 100), F(871, 1000))), (without_replacement, (F(701, 840), 1))):
-        for k, w in zip((2, 3), want): assert bound(constant(*p), Grown(constant(*q), (-1, *[0]*k), draw), (0,)) == pytest.approx(float(w), abs=1e-9)
+        for k, w in zip((2, 3), want): assert acceptance_bound(constant(*p), Grown(constant(*q), (-1, *[0]*k), draw), (0,)) == pytest.approx(float(w), abs=1e-9)
     two = Grown(constant(*q), (-1, 0, 0), iid)
     assert [mean_accepted(constant(*p), two, RULES[name], (0,)) for name in ("reject", "generous")] == [F(18, 25), F(77, 100)]
 
@@ -328,7 +327,7 @@ def test_published_optimal_couplings():
 def looked_up(plan):
     "The rule that looks its answers up in the solution of the program"
     def verify(p, tree, rng):
-        text = [*plan[tree]][rng.pick(norm(np.maximum([*plan[tree].values()], 0) + 1e-18))]   # a tree of next to no probability may have all zeros
+        text = [*plan[tree]][rng.pick(normalize(np.maximum([*plan[tree].values()], 0) + 1e-18))]   # a tree of next to no probability may have all zeros
         return Verdict(next(v for v in reachable(tree) if tree.path(v) == text[:-1]), text[-1])
     return verify
 
@@ -339,10 +338,10 @@ def looked_up(plan):
 def test_the_bound_is_attained(pair, shape, how):
     "By a lossless rule: the solution, looked up; the conditions of the theorem are neither too weak nor too strong"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
-    verify, n = looked_up(best(target, drafter, (0,))), 3
+    verify, n = looked_up(best_rule(target, drafter, (0,))), 3
     some = law_of(lambda rng: (v := verify(None, tree := drafter((0,), rng), rng)).tokens(tree))
-    assert distance(continued(some, target, (0,), n), target_law(target, (0,), n)) < 1e-8
-    assert mean_accepted(target, drafter, verify, (0,)) == pytest.approx(bound(target, drafter, (0,)), abs=1e-8)
+    assert tv_outcomes(continued(some, target, (0,), n), target_law(target, (0,), n)) < 1e-8
+    assert mean_accepted(target, drafter, verify, (0,)) == pytest.approx(acceptance_bound(target, drafter, (0,)), abs=1e-8)
 
 
 def test_a_rule_above_the_bound_is_lossy():
@@ -352,8 +351,8 @@ def test_a_rule_above_the_bound_is_lossy():
         return Verdict(i, rng.pick(p[i], at=i))
     target, draft = killer()
     drafter = Grown(draft, SHAPES["asymmetric"], iid)
-    assert mean_accepted(target, drafter, lenient, (0,)) > bound(target, drafter, (0,)) + .1
-    assert distance(loop_law(target, drafter, lenient, (0,), 1), target_law(target, (0,), 1)) > 0
+    assert mean_accepted(target, drafter, lenient, (0,)) > acceptance_bound(target, drafter, (0,)) + .1
+    assert tv_outcomes(loop_law(target, drafter, lenient, (0,), 1), target_law(target, (0,), 1)) > 0
 
 
 # Layers
@@ -426,7 +425,7 @@ def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
         seen = {}
         for t, v in trees.items(): seen.setdefault(prefix(t, d), []).append((t, v))
         for here, group in seen.items():
-            w, total = settle(target(here), here, gives)[0], sum(v for _, v in group)
+            w, total = transfer_mass(target(here), here, gives)[0], sum(v for _, v in group)
             for u in (u for u in range(len(here)) if here.depth[u] == d):
                 on = np.zeros(3, dtype=object)
                 for t, v in group:
@@ -443,7 +442,7 @@ def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
 def test_alike_siblings(pair, shape):
     "Independent siblings with equal trees below: the walk accepts at least as much as `reject`"
     trees = law_of(lambda rng: Branching(pair[1], shape, iid)((0,), rng))
-    walk, turns = (sum(w * depth(pair[0](t), t, gives) for t, w in trees.items()) for gives in (later, alone))
+    walk, turns = (sum(w * depth(pair[0](t), t, gives) for t, w in trees.items()) for gives in (later_donate, parent_donates))
     assert walk >= turns
 
 
@@ -456,7 +455,7 @@ def test_no_order():
 
 @proves("prop-order")
 def test_no_order_the_other_way():
-    "One node deeper the two new rules are above `reject`; and where the third of three siblings has a child, `generous` is below it"
+    "One node deeper the two new rules are above `reject`; and where the third of three siblings has a child, `all_donors` is below it"
     target, drafter = constant(2, 1), Grown(constant(1, 1), (-1, 0, 1, 1, 3, 4), iid)
     rates = {name: mean_accepted(target, drafter, verify, (0,)) for name, verify in RULES.items()}
     assert rates["traversal"] < rates["reject"] < rates["layered"] < rates["generous"]
@@ -475,7 +474,7 @@ def test_floats(pair, steps, name, ulps):
     nudged = TableModel(3, lambda text: np.array([np.nextafter(x, x + (-1)**i) if x else x for i, x in enumerate(soft[0].law(text))]))
     drafter = Plan(nudged if ulps else soft[1], tuple((at, "iid" if how in ("mixed", "points") else how, k) for at, how, k in steps))
     some = law_of(lambda rng: RULES[name](soft[0](tree := drafter((0,), rng)), tree, rng).tokens(tree)[:2])
-    assert distance(continued(some, soft[0], (0,), 2), target_law(soft[0], (0,), 2)) < 1e-12
+    assert tv_outcomes(continued(some, soft[0], (0,), 2), target_law(soft[0], (0,), 2)) < 1e-12
 
 
 @given(models(), seeds, rules)
@@ -485,7 +484,7 @@ def test_masses_in_floats(pair, seed, name):
     soft = Tree((0,))
     for u, x, q in zip(tree.parent[1:], tree.token[1:], tree.law[1:]): soft.add(u, x, q.astype(float))
     for gives in ANSWERS.values():
-        exactly, nearly = (settle(p, t, gives)[0] for p, t in ((pair[0](tree), tree), ([pair[0](tree)[i].astype(float) for i in range(len(tree))], soft)))
+        exactly, nearly = (transfer_mass(p, t, gives)[0] for p, t in ((pair[0](tree), tree), ([pair[0](tree)[i].astype(float) for i in range(len(tree))], soft)))
         assert all(abs(float(exactly.get(v, 0)) - nearly.get(v, 0)) < 1e-12 for v in range(len(tree)))
 
 
@@ -504,7 +503,7 @@ def test_rows_are_read_where_the_walk_comes_by():
     "No row of a leaf that is refused, none below a token that the target cannot say, none of a younger branch than the one that is accepted"
     p, q = exact(1, 1, 0), exact(0, 1, 1)
     tree = Tree((0,)); never = tree.add(0, 2, q); tree.add(never, 1, q); elder = tree.add(0, 1, q); tree.add(elder, 2, q); younger = tree.add(0, 1, q); tree.add(younger, 1, q)
-    for verify in (traversal, generous):
+    for verify in (traversal, all_donors):
         rows = Rows(lambda i: p, len(tree), 3)
         verify(rows, tree, Tape({("coin", i): 0. for i in range(7)} | {("pick", i): .5 for i in range(8)}))
         assert set(rows.made) <= {0, elder}
@@ -536,7 +535,7 @@ def test_noise_is_asked_for_once(pair, steps, name, seed):
 def test_counts(name):
     "Eight tokens in floats: three tokens of text, counted"
     target, draft = (TableModel(8, lambda text, m=random_table(8, seed, zeros=False): m.law(text).astype(float)) for seed in (5, 6))
-    found = certify(System(name, Branching(draft, (2, 2)), RULES[name]), target, (0,), n=3, runs=1500)
+    found = certify_system(System(name, Branching(draft, (2, 2)), RULES[name]), target, (0,), n=3, runs=1500)
     assert found.passes and found.test.tv < .25
 
 
@@ -544,10 +543,10 @@ def test_doors():
     "A law of another size, a context of other tokens, a draft of another vocabulary"
     tree = Tree((0,)); tree.add(0, 1, exact(1, 1))
     for verify in RULES.values():
-        for row in (exact(1, 1, 1), exact(1)): refuses("q", verify, [row]*2, tree, tape([0, 1.], [0, 0, 0]))
-    for f in (bound, best): refuses("ctx", f, constant(1, 1), Chain(constant(1, 1), 1), ())
+        for row in (exact(1, 1, 1), exact(1)): refuses("q", verify, [row]*2, tree, verdict_tape([0, 1.], [0, 0, 0]))
+    for f in (acceptance_bound, best_rule): refuses("ctx", f, constant(1, 1), Chain(constant(1, 1), 1), ())
     refuses("ctx", mean_accepted, constant(1, 1), Chain(constant(1, 1), 1), traversal, (2,))
-    refuses("drafter", bound, constant(1, 1), Chain(constant(1, 1, 1), 1), (0,))
+    refuses("drafter", acceptance_bound, constant(1, 1), Chain(constant(1, 1, 1), 1), (0,))
 
 
 def test_the_empty_tree():
@@ -556,8 +555,8 @@ def test_the_empty_tree():
 
 
 def test_what_is_left():
-    "β, the scale and the law after a refusal; `scale` never divides by too little"
-    β, a, r = rest(F(2, 3), exact(2, 1), exact(1, 1))
-    assert (β, a) == (F(2, 3), 0) and rest(1, exact(2, 1), exact(2, 1))[1] == 1
-    assert rest(1, exact(2, 1), exact(1, 1))[1] == 1 and tuple(rest(1, exact(2, 1), exact(1, 1))[2]) == (1, 0)
-    assert scale(1., 5e-324) == 1 and scale(0., .5) == 0 and scale(F(1, 6), F(1, 2)) == F(1, 3)
+    "β, the scale and the law after a refusal; `capped_ratio` never divides by too little"
+    β, a, r = scaled_residual(F(2, 3), exact(2, 1), exact(1, 1))
+    assert (β, a) == (F(2, 3), 0) and scaled_residual(1, exact(2, 1), exact(2, 1))[1] == 1
+    assert scaled_residual(1, exact(2, 1), exact(1, 1))[1] == 1 and tuple(scaled_residual(1, exact(2, 1), exact(1, 1))[2]) == (1, 0)
+    assert capped_ratio(1., 5e-324) == 1 and capped_ratio(0., .5) == 0 and capped_ratio(F(1, 6), F(1, 2)) == F(1, 3)

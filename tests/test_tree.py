@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import CANON, DRAWS, Plan, draws, laws, models, pairs, plans, proves, refuses, shapes
-from specref.chance import Seeded, law_of
-from specref.law import exact, norm, point
-from specref.loop import Verdict
-from specref.tree import (Tree, ancestor_mask, edge_laws, fates, from_choices, from_links, iid, in_turn, picture, points, positions,
-                          to_choices, to_links, without_replacement)
+from specref.core.rng import Seeded, law_of
+from specref.core.law import exact, normalize, one_hot
+from specref.core.loop import Verdict
+from specref.core.tree import Tree, ancestor_mask, edge_laws, node_status, from_choices, from_links, iid, in_sequence, points, positions, to_choices, to_links, without_replacement
+from specref.core.picture import draw_tree
 
 many = settings(max_examples=200)
 
@@ -20,7 +20,7 @@ many = settings(max_examples=200)
 def grown(parent, token=lambda i: i, ctx=(0,), probe=()):
     "The tree of a parent list, node i with a token of its own, offered as a point mass unless it is a probe"
     tree = Tree(ctx)
-    for i, u in enumerate(parent[1:], 1): tree.add(u, token(i), None if i in probe else point(token(i), len(parent) + 1, exact=True))
+    for i, u in enumerate(parent[1:], 1): tree.add(u, token(i), None if i in probe else one_hot(token(i), len(parent) + 1, exact=True))
     return tree
 
 
@@ -37,7 +37,7 @@ def test_without_replacement_is_the_law_given_the_others(pq, data):
     while (law := draw(tuple(taken))) is not None:
         free = [x not in taken for x in range(len(q))]
         left = [w*f for w, f in zip(q, free)]
-        assert tuple(law) == tuple(norm(np.array(left if any(left) else [exact(1)[0]*f for f in free], dtype=object)))
+        assert tuple(law) == tuple(normalize(np.array(left if any(left) else [exact(1)[0]*f for f in free], dtype=object)))
         taken.append(data.draw(st.sampled_from([x for x, w in enumerate(law) if w])))
     assert sorted(taken) == list(range(len(q)))
     assert [w is None for w in (draw(tuple(taken[:-1])), draw(tuple(taken)))] == [False, True]
@@ -49,7 +49,7 @@ def test_the_other_draws(q, tokens):
     assert all(tuple(iid(q)(tuple(tokens[:i]))) == tuple(q) for i in range(4))
     given, draw = list(dict.fromkeys(tokens)), points(tokens, 4, exact=True)
     assert [int(np.argmax(draw(tuple(given[:i])))) for i in range(len(given))] == given and draw(tuple(given)) is None
-    both = in_turn(iid(q), points([2], 4), without_replacement(q))
+    both = in_sequence(iid(q), points([2], 4), without_replacement(q))
     assert [None if (w := both(e)) is None else tuple(w) for e in ((), (0,), (0, 2), (0, 2, 1))] == [
         tuple(q), (0, 0, 1, 0), tuple(without_replacement(q)((0, 2))), None]
 
@@ -279,7 +279,7 @@ def test_fates(case):
         if i in on: return "A"
         elder = [c for c in on if c and parent[c] == parent[i]]
         return "R" if parent[i] in on and i not in probe and (not elder or i < elder[0]) else "-"
-    assert fates(tree, end) == [fate(i) for i in range(len(parent))] and set(fates(tree)) == {"-"}
+    assert node_status(tree, end) == [fate(i) for i in range(len(parent))] and set(node_status(tree)) == {"-"}
 
 
 @settings(max_examples=60)
@@ -288,15 +288,15 @@ def test_a_picture_says_it_thrice(case):
     "Well-formed SVG: a shape and a letter for each fate beside its colour, a text for those who do not see it, and every token escaped"
     parent, probe, end = case
     tree, show = grown(parent, probe=probe), lambda x: f"<{x}&\""
-    svg = ElementTree.fromstring(picture(tree, Verdict(end, 0), show))
+    svg = ElementTree.fromstring(draw_tree(tree, Verdict(end, 0), show))
     name = lambda e: e.tag.split("}")[1]
     nodes, told = [g for g in svg if name(g) == "g"], svg.get("aria-label")
-    fate = Counter(fates(tree, end)[1:])
+    fate = Counter(node_status(tree, end)[1:])
     letters = Counter(t.text for g in nodes for t in g if name(t) == "text" and t.text in ("A", "R", "Y"))
     assert letters == Counter({k: n for k, n in dict(A=fate["A"], R=fate["R"], Y=1).items() if n}) and len(nodes) == len(tree) + 1
     assert svg.get("role") == "img" and svg.find("{*}title").text == told
     assert [told.count(w) for w in ("accepted", "rejected", "not looked at")] == [fate[k] for k in "AR-"] and told.endswith("then " + show(0))
-    assert "not looked at" in picture(tree) or len(tree) == 1
+    assert "not looked at" in draw_tree(tree) or len(tree) == 1
 
 
-def test_the_picture_shows_itself(): assert picture(grown([-1, 0]))._repr_svg_().startswith("<svg")
+def test_the_picture_shows_itself(): assert draw_tree(grown([-1, 0]))._repr_svg_().startswith("<svg")

@@ -7,15 +7,15 @@ from itertools import product
 import numpy as np, pytest, torch
 from helpers import laws, refuses
 from hypothesis import given, settings, strategies as st
-from specref.block import block
-from specref.chance import Seeded, Streams, law_of, tape
+from specref.verify.block import block
+from specref.core.rng import Seeded, Streams, law_of, verdict_tape
 from specref.gpu import verify as v
 from specref.gpu.layout import flat, pack
-from specref.gpu.verify import ONE, Logits, Probs, cells, counts, power, walk, walk_back
-from specref.law import exact, greedy
-from specref.reject import reject
-from specref.target import random_table, target_law
-from specref.tree import Tree, in_turn, iid, points, without_replacement
+from specref.gpu.verify import ONE, Logits, Probs, decision_cells, fixed_point, power, verify_trees, verify_chains
+from specref.core.law import exact, greedy
+from specref.verify.reject import reject
+from specref.core.target import random_table, target_law
+from specref.core.tree import Tree, in_sequence, iid, points, without_replacement
 
 proves = pytest.mark.proves
 
@@ -39,7 +39,7 @@ def judged(walk, trees, rows, coins, picks, **kw):
 def in_cells(rule, walk, target, drafter):
     "Every cell of every tree of a drafter, in one batch; the law of the walk's text, completed by the target, from volumes alone"
     todo = [(tree, w, cell, p) for tree, w in law_of(lambda rng: drafter((0,), rng)).items()
-            for p in [[target.law(tree.text(i)) for i in range(len(tree))]] for cell in cells(lambda rng: rule(p, tree, rng))]
+            for p in [[target.law(tree.text(i)) for i in range(len(tree))]] for cell in decision_cells(lambda rng: rule(p, tree, rng))]
     half = lambda cell, tree: [cell.coins.get(i, F(1, 2)) for i in range(len(tree))]
     said = judged(walk, [t for t, *_ in todo], [p for *_, p in todo], [half(c, t) for t, _, c, _ in todo], [next(iter(c.picks.values()), F(1, 2)) for *_, c, _ in todo])
     law, deep = {}, 1 + max(max(t.depth) for t, *_ in todo)
@@ -59,8 +59,8 @@ def grown(*draws):
     return draft
 
 def heaviest(q): return points(sorted(range(len(q)), key=lambda x: -q[x]), len(q), exact=True)
-def mixed(q): return in_turn(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
-def twice(q): return in_turn(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
+def mixed(q): return in_sequence(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
+def twice(q): return in_sequence(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
 def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # the third sibling is drawn from those not tried
 
 KINDS = {"chain": [(iid, 1), (iid, 1)], "independent": [(iid, 3), (iid, 1)], "without replacement": [(without_replacement, 2), (without_replacement, 2)],
@@ -72,13 +72,13 @@ KINDS = {"chain": [(iid, 1), (iid, 1)], "independent": [(iid, 3), (iid, 1)], "wi
 def test_every_cell(kind, V, device_way):
     "Twin and reference agree in the middle of every cell, and the cells' volumes add up to the target's law, as fractions"
     target, draft = random_table(V, 1), random_table(V, 2)
-    assert in_cells(reject, walk, target, partial(grown(*KINDS[kind]), draft)) >= V
+    assert in_cells(reject, verify_trees, target, partial(grown(*KINDS[kind]), draft)) >= V
 
 
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_every_cell_of_chains(gamma, device_way):
     "Block verification: the same, up from the chain's end"
-    assert in_cells(block, walk_back, random_table(3, 5), partial(grown(*[(iid, 1)]*gamma), random_table(3, 6))) > 6*gamma
+    assert in_cells(block, verify_chains, random_table(3, 5), partial(grown(*[(iid, 1)]*gamma), random_table(3, 6))) > 6*gamma
 
 
 # Random batches
@@ -92,7 +92,7 @@ def random_tree(rng, V, most=16, kinds=4, chain=False):
     while len(tree) < rng.integers(1, most + 1) and open_:
         u, q = open_.pop(int(rng.integers(len(open_)))), law()
         top = lambda q: points([int(x) for x in np.argsort(-q.astype(float), kind="stable")[:5]], V, q.dtype == object)
-        draw = (iid(q), without_replacement(q), top(q), in_turn(iid(q), top(q), iid(law()), top(law())))[int(rng.integers(kinds))]
+        draw = (iid(q), without_replacement(q), top(q), in_sequence(iid(q), top(q), iid(law()), top(law())))[int(rng.integers(kinds))]
         open_ += tree.grow(u, draw, draws, 1 if chain else int(rng.integers(1, 5)))
         if rng.random() < .2: tree.add(u, int(rng.integers(V)))
     return tree
@@ -116,10 +116,10 @@ def test_random_tapes(seed, V, B):
     rows = [rows_for(rng, t, V) for t in trees]
     number = lambda: float(rng.choice([rng.random(), rng.random(), 0., 1 - 2**-53]))
     coins, picks = [[number() for _ in range(len(t))] for t in trees], [number() for _ in trees]
-    said = list(judged(walk, trees, rows, coins, picks))
+    said = list(judged(verify_trees, trees, rows, coins, picks))
     for t, p, c, u, (tokens, nodes) in zip(trees, rows, coins, picks, said, strict=True):
         fr = (lambda xs: [F(x) for x in xs]) if V <= 9 else list
-        verdict = reject(p, t, tape(fr(c), fr([u])*len(t)))
+        verdict = reject(p, t, verdict_tape(fr(c), fr([u])*len(t)))
         assert (tokens, nodes) == (verdict.tokens(t), t.ancestors(verdict.node))
 
 @given(st.integers(0, 2**32), st.sampled_from([3, 40]))
@@ -129,8 +129,8 @@ def test_random_chains_backwards(seed, V):
     trees = [random_tree(rng, V, chain=True) for _ in range(3)]
     rows = [rows_for(rng, t, V) for t in trees]
     coins, picks = [rng.random(len(t)) for t in trees], rng.random(3)
-    for t, p, c, u, (tokens, nodes) in zip(trees, rows, coins, picks, judged(walk_back, trees, rows, coins, picks), strict=True):
-        verdict = block(p, t, tape([F(x) for x in c] if V < 9 else c, [F(u) if V < 9 else u]*len(t)))
+    for t, p, c, u, (tokens, nodes) in zip(trees, rows, coins, picks, judged(verify_chains, trees, rows, coins, picks), strict=True):
+        verdict = block(p, t, verdict_tape([F(x) for x in c] if V < 9 else c, [F(u) if V < 9 else u]*len(t)))
         assert (tokens, nodes) == (verdict.tokens(t), t.ancestors(verdict.node))
 
 @pytest.mark.parametrize("V", [32_000, 151_936])
@@ -142,11 +142,11 @@ def test_at_size(V, dtype):
     batch, q = pack(trees)
     p = torch.tensor(np.concatenate([rows_for(rng, t, V) for t in trees])).to(dtype)
     coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(4))
-    out = walk(batch, p, q.to(dtype), coins, picks)
+    out = verify_trees(batch, p, q.to(dtype), coins, picks)
     for b, (t, o) in enumerate(zip(trees, batch.root.tolist())):
         back = Tree(t.ctx)
         for i in range(1, len(t)): back.add(t.parent[i], t.token[i], t.law[i])
-        verdict = reject(p[o:o+len(t)].double().numpy(), back, tape(coins[o:o+len(t)].numpy(), [float(picks[b])]*len(t)))
+        verdict = reject(p[o:o+len(t)].double().numpy(), back, verdict_tape(coins[o:o+len(t)].numpy(), [float(picks[b])]*len(t)))
         assert tuple(out.tokens[b, :out.length[b]].tolist()) == verdict.tokens(t)
 
 
@@ -180,16 +180,16 @@ def test_logits_are_their_softmax(kind, device_way):
     p = torch.stack([soft(x[i:i+1], temps[of[i]])[0] for i in range(batch.n)])
     for _ in range(20):
         coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(len(temps)))
-        a, b = walk(batch, Logits(x, torch.tensor(temps)), Logits(z), coins, picks), walk(batch, p, z.double().softmax(-1), coins, picks)
+        a, b = verify_trees(batch, Logits(x, torch.tensor(temps)), Logits(z), coins, picks), verify_trees(batch, p, z.double().softmax(-1), coins, picks)
         assert torch.equal(a.tokens, b.tokens) and torch.equal(a.nodes, b.nodes) and torch.equal(a.length, b.length)
     tied = Logits(torch.tensor([[1., 3., 3., 0.]]), 0.)
     one, _ = pack([Tree((0,))], V=4)
-    assert [walk(one, tied, None, torch.tensor([.5], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)).tokens.item() for u in (0., .5, .999)] == [1, 1, 1]
+    assert [verify_trees(one, tied, None, torch.tensor([.5], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)).tokens.item() for u in (0., .5, .999)] == [1, 1, 1]
 
 
 def test_logits_of_several_rows_at_a_node(device_way):
     "Siblings drawn from rows of their own, with points between them: each is judged by the top of its own row of logits"
-    of_rows(walk)
+    of_rows(verify_trees)
 
 def of_rows(walk):
     "Asserts that logits give the walk on the laws they stand for, where a node's offers come from several rows of q"
@@ -218,10 +218,10 @@ def test_an_elder_that_its_row_does_not_know(device_way):
         batch = replace(batch, q_row=torch.tensor([-1, -1, len(rows) - 1, len(rows) - 1, -1, len(rows) - 1]*8, dtype=torch.int32))
         marked = [replace(batch, apart=torch.tensor([False, False, first, True, False, False]*8)) for first in (False, True)]
         p, coins, picks = floats(rng.dirichlet(np.full(V, .7), batch.n)), torch.tensor(rng.random(batch.n)**.3), torch.tensor(rng.random(8))
-        one, two = (walk(b, p, rows, coins, picks, check=False) for b in marked)
+        one, two = (verify_trees(b, p, rows, coins, picks, check=False) for b in marked)
         assert torch.equal(one.tokens, two.tokens) and torch.equal(one.nodes, two.nodes)
         for b in range(8):
-            verdict = reject(p[6*b:6*b + 6].numpy(), tree, tape(coins[6*b:6*b + 6].tolist(), [float(picks[b])]*6))
+            verdict = reject(p[6*b:6*b + 6].numpy(), tree, verdict_tape(coins[6*b:6*b + 6].tolist(), [float(picks[b])]*6))
             assert tuple(one.tokens[b, :one.length[b]].tolist()) == verdict.tokens(tree)
 
 
@@ -236,8 +236,8 @@ def test_a_token_without_weight_is_never_drawn(w, u):
     one, _ = pack([Tree((0,))], V=len(w))
     p = torch.tensor([w], dtype=torch.float64)
     p = p / p.sum()
-    y = walk(one, p, None, torch.zeros(1, dtype=torch.float64), torch.tensor([u], dtype=torch.float64)).tokens.item()
-    f = counts(p[0]).tolist()
+    y = verify_trees(one, p, None, torch.zeros(1, dtype=torch.float64), torch.tensor([u], dtype=torch.float64)).tokens.item()
+    f = fixed_point(p[0]).tolist()
     mark = int(u * sum(f))
     assert f[y] >= 1 and sum(f[:y]) <= mark < sum(f[:y + 1])
 
@@ -248,13 +248,13 @@ def test_what_cutting_off_costs(seed, V):
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.full(V, .3)), rng.dirichlet(np.full(V, .3))
     r = np.maximum(p - q, 0)
-    w, f = [F(x) for x in r], [F(int(x)) for x in counts(torch.tensor(r))]
+    w, f = [F(x) for x in r], [F(int(x)) for x in fixed_point(torch.tensor(r))]
     if not sum(f): return
     off = sum(abs(a / sum(w) - b / sum(f)) for a, b in zip(w, f)) / 2
     assert off * sum(w) <= V * F(1, 2**52) and all(0 <= x * 2**52 - k < 1 for x, k in zip(w, f))
 
 
-def borders(p, q, x, find=walk):
+def borders(p, q, x, find=verify_trees):
     "The law of the token that `find` ends with once `x` from `q` was refused, as fractions: where the last number passes from one token to the next, by bisection"
     V, tree = len(p), star([q], [x])
     batch, rows = pack([tree]*V)
@@ -299,16 +299,16 @@ def test_a_point_takes_its_own(seed):
     if not len(rows): rows = floats([q])
     s, falls = v.Offers(batch, Probs(floats([rng.dirichlet(np.full(V, .5))]*6)), Probs(rows)), 0
     s.enter(on)
-    s.left = counts(s.rest(one)).sum(1)
+    s.left = fixed_point(s.rest(one)).sum(1)
     for j in range(5):
         s.note(on, torch.tensor([j + 1]))
-        _, _, r = v.weighed(s, j, on)
-        before = counts(s.rest(one)).sum(1)
+        _, _, r = v.offer_weights(s, j, on)
+        before = fixed_point(s.rest(one)).sum(1)
         assert s.left == before
         s.refuse(on, j, s.left / ONE)
         if not drawn[j]:
-            s.left = s.left - counts(r)
-            assert s.left == counts(s.rest(one)).sum(1)
+            s.left = s.left - fixed_point(r)
+            assert s.left == fixed_point(s.rest(one)).sum(1)
             falls += 1
     assert falls == (~drawn).sum()
 
@@ -338,15 +338,15 @@ def test_less_than_the_least_float_is_left(device_way):
     "A row of which a denormal number is left: refused at the door; past it, all untried tokens are equal, and no answer is beyond the vocabulary"
     batch, q = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True]), torch.tensor([[1., 5e-324, 0., 0.]], dtype=torch.float64)
     numbers = torch.full((3,), .99, dtype=torch.float64), torch.tensor([.5], dtype=torch.float64)
-    refuses("token", walk, batch, floats([[.1, .2, .3, .4]]*3), q, *numbers)
-    assert walk(batch, floats([[.1, .2, .3, .4]]*3), q, *numbers, check=False).tokens[0, 0] in (2, 3)
+    refuses("token", verify_trees, batch, floats([[.1, .2, .3, .4]]*3), q, *numbers)
+    assert verify_trees(batch, floats([[.1, .2, .3, .4]]*3), q, *numbers, check=False).tokens[0, 0] in (2, 3)
 
 def test_points_beside_hot_logits():
     "A point that was refused reads no row: logits far above zero elsewhere do not matter"
     a, b = Tree((0,)), Tree((0,))
     a.grow(0, points([1], 3), Seeded(0)); b.grow(0, iid(np.array([1., 0., 0.])*.8 + .2/3), Seeded(0))
     batch, q = pack([a, b])
-    out = walk(batch, floats([[.8, .1, .1]]*batch.n), Logits(torch.tensor([[710., 0., 0.]])), torch.full((batch.n,), .9, dtype=torch.float64), torch.full((2,), .5, dtype=torch.float64), check=False)
+    out = verify_trees(batch, floats([[.8, .1, .1]]*batch.n), Logits(torch.tensor([[710., 0., 0.]])), torch.full((batch.n,), .9, dtype=torch.float64), torch.full((2,), .5, dtype=torch.float64), check=False)
     assert out.tokens[0].tolist() == [0, -1]
 
 def test_a_loose_bound_changes_nothing(device_way):
@@ -355,14 +355,14 @@ def test_a_loose_bound_changes_nothing(device_way):
     tree = star([q, without_replacement(q)((0,)), without_replacement(q)((0, 1))], [0, 1, 2])
     batch, rows = pack([tree])
     for height in (1, 2, 5):
-        out = walk(replace(batch, height=height), floats([exact(1, 1, 1, 1, 4)]*4), rows, torch.full((4,), .9, dtype=torch.float64), torch.tensor([.1], dtype=torch.float64))
+        out = verify_trees(replace(batch, height=height), floats([exact(1, 1, 1, 1, 4)]*4), rows, torch.full((4,), .9, dtype=torch.float64), torch.tensor([.1], dtype=torch.float64))
         assert out.tokens[0, 0] == 4
 
 def test_from_p_where_nothing_remains():
     "Points cover all of a row whose sum is a little below one: the token is drawn from p itself, never one that is not there"
     tree = star([exact(1, 0), exact(0, 1)], [0, 1])
     batch, rows = pack([tree])
-    out = walk(batch, floats([[.5 - 3e-6, .5 - 3e-6]]*3), rows, torch.full((3,), 1 - 2**-53, dtype=torch.float64), torch.tensor([.9], dtype=torch.float64))
+    out = verify_trees(batch, floats([[.5 - 3e-6, .5 - 3e-6]]*3), rows, torch.full((3,), 1 - 2**-53, dtype=torch.float64), torch.tensor([.9], dtype=torch.float64))
     assert out.tokens[0].tolist() == [1, -1]
 
 
@@ -388,7 +388,7 @@ def test_only_visited_rows_are_read(seed):
     batch, q = pack(trees, V=12)
     p, q = noted(torch.tensor(np.concatenate([rows_for(rng, t, 12) for t in trees]))), noted(q)
     coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(4))
-    out = walk(batch, p, q if len(q.x) else None, coins, picks, check=False)
+    out = verify_trees(batch, p, q if len(q.x) else None, coins, picks, check=False)
     ends = [int(n[k - 2]) if k > 1 else int(r) for n, k, r in zip(out.nodes, out.length, batch.root)]
     visited = {*batch.root.tolist(), *out.nodes[out.nodes >= 0].tolist()}
     refused = lambda i: [c for c in kids(i) if c not in visited]
@@ -405,7 +405,7 @@ def test_points_need_no_pass():
     tree.grow(0, points([1, 2, 3], 5), Seeded(0), 3)
     batch, q = pack([tree], V=5)
     rows = noted(torch.full((4, 5), .2, dtype=torch.float64))
-    out = walk(batch, rows, q, torch.full((4,), .9, dtype=torch.float64), torch.tensor([.6], dtype=torch.float64), check=False)
+    out = verify_trees(batch, rows, q, torch.full((4,), .9, dtype=torch.float64), torch.tensor([.6], dtype=torch.float64), check=False)
     assert out.tokens.tolist() == [[4, -1]] and set(rows.full) == {0}
 
 
@@ -417,10 +417,10 @@ def test_one_graph():
     trees = [random_tree(rng, 11, most=6) for _ in range(3)]
     batch, q = pack(trees)
     p = torch.tensor(np.concatenate([rows_for(rng, t, 11) for t in trees]))
-    run = torch.compile(lambda coins, picks: walk(batch, p, q, coins, picks, check=False).tokens, fullgraph=True, backend="aot_eager")
+    run = torch.compile(lambda coins, picks: verify_trees(batch, p, q, coins, picks, check=False).tokens, fullgraph=True, backend="aot_eager")
     for _ in range(3):
         coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(3))
-        assert torch.equal(run(coins, picks), walk(batch, p, q, coins, picks).tokens)
+        assert torch.equal(run(coins, picks), verify_trees(batch, p, q, coins, picks).tokens)
 
 
 # Wrong walks
@@ -463,16 +463,16 @@ def stubborn(walk):
     for i in range(60):
         q, other = rng.dirichlet(np.full(V, .8), 2)
         tree = Tree((0,))
-        tree.grow(0, [iid(q), without_replacement(q), in_turn(iid(q), points([int(q.argmax())], V), iid(other), iid(q), points([0, 1], V), iid(q))][i % 3], Seeded(i), 6)
+        tree.grow(0, [iid(q), without_replacement(q), in_sequence(iid(q), points([int(q.argmax())], V), iid(other), iid(q), points([0, 1], V), iid(q))][i % 3], Seeded(i), 6)
         trees.append(tree); rows.append([.5*q + .5*rng.dirichlet(np.full(V, .8)) for _ in range(len(tree))])
     coins, picks = [.9 + .1*rng.random(len(t)) for t in trees], rng.random(60)
     for t, p, c, u, (tokens, nodes) in zip(trees, rows, coins, picks, judged(walk, trees, rows, coins, picks), strict=True):
-        verdict = reject(p, t, tape(c, [u]*len(t)))
+        verdict = reject(p, t, verdict_tape(c, [u]*len(t)))
         assert (tokens, nodes) == (verdict.tokens(t), t.ancestors(verdict.node))
 
 def test_the_reference_where_much_is_refused(device_way):
     "Six siblings, coins near one"
-    stubborn(walk)
+    stubborn(verify_trees)
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_walks_are_seen(name):
@@ -487,7 +487,7 @@ def test_wrong_walks_are_seen(name):
     def built(text):
         space = dict(vars(v), __name__="specref.gpu.verify")
         exec(compile(text, name, "exec"), space)
-        return space["walk"]
+        return space["verify_trees"]
     def resorted(batch, *args, **kw):
         child, sibling = batch.child.clone(), batch.sibling.clone()
         for i in range(batch.n):
@@ -496,7 +496,7 @@ def test_wrong_walks_are_seen(name):
             kids.sort(key=lambda c: int(batch.token[c]))
             for a, b in zip(kids, [*kids[1:], -1]): sibling[a] = b
             if kids: child[i] = kids[0]
-        return walk(replace(batch, child=child, sibling=sibling), *args, **kw | dict(check=False))
+        return verify_trees(replace(batch, child=child, sibling=sibling), *args, **kw | dict(check=False))
     changed = resorted if WRONG[name] is None else built(WRONG[name](source))
     assert WRONG[name] is None or WRONG[name](source) != source
     if name == "a coin of the threshold is a yes": return edge(changed)
@@ -507,7 +507,7 @@ def edge(wrong):
     tree = star([np.array([.5, .5])], [1])
     batch, q = pack([tree])
     zero, args = torch.zeros(2, dtype=torch.float64), (torch.tensor([[1., 0.]]*2, dtype=torch.float64), q)
-    assert walk(batch, *args, zero, zero[:1]).tokens[0, 0] == 0 and wrong(batch, *args, zero, zero[:1]).tokens[0, 0] == 1
+    assert verify_trees(batch, *args, zero, zero[:1]).tokens[0, 0] == 0 and wrong(batch, *args, zero, zero[:1]).tokens[0, 0] == 1
 
 
 # At the door
@@ -524,32 +524,32 @@ def proper():
     ("picks", lambda a: -a["picks"]), ("picks", lambda a: a["picks"].expand(2)), ("picks", lambda a: [.5]), ("p", lambda a: Logits(a["p"] * torch.inf)), ("p", lambda a: Logits(a["p"] * torch.nan))])
 def test_doors(name, change):
     args = proper()
-    for f in (walk, partial(walk, check=True)): f(**args)
-    refuses(name, walk, **args | {name: change(args)})
+    for f in (verify_trees, partial(verify_trees, check=True)): f(**args)
+    refuses(name, verify_trees, **args | {name: change(args)})
 
 def test_more_doors():
     args = proper()
     twins = star([np.array([.5, .5])]*2, [1, 1])
     same, rows = pack([twins])
-    refuses("token", walk, replace(same, apart=same.q_row >= 0), floats([[.5, .5]]*3), rows, args["coins"], args["picks"])
-    refuses("token", walk, **args | dict(q=torch.tensor([[.75, 0., .25]], dtype=torch.float64)))
-    refuses("batch", walk, **args | dict(batch=None))
-    refuses("p", walk, **args | dict(p=Logits(torch.full((3, 3), -torch.inf))))
+    refuses("token", verify_trees, replace(same, apart=same.q_row >= 0), floats([[.5, .5]]*3), rows, args["coins"], args["picks"])
+    refuses("token", verify_trees, **args | dict(q=torch.tensor([[.75, 0., .25]], dtype=torch.float64)))
+    refuses("batch", verify_trees, **args | dict(batch=None))
+    refuses("p", verify_trees, **args | dict(p=Logits(torch.full((3, 3), -torch.inf))))
     refuses("x", Logits, [[1.]])
     for t in "hot", None, [1.]: refuses("temperature", Logits, args["p"], t)
-    refuses("temperature", walk, **args | dict(p=Logits(args["p"], -1.)))
-    refuses("temperature", walk, **args | dict(p=Logits(args["p"], torch.tensor([1., 1.]))))
-    refuses("q_row", walk, **args | dict(q=args["q"][:0]))
+    refuses("temperature", verify_trees, **args | dict(p=Logits(args["p"], -1.)))
+    refuses("temperature", verify_trees, **args | dict(p=Logits(args["p"], torch.tensor([1., 1.]))))
+    refuses("q_row", verify_trees, **args | dict(q=args["q"][:0]))
     one, _ = pack([Tree((0,))], V=2)
-    for x in torch.full((1, 2**18), 2.**-18), Logits(torch.zeros(1, 2**18)), torch.zeros(1, 0): refuses("p", walk, one, x, None, args["coins"][:1], args["picks"])
-    for t in 1e300, -0.: assert walk(one, Logits(torch.tensor([[3., 1.]]), t), None, args["coins"][:1], args["picks"]).tokens[0, 0] == (t > 0)
-    refuses("batch", walk_back, **args)
-    refuses("token", walk, **args | dict(p=args["p"][:, :2] * 1.5, q=args["q"][:, :2]))
+    for x in torch.full((1, 2**18), 2.**-18), Logits(torch.zeros(1, 2**18)), torch.zeros(1, 0): refuses("p", verify_trees, one, x, None, args["coins"][:1], args["picks"])
+    for t in 1e300, -0.: assert verify_trees(one, Logits(torch.tensor([[3., 1.]]), t), None, args["coins"][:1], args["picks"]).tokens[0, 0] == (t > 0)
+    refuses("batch", verify_chains, **args)
+    refuses("token", verify_trees, **args | dict(p=args["p"][:, :2] * 1.5, q=args["q"][:, :2]))
 
 def test_cells_are_a_partition():
     "Volumes add up to one, and each middle lies in its cell: replayed, it gives the cell's outcome"
     tree = star([q := exact(1, 2, 3), without_replacement(q)((2,))], [2, 1])
     p = [exact(3, 2, 1)]*4
-    found = list(cells(lambda rng: reject(p, tree, rng)))
+    found = list(decision_cells(lambda rng: reject(p, tree, rng)))
     assert sum(c.volume for c in found) == 1 and len(found) == 4
-    for c in found: assert reject(p, tree, tape([c.coins.get(i, F(1, 2)) for i in range(4)], [*c.picks.values(), F(1, 2)][:1]*4)) == c.outcome
+    for c in found: assert reject(p, tree, verdict_tape([c.coins.get(i, F(1, 2)) for i in range(4)], [*c.picks.values(), F(1, 2)][:1]*4)) == c.outcome

@@ -1,1 +1,1 @@
-"Speculative decoding on an accelerator: batches of trees, judged where they lie"
+"Batches on a GPU: flat layouts, tree attention, verification in torch and in Triton, static caches, a batched engine; `bench` measures them"

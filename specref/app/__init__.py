@@ -1,0 +1,1 @@
+"What a person runs: the table of systems, the tour, the benchmarks, the command line"

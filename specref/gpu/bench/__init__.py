@@ -1,0 +1,1 @@
+"Measurements on a GPU; `python -m specref.gpu.bench --out DIR` runs them all"
