@@ -1,0 +1,16 @@
+"Bad input is answered by a `ValueError` that names the argument, says what was given and what is wanted: one table for each part"
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+TABLES = sorted(f.stem for f in Path(__file__).parent.glob("refusals_*.py"))
+ROWS = [(table, i, *row) for table in TABLES for i, row in enumerate(import_module(table).ROWS)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].removeprefix('refusals_')}-{row[1]}-{row[2]}")
+def test_it_is_refused_by_name(row):
+    _, _, argument, call, *words = row
+    with pytest.raises(ValueError, match=f"^{re.escape(argument)}: ") as error: call()
+    assert not words or re.search(words[0], str(error.value)), f"{error.value} does not say {words[0]!r}"
