@@ -8,13 +8,16 @@ PY := .venv/bin/python
 READY := .venv/.ready
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 10
 
 tour: $(READY)  ## decode real text with every system: certificate, acceptance, speed
 	$(PY) -m specref tour
 
 test: $(READY)  ## every test, the notebooks included
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
+
+test-long: $(READY)  ## the same with a thousand Hypothesis examples and the long statistics: hours
+	SPECREF_LONG=1 HYPOTHESIS_PROFILE=long OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
 
 lab: .venv/.lab  ## open the notebooks
 	$(PY) -m jupyterlab nbs
@@ -42,7 +45,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test lab site train bench export nbs compat clean
+.PHONY: help tour test test-long lab site train bench export nbs compat clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

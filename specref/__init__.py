@@ -1,7 +1,7 @@
-"""Speculative decoding: every way of decoding derived, run, and checked against the distribution it promises.
+"""Speculative decoding: every way derived, run, and checked against the distribution it promises.
 
-The names of `PUBLIC` can be imported from here. Each is loaded when it is first used, so that importing `specref` costs
-nothing, and the mathematics needs numpy alone."""
+The names of `PUBLIC` can be imported from here. Each is loaded when it is first used.
+So importing `specref` costs nothing, and the mathematics needs numpy alone."""
 from importlib import import_module
 
 __version__ = "0.1.0"
@@ -12,7 +12,8 @@ PUBLIC = {   # module: the names that stand here as well
     "core.tree": "Tree iid without_replacement points in_sequence add_paths",
     "core.picture": "draw_tree",
     "core.target": "Rows TableModel NgramModel random_table target_law",
-    "core.loop": "Verdict Round rounds match generate Generation Ledger System autoregressive no_draft trace loop_law",
+    "core.loop": "Drafter Verdict Round rounds match generate Generation Ledger System autoregressive no_draft "
+                 "trace loop_law",
     "core.cost": "speedup Costs Rates best_gamma measure explain",
     "verify.reject": "reject Chain capped_geometric",
     "verify.siblings": "Branching acceptance_prob",

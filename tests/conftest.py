@@ -1,10 +1,76 @@
-"What every test stands on: one thread a worker, Hypothesis without deadlines, and `proves`."
+"What every test stands on: one thread a worker, Hypothesis without deadlines, and a bill of CPU seconds"
 import os
-os.environ.setdefault('OMP_NUM_THREADS', '1')
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import resource
+from collections import Counter
+from time import process_time
+
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 
+import house
+
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile('same', deadline=None, derandomize=True, suppress_health_check=slow)
-settings.register_profile('explore', deadline=None, max_examples=1000, suppress_health_check=slow)
-settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=slow)
+settings.register_profile("long", deadline=None, max_examples=1000, suppress_health_check=slow)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+BUDGET = 1100      # CPU seconds of the whole suite on the reference machine
+REFERENCE = .2    # CPU seconds that `yardstick` takes there
+WHOLE = 55         # notebooks: a run with fewer of them is a part of the suite, and is not held to the budget
+SPENT, WORKERS = Counter(), []
+
+
+def used():
+    "CPU seconds of this process, of the children that have ended, and of the notebooks"
+    return house.SPENT.seconds + sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def yardstick():
+    "CPU seconds of a fixed piece of work, half of it numpy's and half of it Python's"
+    start, matrix = process_time(), np.random.default_rng(0).random((512, 512))
+    for _ in range(24): matrix @ matrix
+    for _ in range(24): sum(i * i for i in range(100_000))
+    return process_time() - start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    start = used()
+    item.start = start
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    now = used()
+    report.cpu, item.start = now - item.start, now
+    return report
+
+
+def pytest_runtest_logreport(report): SPENT[report.nodeid] += report.cpu
+
+
+def pytest_testnodedown(node): WORKERS.append(node.workeroutput["cpu"])
+
+
+def pytest_sessionfinish(session):
+    "A worker hands in its bill; the controller adds them up, and a whole suite above the budget has failed"
+    if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["cpu"] = used()
+        return
+    notebooks = [seconds for name, seconds in SPENT.items() if "test_runs_as_stored" in name]
+    total = sum(WORKERS) or used()
+    scaled = total * REFERENCE / min(yardstick() for _ in range(3))
+    lines = [f"{seconds:8.1f}  {name}" for name, seconds in SPENT.most_common(10)]
+    if notebooks: lines.append(f"{np.mean(notebooks):8.1f}  mean of {len(notebooks)} notebooks, {max(notebooks):.1f} at most")
+    session.config.bill = [*lines, f"{total:8.1f}  in all; {scaled:.0f} on the reference machine (budget {BUDGET})"]
+    if len(notebooks) >= WHOLE and scaled > BUDGET: session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.section("CPU seconds")
+    for line in config.bill: terminalreporter.line(line)

@@ -1,15 +1,16 @@
 "The house: notebooks read, run, exported and compared, and the rules they keep. `run` and `compat` are its two commands."
-import ast, configparser, difflib, json, math, os, re, shutil, subprocess, sys, tempfile, time, tomllib
+import ast, configparser, difflib, json, math, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time, tomllib
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+from warm import IMPORTS, execute
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, CHAPTER, GPU_CHAPTER = 15, 120, 250  # lines of code: a function or exported cell; what a notebook exports
+WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # _modidx is nbdev's own index, written by every export and tracked by none
 PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'), language_info=dict(name='python'))
-LONG = re.compile(r'#\s*long:\s*\S')
 MACHINE = re.compile(r'(?<![\w.~])/(?:home|root|work|Users|opt|tmp|private)/\w|\w:\\Users|site[-]packages'
                      r'|pypi[.](?:org|io)|[p]ythonhosted|download[.]pytorch|registry[.]npm|deb[.]debian')
 
@@ -58,18 +59,43 @@ def said(cell):
 
 # -- Running ---------------------------------------------------------------------------------------------------------------
 
-def run(path):
-    "The notebook run from top to bottom in a fresh kernel, always on one thread, and made plain"
+class CellFailed(Exception): pass
+
+@dataclass
+class Spent:
+    "CPU seconds of notebooks, which are no children of this process"
+    seconds: float = 0.
+    warm: bool = False
+
+SPENT = Spent()
+
+@cache
+def warm_process():
+    "A context whose processes are forked from one that has the heavy imports behind it (tests/warm.py)"
+    context, old = multiprocessing.get_context('forkserver'), dict(os.environ)
+    os.environ |= dict(OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=f'{ROOT}:{ROOT/"tests"}', TRITON_INTERPRET='1',
+                       IPYTHONDIR=tempfile.mkdtemp(), MPLBACKEND='module://matplotlib_inline.backend_inline')
+    context.set_forkserver_preload(IMPORTS)
+    multiprocessing.forkserver.ensure_running()
+    os.environ.clear()
+    os.environ |= old
+    return context
+
+def run(path, patience=600):
+    "The notebook run from top to bottom, in a fork of one warm process and always on one thread, and made plain"
     import nbformat
-    from nbclient import NotebookClient
-    from traitlets.config import Config
-    nbs, nb = Path(path).resolve().parent, nbformat.read(path, 4)
-    with tempfile.TemporaryDirectory() as home:
-        env = os.environ | dict(IPYTHONDIR=home, OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=str(nbs.parent),
-                                MPLBACKEND='module://matplotlib_inline.backend_inline')
-        sockets = Config(ConnectionFileMixin=dict(transport='ipc', ip=f'{home}/kernel'))  # files: two workers never race for a port
-        NotebookClient(nb, config=sockets, kernel_name='python3', timeout=120, record_timing=False, coalesce_streams=True,
-                       resources=dict(metadata=dict(path=str(nbs)))).execute(env=env)
+    path, nb = Path(path).resolve(), nbformat.read(path, 4)
+    code = [c for c in nb.cells if c.cell_type == 'code']
+    answer, pipe = warm_process().Pipe(duplex=False)
+    process = warm_process().Process(target=execute, args=(path, [c.source for c in code], pipe))
+    process.start()
+    pipe.close()
+    if not answer.poll(patience): process.kill()
+    try: outputs, seconds, start, failure = answer.recv()
+    except EOFError: raise CellFailed(f'{path.name}: the process ended, or took more than {patience} seconds') from None
+    SPENT.seconds, SPENT.warm = SPENT.seconds + seconds + (not SPENT.warm)*start, True
+    if failure: raise CellFailed(f'{path.name}: {failure}')
+    for c, out in zip(code, outputs, strict=True): c.outputs = [nbformat.from_dict(o) for o in out]
     return plain(nb)
 
 def plain(nb):
@@ -223,36 +249,16 @@ def heavy(root=ROOT):
         if nb.module and (nb.order[0] < 7 or 10 <= nb.order[0] < 20) and f'specref.{nb.module}' not in light(root):
             yield f'{nb.path.stem} needs more than numpy'
 
-def counted(source):
-    "The numbers of the lines that count as code: neither blank nor directive, decorator or docstring"
-    tree, drop = parse(source), set()
-    for n in ast.walk(tree):
-        if ast.get_docstring(n) if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Module)) else None:
-            doc = n.body[0]
-            drop |= set(range(max(doc.lineno, getattr(n, 'lineno', 0) + 1), doc.end_lineno + 1))
-        for d in getattr(n, 'decorator_list', []): drop |= set(range(d.lineno, d.end_lineno + 1))
-    return {i for i, l in enumerate(source.splitlines(), 1) if l.strip() and not l.lstrip().startswith('#|')} - drop
+def wide(root=ROOT):
+    "Lines above 110 columns in the modules, which ruff leaves out because nbdev writes some of them"
+    for f in modules(root):
+        for i, line in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
+            if len(line) > WIDTH and not re.match(r"# %%|__all__|           '", line): yield f'{f.relative_to(root)}:{i}: {len(line)} columns'
 
-def functions(source):
-    "Each function with its lines of code and its text"
-    lines, code = source.splitlines(), counted(source)
-    for n in ast.walk(parse(source)):
-        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield n.name, len(code & set(range(n.lineno, n.end_lineno + 1))), '\n'.join(lines[n.lineno-1:n.end_lineno])
-
-def overlong(root=ROOT):
-    "Functions, exported cells and chapters that outgrow their page without a stated reason (`# long: why`)"
-    for f in (root/'specref').rglob('*.py'):
-        for name, n, body in functions(f.read_text(encoding='utf-8')):
-            if n > PAGE and not LONG.search(body): yield f'{f.relative_to(root)}: {name} has {n} lines of {PAGE}'
-    for nb in notebooks(root):
-        sizes = [len(counted(c['source'])) for c in nb.exported]
-        for c, n in zip(nb.exported, sizes):
-            whole = any(isinstance(s, ast.ClassDef) for s in parse(c['source']).body)
-            if n > PAGE and not whole and not LONG.search(c['source']): yield f'{nb.path.name}: cell {c.get("id")} exports {n} lines of {PAGE}'
-        most = GPU_CHAPTER if (nb.module or '').startswith('gpu.') else CHAPTER
-        if sum(sizes) > most and not LONG.search(nb.header['source']):
-            yield f'{nb.path.name} exports {sum(sizes)} lines of {most}; a reason stands as `# long: why` below `#| default_exp`'
+def linted(root=ROOT):
+    "What ruff finds: width, unused names, several statements in a line, functions of too many statements"
+    r = subprocess.run([sys.executable, '-m', 'ruff', 'check', '-q', '--no-cache', '--output-format', 'concise', '.'], cwd=root, capture_output=True, text=True)
+    yield from r.stdout.splitlines()
 
 def shows(cell):
     "Whether a cell must have put something out: it prints, or ends on a value that no call made"
@@ -263,7 +269,7 @@ def shows(cell):
         and not cell['source'].rstrip().endswith(';')
 
 def untidy(root=ROOT):
-    "Notebooks that are not plain: no outputs, errors, machine paths, addresses, timings, other kernels, a name that is not their module's"
+    "Notebooks that are not plain: no outputs, errors, machine paths, addresses, timings, other kernels"
     for nb in notebooks(root):
         def bad(what, c=None): return f'{nb.path.name}{c and " cell " + str(c.get("id")) or ""}: {what}'
         if len({c['id'] for c in nb.cells}) < len(nb.cells): yield bad('two cells share an id')
@@ -340,8 +346,8 @@ def main(command, *paths):
     "`run NOTEBOOKS` stores outputs in place; `compat` exports with nbdev 2"
     if command == 'compat': sys.exit(compat())
     for p in sorted(map(Path, paths), key=lambda p: (order(p.stem), p.stem)):
-        start = time.perf_counter()
+        before = SPENT.seconds
         store(p)
-        print(f'{p}  {time.perf_counter() - start:.1f} s', flush=True)
+        print(f'{p}  {SPENT.seconds - before:.1f} CPU seconds', flush=True)
 
 if __name__ == '__main__': main(*sys.argv[1:])

@@ -1,1 +1,1 @@
-"What everything else stands on: distributions, randomness and exact enumeration, draft trees, targets, the decoding loop"
+"What everything else stands on: distributions, exact enumeration, draft trees, targets, the loop"

@@ -1,1 +1,1 @@
-"Where drafts come from without training: tree shapes, lookup in texts and data stores, Jacobi and lookahead iterations"
+"Where drafts come from without training: tree shapes, lookup, Jacobi and lookahead iterations"

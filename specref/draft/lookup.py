@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from math import inf
-from ..core.check import check_at_least
-from ..core.check import as_tokens
-from ..core.tree import Tree, points
-from ..core.check import check_between
+from ..core.check import as_tokens, check_at_least, check_between
 from ..core.loop import Drafter
+from ..core.tree import Tree, points
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
 def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens
-    "What followed the first earlier occurrence of the longest ending of `text` that occurs earlier, up to `num_draft_tokens`"
+    "Up to `num_draft_tokens` tokens behind the first earlier occurrence of the longest ending that has one"
     for k in range(min(most_ngram, len(text) - 1), 0, -1):
         ending = text[-k:]
         at = next((i for i in range(len(text) - k) if text[i:i+k] == ending), None)
@@ -29,8 +27,8 @@ def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens
 
 # %% ../../nbs/21_lookup.ipynb #8568a28c
 def longest_ending(text, fewest, most):  # tokens -> (length, place)
-    """The longest ending of `fewest` to `most` tokens that occurs earlier, and the place behind its first occurrence; else (0, len(text))
-    (Theorem failure-table; vLLM); raises `ValueError`"""
+    """The longest ending of `fewest` to `most` tokens that occurs earlier, and the place behind its first
+    occurrence; else (0, len(text)) (Theorem failure-table; vLLM)"""
     check_at_least(1, fewest=fewest)
     check_at_least(fewest, most=most)
     most = min(most, len(text))
@@ -46,28 +44,34 @@ def longest_ending(text, fewest, most):  # tokens -> (length, place)
 
 # %% ../../nbs/21_lookup.ipynb #a75b778d
 class NgramPlaces:
-    """The places behind each run of 1 to `most` tokens of a text that is read along, if `tail` tokens follow and the first of
-    them is not `forbidden`: O(`most`) time and memory a token; raises `ValueError`"""
+    """The places behind each run of 1 to `most` tokens of a text read token by token, if `tail` tokens follow
+    and the first of them is not `forbidden`: O(`most`) time and memory a token"""
     def __init__(self, most, tail=1, forbidden=()):
         check_at_least(1, most=most, tail=tail)
-        self.most, self.forbidden, self.text, self.below, self.places = most, forbidden, [], {}, defaultdict(list)
-        self.runs = deque([()], maxlen=tail)   # the runs that ended at each of the last `tail` places, shortest first
+        self.most, self.forbidden, self.text = most, forbidden, []
+        self.below, self.places = {}, defaultdict(list)
+        self.runs = deque([()], maxlen=tail)   # those that end at the last `tail` places, shortest first
     def add(self, x):
         self.text.append(x)
         place = len(self.text) - self.runs.maxlen
         if place >= 0 and self.text[place] not in self.forbidden:
             for run in self.runs[0]: self.places[run].append(place)
         run, now = 0, []
-        for y in self.text[:-self.most-1:-1]: now.append(run := self.below.setdefault((run, y), len(self.below) + 1))
+        for y in self.text[:-self.most-1:-1]:
+            run = self.below.setdefault((run, y), len(self.below) + 1)
+            now.append(run)
         self.runs.append(now)
     def longest(self, fewest=1, hits=1):  # -> (length, places)
-        "The longest ending of at least `fewest` tokens that has `hits` places, and these, first one first; else (0, [])"
-        ends = enumerate(self.runs[-1][fewest-1:], fewest)
-        return next(((k, self.places[run]) for k, run in reversed([*ends]) if len(self.places.get(run, ())) >= hits), (0, []))
+        "The longest ending of at least `fewest` tokens with `hits` places, and these in order; else (0, [])"
+        ends = [*enumerate(self.runs[-1][fewest-1:], fewest)]
+        for k, run in reversed(ends):
+            if len(self.places.get(run, ())) >= hits: return k, self.places[run]
+        return 0, []
 
 # %% ../../nbs/21_lookup.ipynb #15cdde4c
 class IncrementalReader:
-    "What reads a text: `make()` has `add(token)`; called with a text it is one that has read just this, from where the last text ended if this one goes on from it"
+    """Called with a text, it returns a `make()` to which exactly its tokens were added, one by one;
+    a text that goes on from the last one costs its new tokens"""
     def __init__(self, make): self.make, self.text, self.read = make, (), make()
     def __call__(self, text):
         text = tuple(text)
@@ -87,8 +91,8 @@ def last_place(places, text, num):
 
 @dataclass(frozen=True)
 class MostFrequent:
-    """The first place of the commonest next `num` tokens among the last `window` places, if that is at least a `share` of them
-    (llama.cpp, ngram-map-k4v); raises `ValueError`"""
+    """The first place of the commonest next `num` tokens among the last `window` places,
+    if that is at least a `share` of them (llama.cpp, ngram-map-k4v)"""
     window: int = 64
     share: float = 0
     def __post_init__(self):
@@ -103,8 +107,8 @@ class MostFrequent:
 # %% ../../nbs/21_lookup.ipynb #56b5336e
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Offers what followed the last tokens earlier in the text, from the place that `take(places, text, num)` chooses
-    (Saxena 2023; Theorem lookup); raises `ValueError`"""
+    """Offers what followed the last tokens earlier in the text, from the place that `take(places, text, num)`
+    chooses (Saxena 2023; Theorem lookup)"""
     V: int = field()
     max_matching_ngram_size: int = 3
     num_draft_tokens: int = 10
@@ -118,23 +122,26 @@ class PromptLookup(Drafter):
     forbidden: frozenset = ()  # and these; a place that one of these follows is no place
     reading: IncrementalReader = field(init=False, compare=False, repr=False)
     def __post_init__(self):
-        sizes = "V", "max_matching_ngram_size", "num_draft_tokens", "min_matching_ngram_size", "hits", "tail"
-        check_at_least(1, **{name: getattr(self, name) for name in sizes})
+        check_at_least(1, V=self.V, num_draft_tokens=self.num_draft_tokens, hits=self.hits, tail=self.tail,
+                       min_matching_ngram_size=self.min_matching_ngram_size)
         check_at_least(self.min_matching_ngram_size, max_matching_ngram_size=self.max_matching_ngram_size)
         if self.per_match != inf: check_between(1, inf, per_match=self.per_match)
-        if not callable(self.take): raise ValueError(f"take: got {self.take!r}, wanted a function of places, text and number")
-        for name, given in dict(stop=self.stop, forbidden=self.forbidden).items():
-            object.__setattr__(self, name, frozenset(as_tokens(self.V, **{name: given})))
-        object.__setattr__(self, "reading", IncrementalReader(partial(NgramPlaces, self.max_matching_ngram_size, self.tail, self.forbidden)))
+        if not callable(self.take): raise ValueError(f"take: got {self.take!r}, wanted a function")
+        object.__setattr__(self, "stop", frozenset(as_tokens(self.V, stop=self.stop)))
+        object.__setattr__(self, "forbidden", frozenset(as_tokens(self.V, forbidden=self.forbidden)))
+        make = partial(NgramPlaces, self.max_matching_ngram_size, self.tail, self.forbidden)
+        object.__setattr__(self, "reading", IncrementalReader(make))
     @property
     def depth(self): return self.num_draft_tokens
     def find(self, ctx):  # tokens -> tokens
         "The tokens to offer after `ctx`"
         read = self.reading(ctx)
         k, places = read.longest(self.min_matching_ngram_size, self.hits)
-        num = int(min(self.num_draft_tokens, self.per_match * k)) if k else 0
-        at = self.take(places, read.text, num) if places else None
-        return () if at is None else tuple(takewhile(lambda x: x not in self.stop and x not in self.forbidden, read.text[at:at + num]))
+        if not places: return ()
+        num = int(min(self.num_draft_tokens, self.per_match * k))
+        at = self.take(places, read.text, num)
+        if at is None: return ()
+        return tuple(takewhile(lambda x: x not in self.stop | self.forbidden, read.text[at:at + num]))
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for i, x in enumerate(self.find(ctx)): tree.grow(i, points([x], self.V, self.exact), rng)

@@ -20,7 +20,7 @@ from ..core.tree import Tree, check_parents, without_replacement
 # %% ../../nbs/40_layout.ipynb #85d7ac18
 @dataclass(frozen=True, eq=False)
 class Batch:  # long: the arrays, their door and their parts
-    "Ragged trees, node after node, int32 on one device (`apart` is bool); raises `ValueError` for a wrong dtype, shape or device"
+    "Ragged trees, node after node, int32 on one device (`without_replacement` is bool); raises `ValueError` for a wrong dtype, shape or device"
     root: Tensor     # (B,) node 0 of each tree; its other nodes follow, before the next root, parents before children
     token: Tensor    # (n,) a root's token is the last token of its context
     parent: Tensor   # (n,) -1 for a root
@@ -28,13 +28,13 @@ class Batch:  # long: the arrays, their door and their parts
     child: Tensor    # (n,) the first child offered, -1 for none
     sibling: Tensor  # (n,) the next sibling offered, -1 for none
     q_row: Tensor    # (n,) the row of q that the token was drawn from; -1 for a point, and for what is not offered
-    apart: Tensor    # (n,) drawn without the tokens of its elder siblings?
+    without_replacement: Tensor   # (n,) drawn without the tokens of its earlier siblings?
     height: int      # at least the greatest depth of an offered node
     width: int       # at least the greatest number of children offered at one node
 
     def __post_init__(self):
         for name, x in self.arrays().items():
-            want = torch.bool if name == "apart" else torch.int32
+            want = torch.bool if name == "without_replacement" else torch.int32
             if not isinstance(x, Tensor) or x.dtype != want: raise ValueError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a tensor of {want}")
             if x.ndim != 1 or (name != "root" and x.shape != self.token.shape):
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted one axis, of as many nodes as token")
@@ -61,7 +61,7 @@ class Batch:  # long: the arrays, their door and their parts
 def check_batch(batch, V=None, rows=None):  # long: one line for each thing that can be wrong -> batch
     "The batch itself, read on the host; raises `ValueError` naming the array that is no batch (of a vocabulary of `V`, of `rows` rows of q)"
     x = {name: a.cpu().numpy().astype(int) for name, a in batch.arrays().items()}
-    root, _, parent, depth, child, sibling, q_row, apart = x.values()
+    root, _, parent, depth, child, sibling, q_row, exclusive = x.values()
     at, n = np.arange(batch.n), batch.n
     def want(name, right, what):
         if not np.all(right): raise ValueError(f"{name}: got {x[name][(i := int(np.argmin(right)))]} at {i}, wanted {what}")
@@ -80,13 +80,13 @@ def check_batch(batch, V=None, rows=None):  # long: one line for each thing that
     want("sibling", (sibling == -1) | (met == 1), "-1 at a node that is not offered")
     want("token", (0 <= x["token"]) & (x["token"] < (V or np.inf)), f"0 <= token < {V or 'V'}")
     want("q_row", (q_row == -1) | (0 <= q_row) & (q_row < (np.inf if rows is None else rows)) & (met == 1), "-1, or a row of q at a node that is offered")
-    want("apart", (apart == 0) | (q_row >= 0), "False at a node without a row of q")
+    want("without_replacement", (exclusive == 0) | (q_row >= 0), "False at a node without a row of q")
     for name, got, least in (("height", batch.height, max(depth * met)), ("width", batch.width, wide)):
         if got < least: raise ValueError(f"{name}: got {got}, wanted at least {least}")
     return batch
 
 # %% ../../nbs/40_layout.ipynb #b0c762fd
-def flat(parent, token, q_row=None, apart=None, offered=None, device=None):  # (n,), (n,) -> Batch
+def flat(parent, token, q_row=None, without_replacement=None, offered=None, device=None):  # (n,), (n,) -> Batch
     "A batch from flat parents (-1 for a root) and tokens, siblings offered in the order of their numbers; raises `ValueError`"
     parent, n = [*map(int, parent)], len(parent)
     depth, child, sibling, kids = [], [-1]*n, [-1]*n, {}
@@ -100,7 +100,7 @@ def flat(parent, token, q_row=None, apart=None, offered=None, device=None):  # (
     ids = lambda x: torch.as_tensor(x, dtype=torch.int32, device=device)
     root, none = [i for i, u in enumerate(parent) if u < 0], [-1]*n
     return check_batch(Batch(*map(ids, (root, token, parent, depth, child, sibling, none if q_row is None else q_row)),
-                         torch.as_tensor([False]*n if apart is None else apart, dtype=torch.bool, device=device),
+                         torch.as_tensor([False]*n if without_replacement is None else without_replacement, dtype=torch.bool, device=device),
                          max((depth[k[0]] for k in kids.values()), default=0), max(map(len, kids.values()), default=0)))
 
 # %% ../../nbs/40_layout.ipynb #a6b74d49
@@ -147,10 +147,10 @@ def pack(trees, V=None, device=None):  # -> Batch, q (rows, V)
     return flat(*lists, device), torch.as_tensor(q, device=device)
 
 # %% ../../nbs/40_layout.ipynb #6bb50795
-def edge_law(q, row, apart, x, elder):  # q: (rows, V) -> (V,)
+def edge_law(q, row, exclusive, x, earlier):  # q: (rows, V) -> (V,)
     "The law of the edge to token `x` whose elder siblings have the tokens `elder`"
     if row < 0: return one_hot(x, q.shape[1], exact=q.dtype == object)
-    return without_replacement(q[row])(tuple(elder)) if apart and elder else q[row]
+    return without_replacement(q[row])(tuple(earlier)) if exclusive and earlier else q[row]
 
 def unpack(batch, q, ctxs):  # q: (rows, V) tensor, or array of fractions -> trees
     "The trees of a batch on the contexts `ctxs`, each edge with its law (Theorem flat); raises `ValueError`"
@@ -224,13 +224,13 @@ def pad_batch(batch, N):  # -> Batch
     def spread(fill, x): return torch.full_like(ids, fill, dtype=x.dtype).index_copy(0, at.long(), x)
     parent = (ids // N * N).index_copy(0, at.long(), renumber(batch.parent, at))
     links = [spread(-1, renumber(x, at)) for x in (batch.child, batch.sibling)]
-    return Batch(root, spread(0, batch.token), parent, spread(1, batch.depth), *links, spread(-1, batch.q_row), spread(False, batch.apart), batch.height, batch.width)
+    return Batch(root, spread(0, batch.token), parent, spread(1, batch.depth), *links, spread(-1, batch.q_row), spread(False, batch.without_replacement), batch.height, batch.width)
 
 def repeat_batch(batch, B, rows=0):  # -> Batch
     "The trees of a batch `B` times over, each time `rows` rows of q further on"
     def shift(x, by): return torch.where(x < 0, x, x + by*torch.arange(B, dtype=torch.int32, device=x.device)[:, None]).flatten()
     nodes = {name: shift(getattr(batch, name), batch.n) for name in ("root", "parent", "child", "sibling")}
-    kept = {name: getattr(batch, name).repeat(B) for name in ("token", "depth", "apart")}
+    kept = {name: getattr(batch, name).repeat(B) for name in ("token", "depth", "without_replacement")}
     return replace(batch, q_row=shift(batch.q_row, rows), **nodes, **kept)
 
 # %% ../../nbs/40_layout.ipynb #b8bbbb25

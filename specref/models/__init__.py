@@ -1,1 +1,1 @@
-"Transformers as targets and drafts: any Hugging Face causal model, the embedded models, and transformers' own `generate`"
+"Transformers as targets and drafts: any causal model, the embedded models, transformers' own `generate`"

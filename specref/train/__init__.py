@@ -1,1 +1,1 @@
-"Trained drafters: one training harness, the networks on the target's features, their recipes and their checkpoint formats"
+"Trained drafters: the training harness, networks on the target's features, recipes, checkpoint formats"

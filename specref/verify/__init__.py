@@ -1,1 +1,1 @@
-"How a target accepts or rejects what was drafted: the lossless rules, and in `lossy` those that change the output distribution on purpose"
+"How a draft is accepted or rejected: the lossless rules, and in `lossy` those that lose the distribution"
