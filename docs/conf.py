@@ -44,7 +44,7 @@ def define(app, doctree):
 
 def home(said, before, here, book):
     "The full name that backticked words mean on this page: its own name, or the one that chapters up to here define"
-    if not (m := re.fullmatch(r'(?:specref\.\w+\.)?(\w+)(\.\w+)?(?:\(.*\))?', said)) or re.search("['’]s? $", before): return None  # transformers' `generate`
+    if not (m := re.fullmatch(r'(?:specref\.(?:\w+\.)+)?(\w+)(\.\w+)?(?:\(.*\))?', said)) or re.search("['’]s? $", before): return None  # transformers' `generate`
     def at(page): return stage.order(f'{book["pages"].get(page) or 999}_')
     found = [full for full, page in book['defined'].items() if m[1] == full.rpartition('.')[2] and at(page) <= at(here)]
     own = [full for full in found if book['defined'][full] == here]

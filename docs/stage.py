@@ -9,9 +9,11 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
-from house import Notebook, marked, notebooks, order, text
+from house import Notebook, marked, notebooks, order, text   # noqa: F401  conf.py reads `stage.order`
 
-PARTS = {'Foundations': 6, 'Models': 9, 'Verification': 19, 'Drafting': 39, 'GPU': 49, 'Reference': math.inf}  # the last chapter of each
+PARTS = {   # the last chapter of each
+    'Foundations': 6, 'Models': 9, 'Verification': 15, 'Testing': 19, 'Drafting, untrained': 29,
+    'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
 FIGURES = 'laws', 'cost'   # those of figures.js
 FRONT = 'index', 'first_hour', 'bring_your_own', 'symbols'
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
@@ -29,7 +31,11 @@ def number(stem): return m[1] if (m := re.match(r'(\d+[a-z]*)_', stem)) else ''
 
 def page(stem): return stem.removeprefix(f'{number(stem)}_')
 
-def directives(source): return dict(DIRECTIVE.findall(source))
+def directives(source):
+    "The directives of a cell; what one says on several lines is joined"
+    found = {}
+    for key, said in DIRECTIVE.findall(source): found[key] = f'{found[key]} {said}' if key in found else said
+    return found
 
 def signature(node):
     "How a function is called or an object made, as written; nothing for a value, and for a class that is made as its base is"
@@ -76,7 +82,7 @@ def proved(tests):
     "The line that names the tests which prove something, each file once"
     files = dict.fromkeys(t.partition('::')[0] for t in tests or ())
     said = [f'`{f if i == 0 else ""}::{t}`' for f in files for i, t in enumerate(t.partition('::')[2] for t in tests if t.startswith(f'{f}::'))]
-    return f'\n\n{{.proved}}\nproved by {", ".join(said)}' if said else ''
+    return f'\n\n{{.proved}}\nchecked by {", ".join(said)}' if said else ''
 
 def theorem(quote, proofs):
     "A blockquoted statement as a numbered one, with its tests; any other quote as it is"
@@ -179,9 +185,12 @@ def site(place, root=ROOT, work=None):
     from sphinx.cmd.build import build_main
     root, place, work = Path(root), Path(place), Path(work or Path(root)/'build'/'site')
     wrong, silent = list(stage(work/'source', root)), list(wordless(notebooks(root)))
-    if (place/'objects.inv').is_file(): shutil.rmtree(place)   # an older build: pages that are gone must not stay
     for w in wrong + silent: print('WARNING:', w, file=sys.stderr)
-    failed = build_main(['-q', '-W', '--keep-going', '-E', '-a', '-c', str(DOCS), '-d', str(work/'doctrees'), str(work/'source'), str(place)])
+    shutil.rmtree(work/'html', ignore_errors=True)
+    if (place/'objects.inv').is_file(): shutil.rmtree(place)   # an older build: pages that are gone must not stay
+    options = ['-q', '-W', '--keep-going', '-E', '-a', '-c', str(DOCS), '-d', str(work/'doctrees')]
+    failed = build_main([*options, str(work/'source'), str(work/'html')])   # myst-nb writes beside its output too
+    shutil.copytree(work/'html', place, dirs_exist_ok=True)
     print(f'{len(list(place.glob("*.html")))} pages; open {place}/index.html')
     return int(bool(failed or wrong or silent))
 

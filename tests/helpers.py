@@ -1,4 +1,5 @@
 "What the tests share: the theorem marker, strategies for laws and models, statistics with stated error rates"
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,8 +10,17 @@ from hypothesis import strategies as st
 from specref.certify.certificates import ALPHA, MISS, detectable, g_test, pooled   # every statistical assertion says how often it is wrong, and what it cannot see
 from specref.core.rng import Uniforms
 from specref.core.law import exact, greedy, warp
+from specref.core.loop import Drafter
 from specref.core.target import TableModel, random_table
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
+
+
+LONG = bool(os.environ.get("SPECREF_LONG"))   # `make test-long`: the long statistics
+
+
+def long(usual, more):
+    "A size of a test: the usual one, or more of it in `make test-long`"
+    return more if LONG else usual
 
 
 def proves(*anchors):
@@ -146,7 +156,7 @@ draws = st.sampled_from(sorted(DRAWS))
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Drafter):
     "A drafter with honest edges: each step gives children by a draw of `model` to an offered node that has none, or a probe to any node"
     model: object
     steps: tuple   # (which node, name of a draw or "probe", how many)

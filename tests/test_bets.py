@@ -1,6 +1,5 @@
 "Chapter 17a: bets at fair odds, rounds on trial, and the file of recorded rounds"
 import os
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, product
 
@@ -8,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import ALPHA, MISS, CANON, killer, laws, models, pairs, plans, Plan, proves, random_table, refuses, tempered
-from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, token_list, load_log, logged_round, play_rounds, save_log, watch
+from helpers import MISS, killer, laws, models, plans, Plan, proves, random_table, tempered
+from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, load_log, logged_round, play_rounds, save_log, watch
 from specref.verify.block import block
-from specref.core.rng import Seeded, law_of, numpy_generator
-from specref.core.law import exact, greedy, normalize, overlap, residual
-from specref.core.loop import Round, System, Verdict, generate, match, no_draft, autoregressive, rounds
+from specref.core.rng import law_of, numpy_generator
+from specref.core.law import normalize, overlap, residual
+from specref.core.loop import System, Verdict, match, no_draft, autoregressive, rounds
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.app.systems import SYSTEMS
@@ -28,8 +27,7 @@ def chance_of(bits): return (.2, .5, .7)[sum(bits) % 3]   # of the next event, g
 
 
 @proves("thm-bets")
-@pytest.mark.parametrize("odds", [ODDS, np.array([2., .5]), np.array([9.])])
-@pytest.mark.parametrize("alpha", [.5, .1, .02])
+@pytest.mark.parametrize("odds,alpha", [(ODDS, .1), (np.array([2., .5]), .5), (np.array([9.]), .02)])
 def test_wealth_is_a_fair_game(odds, alpha):
     "All 2,048 futures of eleven bets on events that depend on the past: the mean wealth is 1, and 1/alpha is reached with probability alpha at most"
     mean = ever = total = 0.
@@ -62,22 +60,11 @@ def test_several_rivals_are_one_fair_game():
         claim, top = Claim("draft", "before"), 0
         for i, x in enumerate(y):
             before = target.law((0, *y[:i-1])) if i else None
-            claim.hear(target.law((0, *y[:i])), x, draft=draft.law((0, *y[:i])), before=before)
+            claim.note(target.law((0, *y[:i])), x, draft=draft.law((0, *y[:i])), before=before)
             top = max(top, claim.wealth)
         mean, ever = mean + float(w)*claim.wealth, ever + float(w)*(top >= 20)
     assert mean == pytest.approx(1) and ever <= 1/20
 
-
-def test_counts_are_bets_too():
-    "Hits in many events of one chance, placed at once, are the same wealth; certain and impossible events are no bets"
-    a, b = Bets(), Bets()
-    for h in (1, 0, 1, 1): a.place(.3, h, .6)
-    b.place(.3, 3, .6, of=4)
-    assert a.wealth == pytest.approx(b.wealth) and a.hits == b.hits == 3 and a.due == pytest.approx(b.due) and a.due == pytest.approx(1.2)
-    for chance in (0., 1., 1.0000001): b.place(chance, 1)
-    assert len(b.placed) == 1 and Bets().wealth == pytest.approx(1) and Bets().share(10) == np.inf
-    rich = Bets(); rich.place(.5, 10**5, of=10**5)
-    assert np.isfinite(rich.wealth) and rich.wealth > 1e300
 
 
 def test_the_odds_cost_little():
@@ -91,16 +78,6 @@ def test_the_odds_cost_little():
         assert alone/2 < k < 2*alone and k < most
 
 
-def test_a_learned_frequency_is_lost_where_chances_change():
-    "Chances of .1 and .9 in turns, odds twice as high as stated: an odds ratio is found, one frequency for all (Krichevsky-Trofimov) never"
-    a = np.tile([.1, .9], 1500)
-    h = numpy_generator(4).random(3000) < 2*a/(1 + a)
-    bets = Bets()
-    for c, x in zip(a, h): bets.place(c, bool(x))
-    k = np.cumsum(h) - h
-    learned = np.where(h, k + .5, np.arange(3000) - k + .5) / (np.arange(3000) + 1)
-    assert bets.wealth > 1e9 and np.cumsum(np.log(learned / np.where(h, a, 1 - a))).max() < 10
-
 
 def test_a_wide_vocabulary_without_q():
     "150,000 tokens: a draft without probabilities needs no table of them"
@@ -108,7 +85,7 @@ def test_a_wide_vocabulary_without_q():
     assert certify_rounds([logged_round(p, None, (7, 149_999), (7, 3))]).passes
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_stated_share_is_found(seed):
     "At the share that is stated, 400 runs on rows of their own are all but MISS convicted; at a third of it few are"
     rng = numpy_generator(11, seed)
@@ -157,7 +134,7 @@ def completed(law, target, n):
 def test_token_by_token(pair, steps, rule):
     "Right and wrong rules on any tree: the finished block has the target's law exactly when each token has it given the beginning"
     target, draft = pair
-    verify = dict(reject=reject, match=match, kept=reject_from(keep=lambda *_: True), p=reject_from(left=lambda r, q, x: r), bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
+    verify = dict(reject=reject, match=match, kept=reject_from(accept=lambda *_: True), p=reject_from(after=lambda r, q, x: r), bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
     law = block_law(verify, Plan(draft, steps), target)
     whole = completed(law, target, max(map(len, law))) == {y: w for y, w in target_law(target, (0,), max(map(len, law))).items() if w}
     assert whole == conditional(law, target)
@@ -202,9 +179,9 @@ def warm(model):
 
 
 WRONG = {   # what is convicted: the first line that says so
-    "everything kept": (Chain(draft, 2), reject_from(keep=lambda *_: True), "law"),
-    "correction from p": (Chain(draft, 2), reject_from(left=lambda r, q, x: r), "law"),
-    "|p - q|": (Chain(draft, 2), reject_from(left=lambda r, q, x: normalize(abs(r - q))), "law"),
+    "everything kept": (Chain(draft, 2), reject_from(accept=lambda *_: True), "law"),
+    "correction from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "law"),
+    "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "law"),
     "bonus from the row before": (Chain(draft, 2), reject_from(last=one), "law"),
     "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
     "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
@@ -232,22 +209,17 @@ def test_wrong_systems_are_convicted(name):
 def test_right_systems_pass(name):
     "Every listed system, on trees and chains, in floats; what would have been seen is said"
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
-    found = watch(s, target, (0,), most=500, n=7, seed=4, like=overlap if s.verify is reject else None)
-    assert found.passes and found.title.startswith("500 rounds") and "1e-09" in found.title and "law      ok" in found.words
+    found = watch(s, target, (0,), most=200, n=7, seed=4, like=overlap if s.verify is reject else None)
+    assert found.passes and found.title.startswith("200 rounds") and "1e-09" in found.title and "law      ok" in found.words
 
 
-@pytest.mark.parametrize("verify,drafter", [(reject, Chain(draft, 3)), (block, Chain(draft, 3)), (match, Chain(draft, 2)), (reject, Branching(draft, (2, 2), without_replacement))])
+@pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, Branching(draft, (2, 2), without_replacement))])
 def test_right_rules_pass_a_long_trial(verify, drafter):
-    "4,000 rounds; a tenth of the tokens from the draft would have been seen, or nearly"
+    "2,000 rounds; a tenth of the tokens from the draft would have been seen, or nearly"
     trial = Trial(like=None if verify is match else overlap)
-    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 4000): trial.hear(round)
+    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 2000): trial.note(round)
     assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .3
 
-
-def test_fractions_and_floats_alike():
-    "A table of fractions is heard as it is"
-    a, b = killer()
-    assert watch(system(Chain(b, 2), reject), a, (0,), most=60).passes and not watch(system(Chain(b, 2), reject_from(keep=lambda *_: True)), a, (0,), most=600).passes
 
 
 def test_it_stops_when_it_is_sure():
@@ -262,37 +234,22 @@ def test_it_stops_when_it_is_sure():
     assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
 
 
-def test_alpha_and_like():
-    "A larger rate of false alarms convicts earlier; the rule that tokens are compared with is a choice"
-    kept = system(Chain(draft, 2), reject_from(left=lambda r, q, x: r))
-    early, late = (watch(kept, target, (0,), most=6000, alpha=a).title for a in (.01, 1e-9))
-    assert int(early.split()[0].replace(",", "")) < int(late.split()[0].replace(",", ""))
-    by_match = watch(system(Chain(draft, 2), match), target, (0,), most=2000, like=lambda p, q: (p*q).sum())
-    assert by_match.passes and watch(system(Chain(draft, 2), match), target, (0,), most=2000, like=None).lines[-1].passes is None
-
 
 def test_no_rule_claimed_no_rule_convicted(tmp_path):
     "Match is exact and keeps fewer: noted by default, convicted only where reject is claimed; names and functions are the same"
     slow = system(Chain(draft, 2), match)
-    for found in (watch(slow, target, (0,), most=3000), certify_rounds(recorded(3000, verify=match))):
+    for found in (watch(slow, target, (0,), most=1500), certify_rounds(recorded(1500, verify=match))):
         assert found.passes and found.lines[-1].passes is None and "too few for speculative sampling, and no fault of the law" in found.lines[-1].words
-    save_log(file := tmp_path/"rounds.npz", recorded(3000, verify=match))
+    save_log(file := tmp_path/"rounds.npz", recorded(1500, verify=match))
     assert [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)] == [(), (), ("tokens",), ("tokens",)]
     assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=500).words
-    for bad in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.): refuses("like", watch, slow, target, (0,), like=bad)
 
 
 def test_false_alarms_at_a_rate_that_can_be_seen():
-    "At alpha = 1/10, 80 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
-    alarms = sum(not watch(system(Chain(draft, 2), reject), target, (0,), most=60, n=9, seed=s, alpha=.1).passes for s in range(80))
-    assert alarms <= 80*.1 + 6*np.sqrt(80*.1*.9)
+    "At alpha = 1/10, 40 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
+    alarms = sum(not watch(system(Chain(draft, 2), reject), target, (0,), most=60, n=9, seed=s, alpha=.1).passes for s in range(40))
+    assert alarms <= 40*.1 + 6*np.sqrt(40*.1*.9)
 
-
-def test_doors():
-    s = system(Chain(draft, 2), reject)
-    for given, kw, name in (((reject, target, (0,)), {}, "system"), ((s, None, (0,)), {}, "target"), ((s, reject, (0,)), {}, "target"), ((s, target, ()), {}, "ctx"), ((s, target, (0,), 0), {}, "most"), ((s, target, (0,), 5, 0), {}, "n"), ((s, target, (0,), 5, 5, -1), {}, "seed"),
-                            ((s, target, (0,)), dict(alpha=0.), "alpha"), ((s, target, (0,)), dict(alpha=2), "alpha")): refuses(name, watch, *given, **kw)
-    refuses("witnesses", certify_rounds, [])
 
 
 # Recorded rounds
@@ -338,14 +295,6 @@ def test_drafts_without_probabilities(tmp_path):
     assert bare.passes and told.lines == bare.lines and bare.title == f"{told.title}; no array q: drafts read as point masses"
 
 
-def test_sampled_drafts_without_their_laws_are_told_of(tmp_path):
-    "The law is convicted, and the title says what the drafts were taken for"
-    save_log(file := tmp_path/"rounds.npz", recorded(600))
-    with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
-    assert certify_log(file).passes and "array q" not in certify_log(file).title
-    found = certify_log(tmp_path/"bare.npz")
-    assert found.wrong == ("law",) and "no array q: drafts read as point masses" in " ".join(found.words.split())
-
 
 def test_rows_are_taken_at_their_word(tmp_path):
     "An engine that computed wrong rows, used them and logged them has a clean log"
@@ -369,59 +318,11 @@ def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
     assert file.read_bytes() == old
 
 
-GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1, 2], [3, -1]]), y=np.array([[1, 0, -1], [3, 3, -1]]))
-BAD = {
-    "no array 'p'": dict(p=None), "no array 'x'": dict(x=None), "no array 'y'": dict(y=None),
-    r"got p with float64 of shape \(2, 2, 4\)": dict(p=GOOD["p"][:, :2]), r"got q with float64 of shape \(2, 2, 3\)": dict(q=GOOD["q"][:, :, :3]), "got y with float64": dict(y=GOOD["y"] + .5),
-    "got x with int64 of shape": dict(x=GOOD["x"][0]), "got p with int64": dict(p=GOOD["p"].astype(int)), "got p with float64 of shape": dict(p=np.ones(())),
-    r"round 0: p\[1\]: got weights that sum to": dict(p=GOOD["p"]*np.array([1, 1.2, 1])[None, :, None]), r"round 0: q\[0\]: got weights": dict(q=GOOD["q"]*2), r"round 0: p\[0\]: got nan": dict(p=GOOD["p"]*np.nan),
-    "round 0: p": dict(p=-GOOD["p"]), "round 1: x: got token 4": dict(x=np.array([[1, 2], [4, -1]]), y=np.array([[1, 0, -1], [4, 3, -1]])), "round 1: y: got token 9": dict(y=np.array([[1, 0, -1], [3, 9, -1]])),
-    r"round 0: y: got \(2, 2\)": dict(y=np.array([[2, 2, -1], [3, 3, -1]])), r"round 1: y: got \(\)": dict(y=np.array([[1, 0, -1], [-1, -1, -1]])), r"round 1: y: got \(3, 3, 3\)": dict(y=np.array([[1, 0, -1], [3, 3, 3]])),
-}
 
 
-@pytest.mark.parametrize("words", BAD)
-def test_bad_logs_are_refused(tmp_path, words):
-    "By what is wrong with them, and in which round"
-    np.savez(file := tmp_path/"rounds.npz", **{k: v for k, v in (GOOD | BAD[words]).items() if v is not None})
-    with pytest.raises(ValueError, match=f"^log: .*{words}"): certify_log(file)
 
 
-def test_files_that_are_no_logs(tmp_path):
-    np.savez(good := tmp_path/"good.npz", **GOOD)
-    assert certify_log(good).passes
-    (tmp_path/"text.npz").write_text("hello"); (tmp_path/"empty.npz").write_bytes(b""); (tmp_path/"half.npz").write_bytes(good.read_bytes()[:200])
-    np.save(tmp_path/"one.npy", np.ones(3)); np.savez(tmp_path/"objects.npz", p=np.array([None]), x=np.ones(1), y=np.ones(1))
-    for name in ("none.npz", "text.npz", "empty.npz", "half.npz", "one.npy", "objects.npz", "."): refuses("log", certify_log, tmp_path/name)
-    np.savez(tmp_path/"no.npz", **{k: v[:0] for k, v in GOOD.items()})
-    refuses("witnesses", certify_log, tmp_path/"no.npz")
-    refuses("witnesses", save_log, tmp_path/"x.npz", []); refuses("witnesses", save_log, tmp_path/"x.npz", recorded(3, Branching(draft, (2,), iid)))
-    assert not (tmp_path/"x.npz").exists()
 
-
-def test_what_a_log_cannot_hold(tmp_path):
-    "A path that is no file's, several vocabularies, something else than rounds; and no part of a file is left"
-    for path in (None, 3, tmp_path): refuses("path", save_log, path, recorded(3))
-    wide = list(islice(play_rounds(system(Chain(random_table(5, 2), 1), reject), random_table(5, 1), (0,), 5, 3), 2))
-    for wrong in ([*recorded(2), *wide], [1, 2], recorded(2) + [None]): refuses("witnesses", save_log, tmp_path/"x.npz", wrong)
-    assert os.listdir(tmp_path) == [] and not os.path.exists("None.part")
-
-
-def test_tokens_after_the_padding(tmp_path):
-    "Refused in a log, by the array and the round"
-    for name in "xy":
-        a = {**GOOD, name: np.array([[-1, 2, 3][:GOOD[name].shape[1]], GOOD[name][1]])}
-        np.savez(file := tmp_path/"rounds.npz", **a)
-        with pytest.raises(ValueError, match=f"^log: round 0: {name}: got .*wanted nothing but padding"): certify_log(file)
-    np.savez(file, **{**GOOD, "x": GOOD["x"][0]})
-    with pytest.raises(ValueError, match=r"^log: got x with int64 of shape \(2,\), wanted \(rounds, drafts\)"): certify_log(file)
-
-
-def test_tokens_and_padding():
-    assert token_list(np.array([3, 1, -1, 5]), "x") == (3, 1) and token_list([2], "x") == (2,) and token_list([], "x") == ()
-    for bad in ([.5], [[1]], "text", None): refuses("x", token_list, bad, "x")
-    for bad, types in ((([1, 2], 3), "tuple of list, int"), ([[1], [2, 3]], "list of list, list"), ((np.ones(2, int), 1), "tuple of ndarray, int")):
-        with pytest.raises(ValueError, match=f"^x: got a {types}, wanted whole numbers in a row$"): token_list(bad, "x")
 
 
 def test_a_report_in_words():

@@ -19,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 from contracts import continued
 from helpers import KINDS, g_test, kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
 from test_transformer import bare as network
-from specref.models.bridge import UNSUPPORTED_CONFIG, TorchEnumerator, GeneratorDrafter, TextSoFar, SpeculativeOutput, copy_generator, wrap_models, generate_law, edge_law_error, new_tokens, wrap_model, speculate, decode_rounds
+from specref.models.bridge import SERVED_CONFIG, TorchEnumerator, GeneratorDrafter, TextSoFar, SpeculativeOutput, copy_generator, wrap_models, generate_law, edge_law_error, new_tokens, wrap_model, speculate, decode_rounds
 from specref.core.rng import Enumerator, Seeded, tv_outcomes, law_of
 from specref.core.law import exact, greedy, one_hot, tv
 from specref.draft.lookup import PromptLookup
@@ -283,7 +283,7 @@ def test_the_output_object(pair):
     assert out.text == tuple(out.sequences[0, 3:].tolist()) and out.text.logprobs == (0.,) * 11
     led = out.text.ledger
     assert led.num_emitted_tokens == 11 and led.models["target"].calls == len(led.rounds) < 11 and led.models["draft"].calls > 0
-    assert led.num_accepted_tokens and {s.fate for s in out.text.sources} <= set("AYB")
+    assert led.num_accepted_tokens and {s.status for s in out.text.steps} <= set("AYB")
     bare = target.generate(ids, do_sample=False, max_new_tokens=4, return_dict_in_generate=True, custom_generate=speculate, drafter=draft, pad_token_id=0)
     assert bare.scores is None and bare.logits is None and bare.past_key_values is None and len(bare.text) == 4
     assert isinstance(target.generate(ids, do_sample=False, max_new_tokens=4, output_scores=True, custom_generate=speculate, drafter=draft, pad_token_id=0), torch.Tensor)
@@ -400,7 +400,7 @@ def test_a_processor_that_remembers_is_refused(pair):
 
 def test_every_refused_option_exists():
     "The table names options of transformers' configuration, and its defaults pass"
-    assert set(UNSUPPORTED_CONFIG) <= set(vars(GenerationConfig()))
+    assert set(SERVED_CONFIG) <= set(vars(GenerationConfig()))
 
 
 # ---- chance, asked through torch

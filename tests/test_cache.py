@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
 from test_transformer import REFUSED, SMALL, V, bare
-from specref.models.embedded import embedded
+from specref.models.embedded import embedded, prompts, raw_model
 from specref.gpu import cache as module
 from specref.gpu.cache import StaticRows, commit, commit_moves
 from specref.gpu.layout import batch_positions
@@ -116,9 +116,9 @@ def without_root(cache, nodes, root):
     commit(cache.rows, source, into - (nodes >= 0).long())
     cache.lengths += (nodes >= 0).sum(1)
 def by_depth(cache, nodes, root): cache.lengths += 1 + (nodes >= 0).sum(1)
-def too_short(cache, nodes, root): cache.keep(nodes, root, (nodes >= 0).sum(1))
-def too_long(cache, nodes, root): cache.keep(nodes, root); cache.lengths += 1
-def all_alike(cache, nodes, root): cache.keep(nodes, root, (1 + (nodes >= 0).sum(1)).min().expand(len(root)))
+def too_short(cache, nodes, root): cache.commit(nodes, root, (nodes >= 0).sum(1))
+def too_long(cache, nodes, root): cache.commit(nodes, root); cache.lengths += 1
+def all_alike(cache, nodes, root): cache.commit(nodes, root, (1 + (nodes >= 0).sum(1)).min().expand(len(root)))
 def keys_only(cache, nodes, root):
     commit(cache.rows[:, 0], *commit_moves(cache.lengths, nodes, root))
     cache.lengths += 1 + (nodes >= 0).sum(1)
@@ -134,13 +134,13 @@ WRONG = [backwards, without_root, by_depth, too_short, too_long, all_alike, keys
 @given(st.integers(0, 10**9))
 def test_every_slot_holds_its_text(seed):
     "Exactly, after every round of a random history, with global node ids and every check on"
-    assert holds(seed, StaticRows.keep)
+    assert holds(seed, StaticRows.commit)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_seen(wrong):
     "Each known mistake fails in every one of ten histories in which the right commit passes"
-    for seed in range(10): assert holds(seed, StaticRows.keep) and not holds(seed, wrong)
+    for seed in range(10): assert holds(seed, StaticRows.commit) and not holds(seed, wrong)
 
 
 # ---- real networks
@@ -187,7 +187,7 @@ def prompted(net, texts, size, check=True):
     "A cache that holds every token of the texts but the last: one pass over chains of equal length, with rubbish behind the shorter ones"
     cache, m = StaticRows(net, len(texts), size, check=check), max(map(len, texts))
     read(net, cache, [t + (1,) * (m - len(t)) for t in texts], [list(range(-1, m - 1))] * len(texts))
-    cache.keep(whole([list(range(1, m))] * len(texts)), whole([0] * len(texts)), whole([len(t) - 1 for t in texts]))
+    cache.commit(whole([list(range(1, m))] * len(texts)), whole([0] * len(texts)), whole([len(t) - 1 for t in texts]))
     return cache
 
 
@@ -208,7 +208,7 @@ def turn(net, cache, texts, seed, N=6, first=0):
     told = [[t + tuple(y[j] for j in path(up, i)) for i in range(N)] for t, y, (up, *_) in zip(texts, token, fate)]
     ways = [path(up, last) for up, _, last, _, _ in fate]
     count = [0 if luck < .1 else 1 + len(w) // 2 if luck < .3 else 1 + len(w) for w, (*_, luck) in zip(ways, fate)]
-    cache.keep(padded(ways, N - 1).int(), torch.zeros(B, dtype=torch.int32), whole(count))
+    cache.commit(padded(ways, N - 1).int(), torch.zeros(B, dtype=torch.int32), whole(count))
     texts = [t if c == 0 else row[([0] + w)[c - 1]] + (extra,) for t, row, w, c, (*_, extra, _) in zip(texts, told, ways, count, fate)]
     return texts, [(text, z) for row, out in zip(told, logits) for text, z in zip(row, out)]
 
@@ -244,7 +244,7 @@ def test_the_rows_are_those_of_the_text(name, seed):
 @proves("thm-static-cache")
 def test_the_embedded_target():
     "The same on the shipped model, on prompts of different lengths"
-    net, texts = model("embedded"), [embedded.prompts("code", 1, length=n)[0] for n in (9, 33, 20)]
+    net, texts = model("embedded"), [prompts("code", 1, length=n)[0] for n in (9, 33, 20)]
     cache = prompted(net, texts, 128)
     for r in range(4):
         texts, said = turn(net, cache, texts, r, N=10)
@@ -375,7 +375,7 @@ def test_a_round_is_one_graph():
     net, begun = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     def whole_round(cache, token, parent, depth, nodes, root):
         z = net(input_ids=token, position_ids=batch_positions(cache.lengths, depth), attention_mask=visible(cache, parent), past_key_values=cache, use_cache=True).logits
-        cache.keep(nodes, root)
+        cache.commit(nodes, root)
         return z
     captured = torch.compile(whole_round, fullgraph=True, backend="eager", dynamic=False)
     one, other = prompted(net, begun, 60, check=False), prompted(net, begun, 60, check=False)
@@ -396,7 +396,7 @@ def test_no_number_comes_back():
         ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
         mask = torch.zeros(2, 1, 4, 30, dtype=torch.bool, device="meta")
         with torch.inference_mode(): z = net(input_ids=ids, position_ids=batch_positions(cache.lengths, ids), attention_mask=mask, past_key_values=cache, use_cache=True).logits
-        cache.keep(ids[:, 1:], ids[:, 0])
+        cache.commit(ids[:, 1:], ids[:, 0])
         return z
     assert round(False).shape == (2, 4, V)
     with pytest.raises(RuntimeError, match="meta"): round(True)
@@ -416,7 +416,7 @@ def test_replayed_in_a_cuda_graph():
         node = cache.places - cache.lengths[:, None]
         mask = ((node < 0)[:, None] | see[:, node.clamp(0, 4)].transpose(0, 1) & (node < 5)[:, None])[:, None]
         net(input_ids=token, position_ids=batch_positions(cache.lengths, depth), attention_mask=mask, past_key_values=cache, use_cache=True)
-        cache.keep(nodes, root)
+        cache.commit(nodes, root)
     with torch.inference_mode():
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -502,9 +502,9 @@ def test_walks_of_a_wrong_form_are_refused(name, change):
     "By form, which the host knows: always, and before anything moves"
     cache = StaticRows(model("gqa"), 2, 10)
     good = dict(nodes=whole([[1, 2], [2, -1]]), root=whole([0, 0]), count=whole([3, 1]))
-    refuses(name, cache.keep, **{**good, name: change(good[name])})
+    refuses(name, cache.commit, **{**good, name: change(good[name])})
     assert cache.lengths.tolist() == [0, 0]
-    cache.keep(**good)
+    cache.commit(**good)
     assert cache.lengths.tolist() == [3, 1]
 
 
@@ -515,9 +515,9 @@ def test_walks_of_wrong_values_are_refused(name, bad):
     cache = StaticRows(model("gqa"), 2, 10, check=True)
     cache.lengths += 1
     good = dict(nodes=whole([[1, 8], [2, -1]]), root=whole([0, 0]), count=whole([3, 2]))
-    refuses(name, cache.keep, **{**good, name: whole(bad)})
+    refuses(name, cache.commit, **{**good, name: whole(bad)})
     assert cache.lengths.tolist() == [1, 1]
-    cache.keep(**good)
+    cache.commit(**good)
     assert cache.lengths.tolist() == [4, 3]
 
 

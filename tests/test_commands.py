@@ -1,20 +1,29 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
-import inspect
 import os
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from inspect import signature
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from house import ROOT
 from specref.app import commands
-from specref.app.commands import COMMANDS, build_system, main, load_pair, compare_texts
-from specref.models.embedded import tokenizer
+from specref.app.commands import build_system, compare_texts, load_pair, main, parser
 from specref.app.systems import SYSTEMS
+from specref.certify.sequential import play_rounds, save_log
+from specref.core.cost import Costs
+from specref.core.loop import System, Verdict, match, no_draft
+from specref.core.rng import Seeded
+from specref.core.target import random_table
+from specref.models.embedded import tokenizer
 from specref.models.recipe import llama
+from specref.verify.reject import Chain, reject
+
+X = "decode", "--prompt", "x"
 
 
 def run(capsys, *argv):
@@ -23,27 +32,42 @@ def run(capsys, *argv):
     return capsys.readouterr().out
 
 
-def letters(path, vocab_size=257, positions=64):
-    "A checkpoint in `path` whose tokenizer reads single bytes, and knows nothing of the embedded one"
+def refused(capsys, words, *argv):
+    "One line on standard error that has these words, nothing on standard output, exit status 2"
+    with pytest.raises(SystemExit) as end: main(list(argv))
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and not printed.out and words in printed.err
+    assert printed.err.startswith("specref") and printed.err.count("\n") == 1
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    "Costs that nobody waits for"
+    monkeypatch.setattr(commands, "measure_pair", lambda p, q, texts: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
+
+
+def letters(path, vocab_size=257):
+    "A checkpoint whose tokenizer reads single bytes, with 64 positions"
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     signs = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"<{i}>" for i in range(vocab_size - 256))]
     tok = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(signs)}, merges=[]))
-    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
     torch.manual_seed(2)
-    llama(1, 32, 64, vocab_size, positions).save_pretrained(path)
+    llama(1, 32, 64, vocab_size, 64).save_pretrained(path)
     PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(path)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    "A target and a draft in a folder, in the Hugging Face format, with the embedded tokenizer"
+    "Models in a folder, in the Hugging Face format: two with the embedded tokenizer, two with another"
     import torch
     path = tmp_path_factory.mktemp("checkpoints")
-    for seed, (name, layers) in enumerate(dict(target=2, draft=1).items()):
+    for seed, name in enumerate(("target", "draft")):
         torch.manual_seed(seed)
-        llama(layers, 32, 64).save_pretrained(path/name)
+        llama(2 - seed, 32, 64).save_pretrained(path/name)
         tokenizer().save_pretrained(path/name)
     letters(path/"letters")
     letters(path/"alike", vocab_size=512)
@@ -51,282 +75,235 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_decode_prints_equal_texts(capsys, name):
-    "At temperature 0: both texts, equal, and everything that was measured"
-    said = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12", "--temperature", "0", "--system", name, "--gamma", "2")
-    plain, fast = said.split("--- ")[1:3]
-    assert plain.startswith("plain\ndef f(x):") and fast.startswith(f"{name}\ndef f(x):") and plain.split("\n", 1)[1] == fast.split("\n", 1)[1]
-    for what in "the texts are equal, 12 tokens", "tokens/s", "mean acceptance length", "measured", "predicted": assert what in said
+def test_every_system_decodes_the_same_text():
+    "At temperature 0, on fresh copies of the embedded pair"
+    tok, p, q = load_pair(None, None, 0.)
+    ids = tok.encode("def f(x):")
+    texts = {name: build_system(name, p, q, 2)(p, ids, 6, Seeded(0)) for name in SYSTEMS}
+    assert len(set(texts.values())) == 1 and len(texts["autoregressive"]) == 6
 
 
-def test_decode_repeats_with_its_seed(capsys):
-    "A seed decides a sampled text; another one another"
-    texts = [run(capsys, "decode", "--prompt", "The", "--n", "16", "--temperature", "1", "--seed", seed).split("\n--- sampled: each run writes a text of its own")[0] for seed in "778"]
+def test_decode_prints_equal_texts(capsys):
+    "Both texts, all that was measured, one speed-up in two places, and no line of figures wider than a page"
+    given = *X, "--n", "5", "--gamma", "20", "--draft", "target"
+    printed = run(capsys, *given)
+    _, plain, fast, figures = printed.split("--- ")
+    assert plain.startswith("plain\nx") and fast.startswith("speculative sampling\nx")
+    assert plain.split("\n", 1)[1] == fast.split("\n", 1)[1]
+    for what in "the texts are equal, 5 tokens", "tokens/s", "mean acceptance length", "predicted":
+        assert what in figures
+    measured, _, words = printed.split("speed-up ")[1].partition("\n")
+    assert measured.split()[0] == words.split()[0] and max(map(len, figures.splitlines())) <= 92
+
+
+def test_a_seed_decides_a_sampled_text(capsys, priced):
+    given = "decode", "--prompt", "The", "--n", "12", "--temperature", "1", "--seed"
+    texts = [run(capsys, *given, seed).split("\n--- sampled: each run")[0] for seed in "778"]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_system_that_refuses_a_large_vocabulary_runs_after_top_k(capsys):
-    "Optimal transport on 512 tokens is refused in one line that says what would help; on the four likeliest it decodes"
-    given = "decode", "--prompt", "def f(x):", "--n", "6", "--temperature", "1", "--gamma", "2", "--system", "optimal transport"
-    refused(capsys, "wanted at most", *given)
-    assert "--- sampled: each run writes a text of its own" in run(capsys, *given, "--top-k", "4")
-
-
-def test_top_k_cuts_both_models(capsys):
-    "The k likeliest tokens keep their ratios, in the target and the draft, also with empty caches; one token is temperature 0"
-    tok, *whole = load_pair(None, None, 1.)
-    _, *both = load_pair(None, None, 1., 3)
+def test_top_k_cuts_both_models(capsys, priced):
+    "The k likeliest tokens keep their ratios; optimal transport is refused without, and runs with them"
+    (tok, *whole), (_, *both) = load_pair(None, None, 1.), load_pair(None, None, 1., 3)
     ids = tuple(tok.encode("def f(x):"))
     for model, full in zip(both, whole):
         law, want = model.law(ids), full.law(ids)
-        kept = np.argsort(-want)[:3]
-        assert np.flatnonzero(law).tolist() == sorted(kept) and np.allclose(law[kept], want[kept] / want[kept].sum())
+        top = np.argsort(-want)[:3]
+        assert set(np.flatnonzero(law)) == set(top) and np.allclose(law[top], want[top] / want[top].sum())
         assert (commands.fresh_copy(model).law(ids) == law).all()
-    said = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12", "--temperature", "1", "--top-k", "1")
-    greedy = run(capsys, "decode", "--prompt", "def f(x):", "--n", "12")
-    assert "the texts are equal, 12 tokens" in said and said.split("---")[1] == greedy.split("---")[1]
+    given = *X, "--n", "4", "--temperature", "1", "--gamma", "2", "--system", "optimal transport"
+    refused(capsys, "wanted at most", *given)
+    assert "--- sampled: each run writes a text of its own" in run(capsys, *given, "--top-k", "4")
 
 
 def test_models_of_your_own(capsys, folder):
     "A path for each model; a target alone with a system that drafts without one"
     own = "--target", str(folder/"target")
-    said = run(capsys, "decode", "--prompt", "abc", "--n", "8", *own, "--draft", str(folder/"draft"))
-    assert "the texts are equal" in said
-    assert "the texts are equal" in run(capsys, "decode", "--prompt", "abcabcabc", "--n", "8", *own, "--system", "prompt lookup")
-    said = run(capsys, "bench", *own, "--draft", str(folder/"draft"), "--n", "3", "--prompt", "abc")
-    assert "c = " in said and "best gamma" in said and "9 tokens x" in said
+    both = *own, "--draft", str(folder/"draft")
+    assert "the texts are equal" in run(capsys, *X, "--n", "8", *both)
+    assert "the texts are equal" in run(capsys, *X, "--n", "8", *own, "--system", "prompt lookup")
+    printed = run(capsys, "bench", *both, "--n", "3", "--prompt", "abc")
+    assert "c = " in printed and "best gamma" in printed and "9 tokens x" in printed
+    for argv in X, ("bench",): refused(capsys, "draft: got none, wanted a model", *argv, *own)
+
+
+def test_a_path_brings_its_own_tokenizer(capsys, folder):
+    "It reads the prompt; a draft with another one runs, after one line on standard error"
+    tok, p, _ = load_pair(str(folder/"letters"), str(folder/"letters"), 0.)
+    assert len(tok.encode("abc")) == 3 and tok.decode(tok.encode("abc")) == "abc" and p.V == 257
+    for name, lines in ("alike", 1), ("draft", 0):
+        main([*X, "--n", "4", "--target", str(folder/"target"), "--draft", str(folder/name)])
+        printed = capsys.readouterr()
+        warnings = printed.err.count("tokenizer is not the target's")
+        assert "the texts are equal" in printed.out and warnings == printed.err.count("\n") == lines
+
+
+@pytest.mark.parametrize("length, n", [(1, 64), (63, 2), (60, 1)])
+def test_decode_reaches_the_last_position(capsys, folder, length, n):
+    "As many tokens as a model has positions for, and not one more"
+    own = "--target", str(folder/"letters"), "--draft", str(folder/"letters"), "--gamma", "1"
+    assert "the texts are equal" in run(capsys, "decode", "--prompt", "a" * length, "--n", str(n), *own)
+    refused(capsys, "n: got 65, wanted at most 64", "decode", "--prompt", "a", "--n", "65", *own)
+
+
+@pytest.mark.parametrize("prompt", ["\n\n", " ", "Größe ☃ 日本語", "-x", 'tab\t"q"'])
+def test_a_prompt_is_printed_as_it_was_given(capsys, priced, prompt):
+    printed = run(capsys, "decode", "--n", "2", "--system", "autoregressive", f"--prompt={prompt}")
+    assert printed.startswith(f"--- plain\n{prompt}") and f"--- autoregressive\n{prompt}" in printed
+
+
+def test_what_a_comparison_says():
+    assert compare_texts((1,), (1,), 0) == "the texts are equal, 1 token"
+    assert "part at token 1" in compare_texts((1, 2), (1, 3), 0)
+    assert "part at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
+
+
+def test_a_system_has_caches_of_its_own():
+    "Two builds never share what was fed"
+    _, p, q = load_pair(None, None, 0.)
+    a, b = (build_system("speculative sampling", p, q).drafter.model for _ in range(2))
+    assert a is not b and a.model is b.model
 
 
 def test_certify_counts_on_a_named_model(capsys):
-    said = run(capsys, "certify", "--target", "target", "--draft", "small", "--system", "speculative sampling", "--runs", "200", "--n", "1")
-    assert "equality of 11 probabilities" in said and "no difference seen" in said and "200 runs" in said
-
-
-def logged(path, verify=None):
-    "A file of 900 recorded rounds on four tokens"
-    from itertools import islice
-    from specref.certify.sequential import play_rounds, save_log
-    from specref.core.loop import System
-    from specref.verify.reject import Chain, reject
-    from specref.core.target import random_table
-    target, draft = (random_table(4, s, zeros=False) for s in (1, 2))
-    save_log(path, islice(play_rounds(System("", Chain(draft, 2), verify or reject), target, (0,), 6, 1), 900))
-    return str(path)
-
-
-def test_certify_judges_recorded_rounds(capsys, tmp_path):
-    "A right log is told of, with status 0; a wrong one with status 1"
-    from specref.core.loop import Verdict
-    said = run(capsys, "certify", "--log", logged(tmp_path/"right.npz"), "--like", "reject")
-    assert said.startswith("900 rounds") and all(f"\n{k:8} ok" in said for k in ("law", "draft", "tokens"))
-    everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
-    with pytest.raises(SystemExit) as end: main(["certify", "--log", logged(tmp_path/"wrong.npz", everything)])
-    said = capsys.readouterr()
-    assert end.value.code == 1 and "law      WRONG" in said.out and not said.err
-
-
-def test_logs_that_cannot_be_judged(capsys, tmp_path):
-    "One line each: no file, a file of something else, arrays that do not fit, a system beside the log"
-    (tmp_path/"text.npz").write_text("x")
-    for name in ("none.npz", "text.npz", "."): refused(capsys, "log: got", "certify", "--log", str(tmp_path/name))
-    np.savez(tmp_path/"part.npz", p=np.ones((1, 1, 2))/2)
-    refused(capsys, "log: got no array 'x'", "certify", "--log", str(tmp_path/"part.npz"))
-    np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))
-    refused(capsys, "log: round 0: p[0]: got weights that sum to 2.0", "certify", "--log", str(tmp_path/"sum.npz"))
-    refused(capsys, "target: got 'small' beside a log", "certify", "--log", str(tmp_path/"sum.npz"), "--target", "small")
-
-
-@pytest.mark.parametrize("name,value", [("system", "block verification"), ("target", "target"), ("draft", "small"), ("n", 5), ("runs", 7), ("seed", 1), ("prompt", "x")])
-def test_nothing_else_is_asked_of_a_log(capsys, tmp_path, name, value):
-    "Every other option is refused by its name, never ignored"
-    refused(capsys, f"{name}: got {value!r} beside a log, wanted the log alone", "certify", "--log", logged(tmp_path/"right.npz"), f"--{name}", str(value))
-
-
-def test_the_rule_of_a_log(capsys, tmp_path):
-    "Drafts of match are too few for reject: convicted when that is claimed, else noted; a rule means nothing without a log"
-    from specref.core.loop import match
-    path = logged(tmp_path/"match.npz", match)
-    assert "\ntokens   -" in run(capsys, "certify", "--log", path) and "\ntokens   ok" in run(capsys, "certify", "--log", path, "--like", "match")
-    with pytest.raises(SystemExit) as end: main(["certify", "--log", path, "--like", "reject"])
-    assert end.value.code == 1 and "tokens   WRONG" in capsys.readouterr().out
-    refused(capsys, "like: got 'block', wanted reject, match", "certify", "--log", path, "--like", "block")
-    refused(capsys, "like: got 'match', wanted it beside a log", "certify", "--like", "match")
-
-
-def test_the_help_says_what_a_log_holds(capsys):
-    with pytest.raises(SystemExit) as end: main(["certify", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 0 and all(x in said for x in ("p (N,g+1,V)", "q (N,g,V)", "x (N,g)", "y (N,g+1)", "-1 for padding", "exit 0 all ok, 1 a check failed, 2 bad file"))
-
-
-def test_decode_and_bench_fit_a_page(capsys):
-    "Every line but those of the text itself, also where two texts part"
-    said = run(capsys, "decode", "--prompt", "The", "--n", "8").split("--- ")[-1] + run(capsys, "bench", "--n", "2", "--prompt", "The")
-    assert max(map(len, said.splitlines())) <= 92
-
-
-def test_certificates_fit_a_page(capsys):
-    "Exact ones, a report on a log, and evidence"
-    for argv in ((), ("--target", "target", "--system", "autoregressive", "--runs", "120", "--n", "1")):
-        assert max(map(len, run(capsys, "certify", *argv).splitlines())) <= 92
+    "The exact certificate and the counted one, no wider than a page"
+    given = "--target", "target", "--system", "autoregressive", "--runs", "120", "--n", "1"
+    printed = run(capsys, "certify", *given)
+    assert "equality of" in printed and "120 runs" in printed
+    assert max(map(len, printed.splitlines())) <= 92
 
 
 def test_certify_fails_aloud(capsys, monkeypatch):
-    "A certificate that does not pass is exit status 1, after all are printed"
-    from specref.core.loop import System, Verdict, no_draft
-    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: System("wrong", no_draft, lambda p, tree, rng: Verdict(0, 0)))
+    "A certificate that does not pass is exit status 1"
+    wrong = System("wrong", no_draft, lambda p, tree, rng: Verdict(0, 0))
+    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: wrong)
     with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
     assert end.value.code == 1 and "the law is wrong" in capsys.readouterr().out
 
 
-def test_a_path_brings_its_own_tokenizer(folder):
-    "An absolute path is a checkpoint: its model is checked, and its own tokenizer reads the prompt"
-    tok, p, _ = load_pair(str(folder/"letters"), str(folder/"letters"), 0.)
-    assert len(tok.encode("abc")) == 3 and tok.decode(tok.encode("abc")) == "abc" and p.V == 257
-    assert len(tokenizer().encode("class")) < len(tok.encode("class"))
+@pytest.fixture
+def log(tmp_path):
+    "What writes 900 rounds of a verifier on four tokens to a file"
+    def write(verify):
+        target, draft = (random_table(4, seed, zeros=False) for seed in (1, 2))
+        played = play_rounds(System("", Chain(draft, 2), verify), target, (0,), 6, 1)
+        save_log(tmp_path/"log.npz", islice(played, 900))
+        return "certify", "--log", str(tmp_path/"log.npz")
+    return write
 
 
-def test_a_draft_with_other_words_is_told_of(capsys, folder):
-    "The law holds whatever the draft's tokenizer says, so it runs, with one line on standard error; the same words need none"
-    for name, lines in ("alike", 1), ("draft", 0):
-        main(["decode", "--prompt", "abc", "--n", "4", "--target", str(folder/"target"), "--draft", str(folder/name)])
-        said = capsys.readouterr()
-        assert "the texts are equal" in said.out and said.err.count("tokenizer is not the target's") == said.err.count("\n") == lines
+def test_certify_checks_recorded_rounds(capsys, log):
+    "A right log ends with status 0, a wrong one with status 1; a rule is checked where it is claimed"
+    printed = run(capsys, *log(reject), "--like", "reject")
+    assert printed.startswith("900 rounds")
+    for name in "law", "draft", "tokens": assert f"\n{name:8} ok" in printed
+    everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))   # noqa: E731
+    wrong = (everything, "law      WRONG", ()), (match, "tokens   WRONG", ("--like", "reject"))
+    for verify, words, like in wrong:
+        with pytest.raises(SystemExit) as end: main([*log(verify), *like])
+        assert end.value.code == 1 and words in capsys.readouterr().out
+    assert "\ntokens   -" in run(capsys, *log(match))
+    assert "\ntokens   ok" in run(capsys, *log(match), "--like", "match")
 
 
-@pytest.mark.parametrize("prompt, n", [("a", 64), ("a" * 63, 2), ("a" * 60, 1)])
-def test_decode_reaches_the_last_position(capsys, folder, prompt, n):
-    "As many tokens as a model has positions for, and one line for one more"
-    own = "--target", str(folder/"letters"), "--draft", str(folder/"letters")
-    said = run(capsys, "decode", "--prompt", prompt, "--n", str(n), "--gamma", "1", *own)
-    assert "the texts are equal" in said and "predicted" in said
-    refused(capsys, "n: got 65, wanted at most 64", "decode", "--prompt", "a", "--n", "65", *own)
+def test_logs_that_cannot_be_checked(capsys, tmp_path):
+    "No file, a file of something else, arrays that do not fit"
+    (tmp_path/"text.npz").write_text("x")
+    for name in "none.npz", "text.npz", ".":
+        refused(capsys, "log: got", "certify", "--log", str(tmp_path/name))
+    np.savez(tmp_path/"part.npz", p=np.ones((1, 1, 2))/2)
+    refused(capsys, "log: got no array 'x'", "certify", "--log", str(tmp_path/"part.npz"))
+    np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))
+    refused(capsys, "log: round 0: p[0]: got weights that sum", "certify", "--log", str(tmp_path/"sum.npz"))
 
 
-def test_what_is_said_last_agrees_with_what_was_measured(capsys):
-    "One measured speed-up, also where the last round is cut"
-    said = run(capsys, "decode", "--prompt", "The", "--n", "4", "--gamma", "20", "--draft", "target")
-    measured, _, words = said.split("speed-up ")[1].partition("\n")
-    assert measured.split()[0] == words.split()[0]
+BESIDE = dict(system="block verification", target="target", draft="small", n=5, runs=7, seed=1, prompt="x")
+ONE = "--target", "small", "--system", "autoregressive"
+BAD = [   # words, command
+    ("gamma: got 0", *X, "--gamma", "0"),
+    ("gamma: got 600", *X, "--gamma", "600"),
+    ("n: got -1", *X, "--n", "-1"),
+    ("n: got 600", *X, "--n", "600"),
+    ("n: got 300", "bench", "--prompt", "x", "--n", "300"),
+    ("n: got 700", "certify", *ONE, "--n", "700"),
+    ("argument --n: invalid int value: 'many'", *X, "--n", "many"),
+    ("seed: got -1", *X, "--seed", "-1"),
+    ("temperature: got -1", *X, "--temperature", "-1"),
+    ("temperature: got nan", *X, "--temperature", "nan"),
+    ("temperature: got inf", "bench", "--temperature", "inf"),
+    ("top_k: got 0", *X, "--top-k", "0"),
+    ("unrecognized arguments: --top-k", "bench", "--top-k", "4"),
+    ("prompt: got 0 tokens", "bench", "--prompt", ""),
+    ("prompt: got 600 tokens", "decode", "--prompt", "\x01" * 600),
+    ("prompt: got 'a\\udcff'", "decode", "--prompt", "a\udcff"),
+    ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""),
+    ("required: --prompt", "decode"),
+    ("runs: got 0", "certify", "--runs", "0"),
+    ("runs: got 1", "certify", *ONE, "--runs", "1"),
+    ("system: got 'magic'", *X, "--system", "magic"),
+    ("target: got 'no/such/folder'", *X, "--target", "no/such/folder"),
+    ("draft: got 'no/such/folder'", *X, "--draft", "no/such/folder"),
+    *((f"{role}: got ''", *X, f"--{role}", "") for role in ("target", "draft")),
+    ("draft: got none", "certify", "--target", "small"),
+    ("required: COMMAND",),
+    ("invalid choice: 'fly'", "fly"),
+    ("argument --out: got '', wanted a folder", "tour", "--out", ""),
+    ("wanted a folder that can be written", "train", "--out", f"{__file__}/below"),
+    ("wanted the name of a file", "record", "--out", str(ROOT)),
+    ("like: got 'match', wanted it beside a log", "certify", "--like", "match"),
+    ("like: got 'block', wanted reject, match", "LOG", "--like", "block"),
+    *((f"{name}: got {x!r} beside a log", "LOG", f"--{name}", str(x)) for name, x in BESIDE.items()),
+]
 
 
-def refused(capsys, words, *argv):
-    "One line on standard error that has these words, nothing on standard output, exit status 2"
-    with pytest.raises(SystemExit) as end: main(list(argv))
-    said = capsys.readouterr()
-    assert end.value.code == 2 and not said.out and words in said.err
-    assert said.err.startswith("specref") and said.err.count("\n") == 1
+@pytest.mark.parametrize("row", BAD, ids=lambda row: row[0])
+def test_a_bad_value_is_one_line_and_status_2(capsys, log, row):
+    words, *argv = row
+    if argv[:1] == ["LOG"]: argv = [*log(reject), *argv[1:]]
+    refused(capsys, words, *argv)
 
 
-def test_models_that_cannot_be_had(capsys, folder, tmp_path):
+def test_models_that_cannot_be_had(capsys, folder):
     "Each refusal names the argument that was wrong"
-    letters, target, empty = (str(folder/x) for x in ("letters", "target", "empty"))
-    refused(capsys, "draft: got a vocabulary of 257 tokens, wanted the target's 512", "decode", "--prompt", "x", "--target", target, "--draft", letters)
-    refused(capsys, "draft: got a vocabulary of 512 tokens, wanted the target's 257", "bench", "--target", letters, "--draft", target)
-    refused(capsys, "target: got '", "decode", "--prompt", "x", "--target", empty, "--draft", "small")
-    refused(capsys, "draft: got '", "decode", "--prompt", "x", "--draft", empty)
-    for role in "target", "draft":
-        for command in ("decode", "--prompt", "x"), ("bench",), ("certify",): refused(capsys, f"{role}: got ''", *command, f"--{role}", "")
+    own, target, empty = (str(folder/x) for x in ("letters", "target", "empty"))
+    refused(capsys, "draft: got a vocabulary of 257 tokens, wanted the target's 512", *X,
+            "--target", target, "--draft", own)
+    refused(capsys, "target: got '", *X, "--target", empty, "--draft", "small")
+    refused(capsys, "draft: got '", *X, "--draft", empty)
 
 
-BAD = {
-    "gamma": ("decode", "--prompt", "x", "--gamma", "0"),
-    "n": ("decode", "--prompt", "x", "--n", "-1"),
-    "seed": ("decode", "--prompt", "x", "--seed", "-1"),
-    "temperature": ("decode", "--prompt", "x", "--temperature", "-1"),
-    "prompt": ("decode", "--prompt", ""),
-    "system": ("decode", "--prompt", "x", "--system", "magic"),
-    "draft: got 'no/such/folder'": ("decode", "--prompt", "x", "--draft", "no/such/folder"),
-    "target": ("decode", "--prompt", "x", "--target", "no/such/folder"),
-    "--n": ("decode", "--prompt", "x", "--n", "many"),
-    "--prompt": ("decode",),
-    "COMMAND": (),
-    "invalid choice": ("fly",),
-    "unrecognized arguments": ("tour", "--speed", "9"),
-    "runs": ("certify", "--runs", "0"),
-    "n: got 600": ("decode", "--prompt", "x", "--n", "600"),
-    "n: got 300": ("bench", "--prompt", "x", "--n", "300"),
-    "n: got 700": ("certify", "--target", "small", "--system", "autoregressive", "--n", "700"),
-    "top_k: got 0": ("decode", "--prompt", "x", "--top-k", "0"),
-    "top_k: got -3": ("decode", "--prompt", "x", "--top-k", "-3"),
-    "argument --top-k: invalid int value: '2.5'": ("decode", "--prompt", "x", "--top-k", "2.5"),
-    "unrecognized arguments: --top-k": ("bench", "--top-k", "4"),
-    "gamma: got 600": ("decode", "--prompt", "x", "--gamma", "600"),
-    "prompt: got 0 tokens": ("bench", "--prompt", ""),
-    "prompt: got 600 tokens": ("decode", "--prompt", "\x01" * 600),
-    "prompt: got 'a\\udcff'": ("decode", "--prompt", "a\udcff"),
-    "prompt: got 0": ("certify", "--target", "small", "--system", "autoregressive", "--prompt", ""),
-    "runs: got 1": ("certify", "--target", "small", "--system", "autoregressive", "--runs", "1"),
-    "draft: got none": ("certify", "--target", "small"),
-    "temperature: got nan": ("decode", "--prompt", "x", "--temperature", "nan"),
-    "temperature: got inf": ("bench", "--temperature", "inf"),
-    "argument --out: got '', wanted a folder": ("tour", "--out", ""),
-    "wanted a folder that can be written": ("train", "--out", f"{__file__}/below"),
-    "wanted the name of a file": ("record", "--out", str(ROOT)),
-}
+def test_every_option_is_an_argument():
+    "Of the function that its command names, and its help ends with the function's default"
+    subs = parser()._subparsers._group_actions[0].choices
+    for name, sub in subs.items():
+        module, _, function = sub.get_default("runs_function").partition(":")
+        taken = signature(getattr(import_module(f"specref.{module}"), function)).parameters
+        options = {action.dest for action in sub._actions} - {"help"}
+        assert options <= taken.keys(), name
+    printed = " ".join(subs["decode"].format_help().split())
+    assert "how many new tokens (default: 128)" in printed and "None" not in printed
 
 
-@pytest.mark.parametrize("named", BAD)
-def test_a_bad_value_is_one_line_and_status_2(capsys, named): refused(capsys, named, *BAD[named])
+def test_the_module_and_the_script_are_one():
+    "Help comes without torch; the installed script calls the same function (the next test: so does -m)"
+    code = ("import sys; from specref.app.commands import main\ntry: main(['--help'])\n"
+            "except SystemExit: assert 'torch' not in sys.modules")
+    call = [sys.executable, "-c", code]
+    printed = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(name in printed.stdout for name in ("tour", "decode", "bench", "certify", "train"))
+    scripts = tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"specref": "specref.app.commands:main"}
 
 
-def test_a_draft_is_asked_for_by_name(capsys, folder):
-    for argv in ("decode", "--prompt", "x"), ("bench",):
-        with pytest.raises(SystemExit) as end: main((*argv, "--target", str(folder/"target")))
-        assert end.value.code == 2 and "draft: got none, wanted a model" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("prompt", ["\n\n", " ", "Größe ☃ 日本語", "-x", 'tab\t"q"'])
-def test_a_prompt_is_printed_as_it_was_given(capsys, prompt):
-    said = run(capsys, "decode", "--n", "2", "--system", "autoregressive", f"--prompt={prompt}")
-    assert said.startswith(f"--- plain\n{prompt}") and f"--- autoregressive\n{prompt}" in said
-
-
-def test_a_reader_that_leaves_and_a_hand_that_stops(monkeypatch, capsys):
+def test_a_closed_pipe_and_an_interrupt(monkeypatch, capsys):
     "A closed pipe ends a command without a word; an interrupt ends it with one line"
     here, there = os.pipe()
     os.close(here)
-    done = subprocess.run([sys.executable, "-m", "specref", "certify", "--system", "autoregressive"], cwd=ROOT, stdout=there, stderr=subprocess.PIPE, text=True)
+    call = [sys.executable, "-m", "specref", "certify", "--system", "autoregressive"]
+    done = subprocess.run(call, cwd=ROOT, stdout=there, stderr=subprocess.PIPE, text=True)
     os.close(there)
     assert done.returncode == 141 and not done.stderr
     def stopped(*given): raise KeyboardInterrupt
     monkeypatch.setattr(commands, "load_pair", stopped)
     with pytest.raises(SystemExit) as end: main(["bench"])
     assert end.value.code == 130 and capsys.readouterr().err == "\nspecref: bench: stopped\n"
-
-
-def test_help_tells_the_defaults(capsys):
-    "They are read from the functions"
-    with pytest.raises(SystemExit): main(["decode", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    usual = inspect.signature(commands.decode).parameters
-    assert f"how many new tokens ({usual['n'].default})" in said and f"({usual['system'].default})" in said and "None" not in said
-    assert "--top-k TOP_K keeps the k likeliest tokens of both models" in said
-
-
-def test_every_option_is_an_argument():
-    "The table of commands names functions, and their arguments"
-    for name, (chapter, does, options) in COMMANDS.items():
-        taken = inspect.signature(getattr(import_module(f"specref.{chapter}"), name)).parameters
-        assert does and {flag.lstrip("-").replace("-", "_") for flag, _, _ in options} <= taken.keys()
-
-
-def test_what_a_comparison_says():
-    assert compare_texts((1, 2), (1, 2), 0) == "the texts are equal, 2 tokens" and compare_texts((1,), (1,), 0) == "the texts are equal, 1 token"
-    assert "part at token 1" in compare_texts((1, 2), (1, 3), 0) and "part at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
-    assert compare_texts((1,), (2,), .5).startswith("sampled")
-
-
-def test_a_system_has_caches_of_its_own():
-    "Two builds never share what was fed"
-    _, p, q = load_pair(None, None, 0.)
-    a, b = build_system("speculative sampling", p, q), build_system("speculative sampling", p, q, gamma=2)
-    assert a.drafter.model is not b.drafter.model and a.drafter.model.model is b.drafter.model.model and b.drafter.gamma == 2
-
-
-def test_the_module_and_the_script_are_the_same_door():
-    "`python -m specref` prints its help; the installed script calls the same function"
-    said = subprocess.run([sys.executable, "-m", "specref", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert all(name in said for name in COMMANDS)
-    assert tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["scripts"] == {"specref": "specref.app.commands:main"}

@@ -21,19 +21,20 @@ def once(f, laws):
     known = {}
     def g(*args):
         key = (*map(id, args[:laws]), *args[laws:])
-        if key not in known: known[key] = f(*args), args   # the arrays are kept, so that no other gets their id
+        if key not in known: known[key] = f(*args), args   # the arrays live on: their ids stay theirs
         return known[key][0]
     return g
 
 
 def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
-    "The law of `n` tokens by the system, as fractions, is the target law; every path is enumerated unless `merged`"
-    build, want = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True), target_law(target, ctx, n, stop)
+    "The law of `n` tokens by the system, as fractions, is the target law; every path, unless `merged`"
+    system, want = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True), target_law(target, ctx, n, stop)
+    drafter, verify = system.drafter, system.verify
     with pytest.MonkeyPatch.context() as patch:   # half of the time: K-SEQ's T(ρ), and whether a law is one
         patch.setattr(transport, "expected_trials", once(transport.expected_trials, 2))
         patch.setattr(law, "why_not_law", once(law.why_not_law, 1))
-        if merged: found = loop_law(target, build.drafter, build.verify, ctx, n, stop)
-        else: found = law_of(lambda rng: generate(target, build.drafter, build.verify, ctx, n, rng, stop=stop))
+        if merged: found = loop_law(target, drafter, verify, ctx, n, stop)
+        else: found = law_of(lambda rng: generate(target, drafter, verify, ctx, n, rng, stop=stop))
     assert found == want, max(want, key=lambda y: abs(found.get(y, 0) - want[y]))
     assert sum(found.values()) == 1 and all(isinstance(w, type(want[y])) for y, w in found.items())
 

@@ -102,7 +102,7 @@ def test_how_laws_are_stored(q, seed):
     def told(draw, k):
         tree = Tree((0,)); tree.grow(0, draw, Seeded(seed), k)
         batch, rows = pack([tree])
-        return batch.q_row.tolist()[1:], batch.apart.tolist()[1:], len(rows)
+        return batch.q_row.tolist()[1:], batch.without_replacement.tolist()[1:], len(rows)
     assert told(without_replacement(q), V) == ([0]*V, [True]*V, 1)
     assert told(without_replacement(q.astype(float)), V) == ([0]*V, [True]*V, 1)
     assert told(iid(q), 3) == ([0]*3, [False]*3, 1) and told(without_replacement(q), 1) == ([0], [False], 1)
@@ -152,7 +152,7 @@ def test_bounds_and_apart():
         assert getattr(batch, name) == least and check_batch(replace(batch, **{name: 9}))
         refuses(name, check_batch, replace(batch, **{name: least - 1}))
         refuses(name, replace, batch, **{name: -1})
-    refuses("apart", check_batch, replace(batch, apart=torch.ones(7, dtype=torch.bool)))
+    refuses("without_replacement", check_batch, replace(batch, without_replacement=torch.ones(7, dtype=torch.bool)))
     for parent in ([-2], [0], [-1, 2, 0]): refuses("parent", bare, parent)
     refuses("parent", bare, [-1, -1, 0])
     refuses("root", bare, [])

@@ -1,15 +1,14 @@
 "Chapter 32d: public layouts there and back, checkpoints made from public names alone, and what is refused"
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from helpers import proves, refuses
 from specref.train import checkpoints
@@ -17,29 +16,35 @@ from specref.core.rng import Seeded
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
 from specref.train.features import FeatureDraft
-from specref.train.checkpoints import EMBED_NAMES, LAYOUTS, Field, Layout, Constant, fill_form, from_folder, from_layout, to_folder, read_form, to_layout
+from specref.train.checkpoints import (EMBED_NAMES, LAYOUTS, Constant, Field, fill_form, from_folder,
+                                       from_layout, read_form,
+                                       to_folder, to_layout)
 from specref.core.loop import generate, autoregressive
 from specref.train.medusa import MedusaDraft, Medusa
-from specref.models.embedded import DATA, raw_model
 from specref.verify.reject import Chain, reject
 from specref.train.harness import TargetModel, StateDataset, load_checkpoint, save_network
 from specref.models.transformer import HFModel
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3], ids=lambda l: l.name)
-layered = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is not Medusa], ids=lambda l: l.name)
+three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3],
+                                ids=lambda l: l.name)
+layered = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is not Medusa],
+                                  ids=lambda l: l.name)
 
 
 def tiny(V=24, heads=4, kv=2, size=4, L=6, seed=0, **more):
     "A random Llama in double precision"
     torch.manual_seed(seed)
     d = heads*size
-    return LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=L, num_attention_heads=heads, num_key_value_heads=kv, initializer_range=.4,
-                                        bos_token_id=None, eos_token_id=None, pad_token_id=None, **more)).double()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d,
+                                        num_hidden_layers=L, num_attention_heads=heads,
+                                        num_key_value_heads=kv, initializer_range=.4,
+                                        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+                                        **more)).double()
 
 
 def random(make, base, seed=1, **how):
-    "An untaught network, every weight of it stirred"
+    "An untrained network, every weight of it stirred"
     torch.manual_seed(seed)
     net = make(base, **how)
     with torch.no_grad():
@@ -47,19 +52,21 @@ def random(make, base, seed=1, **how):
     return net.eval()
 
 
-def spoken(base, draft, seed=1, **how):
+def on_some_tokens(base, draft, seed=1, **how):
     "An EAGLE-3 on `draft` random tokens"
     ids = torch.randperm(base.V, generator=torch.Generator().manual_seed(seed))[:draft].sort().values
     return random(Eagle3, base, seed, draft=draft, **how).speak(ids)
 
 
-def some(layout, base, seed=1):
-    "A network that the layout can say"
-    return {Medusa: lambda: random(Medusa, base, seed, heads=2), Eagle: lambda: random(Eagle, base, seed, inner=20), Eagle3: lambda: spoken(base, base.V//2, seed, inner=20)}[layout.make]()
+def example(layout, base, seed=1):
+    "A network that the layout can express"
+    return {Medusa: lambda: random(Medusa, base, seed, heads=2),
+            Eagle: lambda: random(Eagle, base, seed, inner=20),
+            Eagle3: lambda: on_some_tokens(base, base.V//2, seed, inner=20)}[layout.make]()
 
 
 @torch.inference_mode()
-def said(net, base, T=9, depth=3):
+def logits_of(net, base, T=9, depth=3):
     "Logits of a network at every place of two texts, three tokens deep"
     x = torch.randint(base.V, (2, T), generator=torch.Generator().manual_seed(5))
     states = base.model(input_ids=x, output_hidden_states=True).hidden_states
@@ -73,25 +80,33 @@ def greedy(net, base, text=(1, 2, 0), n=16):
     "What a chain of three drafts of the network decodes at temperature 0, and what plain decoding does"
     target = HFModel(base.model, temperature=0, keep=net.reads, check=False)
     draft = (MedusaDraft if isinstance(net, Medusa) else FeatureDraft)(net, target)
-    return generate(target, Chain(draft, 3 if not isinstance(net, Medusa) else len(net.heads)), reject, text, n, Seeded(0)), autoregressive(target, text, n, Seeded(0))
+    return generate(target, Chain(draft, 3 if not isinstance(net, Medusa) else len(net.heads)), reject, text,
+                    n, Seeded(0)), autoregressive(target, text, n, Seeded(0))
 
 
 # There and back
 
 @proves("prop-back")
-@settings(max_examples=12)
-@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]), st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
+@settings(max_examples=5)
+@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]),
+       st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
 def test_there_and_back(seed, heads, size, V, L, data):
-    "Every layout, on targets of every size: the same weights under the same names, the same logits bit for bit, through JSON"
+    """Every layout, on targets of every size: the same weights under the same names, the same logits bit for
+    bit, through JSON"""
     base = TargetModel(tiny(V, *heads, size, L, seed))
     for layout in LAYOUTS.values():
-        nets = {Medusa: lambda: random(Medusa, base, seed, heads=data.draw(st.integers(1, 4))), Eagle: lambda: random(Eagle, base, seed, inner=data.draw(st.sampled_from([None, 3]))),
-                Eagle3: lambda: spoken(base, data.draw(st.integers(1, V)), seed, inner=data.draw(st.sampled_from([None, 3])))}
-        net = nets[layout.make]()
+        heads, inner, draft = data.draw(st.integers(1,
+                                                    4)), data.draw(st.sampled_from([None,
+                                                                                    3])), data.draw(
+                                                                                        st.integers(1, V))
+        net = {Medusa: lambda: random(Medusa, base, seed, heads=heads),
+               Eagle: lambda: random(data.draw(st.sampled_from([Eagle, Hass])), base, seed, inner=inner),
+               Eagle3: lambda: on_some_tokens(base, draft, seed, inner=inner)}[layout.make]()
         weights, config = to_layout(net, layout, "who")
         back = from_layout(weights, json.loads(json.dumps(config)), layout, base)
-        assert back.state_dict().keys() == net.state_dict().keys() and equal(list(back.state_dict().values()), list(net.state_dict().values()))
-        assert equal(said(net, base), said(back, base))
+        assert back.state_dict().keys() == net.state_dict().keys()
+        assert equal(list(back.state_dict().values()), list(net.state_dict().values()))
+        assert equal(logits_of(net, base), logits_of(back, base))
         again = to_layout(back, layout, "who")
         assert again[1] == config and all(torch.equal(weights[k], w) for k, w in again[0].items())
 
@@ -100,59 +115,50 @@ def test_there_and_back(seed, heads, size, V, L, data):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=8)
 def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
-    "Where a layout has words for them, the layers that are read and the switches come back: EAGLE-3.1's in both, the residual stream's in that of `speculators` alone"
+    """Where a layout has words for them, the layers that are read and the switches come back: EAGLE-3.1's in
+    both, the residual stream's in that of `speculators` alone"""
     base, layout = TargetModel(tiny()), LAYOUTS[layout]
-    net = spoken(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output, norm_before_residual=norm_before_residual)
+    net = on_some_tokens(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output,
+                         norm_before_residual=norm_before_residual)
     if norm_before_residual and layout.name == "specforge": return refuses("net", to_layout, net, layout)
     back = from_layout(*to_layout(net, layout), layout, base)
-    assert back.reads == tuple(reads) and equal(said(net, base), said(back, base)) and back.norm_before_residual == norm_before_residual
+    assert back.reads == tuple(reads) and equal(logits_of(net, base), logits_of(back, base))
+    assert back.norm_before_residual == norm_before_residual
     net.norm_before_residual ^= True   # the same weights, the other stream
-    assert not equal(said(net, base), said(back, base))
+    assert not equal(logits_of(net, base), logits_of(back, base))
 
 
 def test_two_numberings():
-    "`speculators` numbers a layer's input, SpecForge its output; read with the other numbering the drafter is another"
+    """`speculators` numbers a layer's input, SpecForge its output; read with the other numbering the drafter
+    is another"""
     base = TargetModel(tiny())
-    net = spoken(base, 10, reads=(1, 3, 4))
+    net = on_some_tokens(base, 10, reads=(1, 3, 4))
     config = {name: to_layout(net, LAYOUTS[name])[1] for name in ("specforge", "speculators/eagle3")}
     assert config["speculators/eagle3"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert config["specforge"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
     slip = config["specforge"] | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
     wrong = from_layout(to_layout(net, LAYOUTS["specforge"])[0], slip, LAYOUTS["specforge"], base)
-    assert wrong.reads == (2, 4, 5) and not equal(said(net, base), said(wrong, base))
-
-
-def test_hass_is_an_eagle_that_was_taught_otherwise():
-    "HASS has EAGLE's layout and comes back as an EAGLE with its logits"
-    base = TargetModel(tiny())
-    net = random(Hass, base)
-    for name in ("eagle", "speculators/eagle"):
-        back = from_layout(*to_layout(net, LAYOUTS[name]), LAYOUTS[name], base)
-        assert type(back) is Eagle and equal(said(net, base), said(back, base))
-
-
-@pytest.mark.parametrize("name, make", [("medusa", Medusa), ("eagle", Eagle)])
-def test_shipped_drafters(tmp_path, name, make):
-    "A drafter that comes with the book goes out and comes in through files, to the bit"
-    base = TargetModel(raw_model("target"))
-    net = load_checkpoint(make, base, DATA/"drafters"/name)
-    to_folder(net, LAYOUTS[name], tmp_path/"out", "the embedded target")
-    back = from_folder(tmp_path/"out", LAYOUTS[name], base)
-    assert equal(list(net.state_dict().values()), list(back.state_dict().values()))
+    assert wrong.reads == (2, 4, 5) and not equal(logits_of(net, base), logits_of(wrong, base))
 
 
 # The public names, from public code, without our writer
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 
-def layer(at, norms): return [f"{at}self_attn.{k}.weight" for k in ATTENTION] + [f"{at}mlp.{k}.weight" for k in MLP] + [f"{at}{k}.weight" for k in norms]
+def layer(at, norms):
+    return [f"{at}self_attn.{k}.weight" for k in ATTENTION] + [f"{at}mlp.{k}.weight"
+                                                               for k in MLP] + [f"{at}{k}.weight"
+                                                                                for k in norms]
 
 WIDE = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 PUBLIC = {"medusa": [f"{k}.{x}" for k in (0, 1) for x in ("0.linear.weight", "0.linear.bias", "1.weight")],
-          "eagle": ["embed_tokens.weight", "fc.weight", "fc.bias", *layer("layers.0.", ("post_attention_layernorm",))],
+          "eagle": ["embed_tokens.weight", "fc.weight", "fc.bias",
+                    *layer("layers.0.", ("post_attention_layernorm",))],
           "eagle3": ["fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", *layer("midlayer.", WIDE)],
-          "speculators/eagle": ["fusion_fc.weight", "fusion_fc.bias", *layer("transformer.", ("post_attention_layernorm",))],
-          "speculators/eagle3": ["embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", *layer("layers.0.", WIDE)]}
+          "speculators/eagle": ["fusion_fc.weight", "fusion_fc.bias",
+                                *layer("transformer.", ("post_attention_layernorm",))],
+          "speculators/eagle3": ["embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "d2t",
+                                 "t2d", *layer("layers.0.", WIDE)]}
 PUBLIC["specforge"] = PUBLIC["eagle3"]
 
 
@@ -160,18 +166,34 @@ PUBLIC["specforge"] = PUBLIC["eagle3"]
 def test_names(layout):
     "What is written has the public names, all of them and no other"
     base = TargetModel(tiny())
-    assert sorted(to_layout(some(layout, base), layout)[0]) == sorted(PUBLIC[layout.name])
+    assert sorted(to_layout(example(layout, base), layout)[0]) == sorted(PUBLIC[layout.name])
 
 
-D, HEADS, KV, INNER, V, SHORT = 16, 2, 1, 12, 24, 9   # a layer that is cut otherwise than the target's, and turns otherwise
-LAYER = dict(model_type="llama", hidden_act="silu", hidden_size=D, intermediate_size=INNER, num_attention_heads=HEADS, num_key_value_heads=KV, num_hidden_layers=1, rms_norm_eps=1e-5, rope_theta=30.,
-             max_position_embeddings=2048, vocab_size=V, bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, torch_dtype="float16", transformers_version="4.28.1", use_cache=True)
-VERIFIER = dict(algorithm="eagle3", default_proposal_method="greedy", proposal_methods=[dict(proposal_type="greedy", speculative_tokens=3)], verifier=dict(name_or_path="some/target", architectures=["LlamaForCausalLM"]))
-CONFIG = {"medusa": dict(base_model_name_or_path="some/target", medusa_num_heads=2, medusa_num_layers=1, transformers_version="4.31.0"),
+# a layer that is cut otherwise than the target's, and turns otherwise
+D, HEADS, KV, INNER, V, SHORT = 16, 2, 1, 12, 24, 9
+LAYER = dict(model_type="llama", hidden_act="silu", hidden_size=D, intermediate_size=INNER,
+             num_attention_heads=HEADS, num_key_value_heads=KV, num_hidden_layers=1, rms_norm_eps=1e-5,
+             rope_theta=30.,
+             max_position_embeddings=2048, vocab_size=V, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+             tie_word_embeddings=False, torch_dtype="float16", transformers_version="4.28.1", use_cache=True)
+VERIFIER = dict(algorithm="eagle3", default_proposal_method="greedy",
+                proposal_methods=[dict(proposal_type="greedy", speculative_tokens=3)],
+                verifier=dict(name_or_path="some/target", architectures=["LlamaForCausalLM"]))
+CONFIG = {"medusa": dict(base_model_name_or_path="some/target", medusa_num_heads=2, medusa_num_layers=1,
+                         transformers_version="4.31.0"),
           "eagle": LAYER, "eagle3": LAYER | dict(draft_vocab_size=SHORT),
-          "specforge": LAYER | dict(draft_vocab_size=SHORT, architectures=["LlamaForCausalLMEagle3"], eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 2], use_aux_hidden_state=True)),
-          "speculators/eagle": dict(speculators_model_type="eagle", speculators_version="0.1.0", fusion_bias=True, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer", transformer_layer_config=LAYER, speculators_config=VERIFIER | dict(algorithm="eagle")),
-          "speculators/eagle3": dict(speculators_model_type="eagle3", speculators_version="0.1.0.dev14", draft_vocab_size=SHORT, norm_before_residual=False, target_hidden_size=None, transformer_layer_config=LAYER, speculators_config=VERIFIER)}
+          "specforge": LAYER | dict(draft_vocab_size=SHORT, architectures=["LlamaForCausalLMEagle3"],
+                                    eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 2],
+                                                      use_aux_hidden_state=True)),
+          "speculators/eagle": dict(speculators_model_type="eagle", speculators_version="0.1.0",
+                                    fusion_bias=True, layernorms=False,
+                                    transformer_layer_architecture="LlamaDecoderLayer",
+                                    transformer_layer_config=LAYER,
+                                    speculators_config=VERIFIER | dict(algorithm="eagle")),
+          "speculators/eagle3": dict(speculators_model_type="eagle3", speculators_version="0.1.0.dev14",
+                                     draft_vocab_size=SHORT, norm_before_residual=False,
+                                     target_hidden_size=None, transformer_layer_config=LAYER,
+                                     speculators_config=VERIFIER)}
 IDS = torch.tensor([0, 1, 3, 7, 8, 11, 15, 20, 23])
 
 
@@ -179,27 +201,40 @@ def published(name):
     "A checkpoint drawn under its public names: shapes as in the public code"
     g, head = torch.Generator().manual_seed(3), D//HEADS
     wide = 2*D if "hidden_norm" in " ".join(PUBLIC[name]) else D
-    shapes = {"q_proj": (HEADS*head, wide), "k_proj": (KV*head, wide), "v_proj": (KV*head, wide), "o_proj": (D, HEADS*head), "gate_proj": (INNER, D), "up_proj": (INNER, D), "down_proj": (D, INNER),
-              "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D), "lm_head": (SHORT, D), "linear": (D, D), "1": (V, D)}
-    drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)), generator=g, dtype=torch.float64) for k in PUBLIC[name] if k not in ("d2t", "t2d", EMBED_NAMES)}
-    return drawn | ({"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)} if "d2t" in PUBLIC[name] else {})
+    shapes = {"q_proj": (HEADS*head, wide), "k_proj": (KV*head, wide), "v_proj": (KV*head, wide),
+              "o_proj": (D, HEADS*head), "gate_proj": (INNER, D), "up_proj": (INNER, D),
+              "down_proj": (D, INNER),
+              "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D), "lm_head": (SHORT, D),
+              "linear": (D, D), "1": (V, D)}
+    drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)),
+                            generator=g, dtype=torch.float64) for k in PUBLIC[name]
+             if k not in ("d2t", "t2d", EMBED_NAMES)}
+    return drawn | ({"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)}
+                    if "d2t" in PUBLIC[name] else {})
 
 
 def turned(w, at, u):
     "transformers' own attention with a checkpoint's weights, causal, on rows u"
-    config = LlamaConfig(**{k: LAYER[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings")}, attn_implementation="eager")
+    config = LlamaConfig(**{k: LAYER[k] for k in ("hidden_size", "num_attention_heads",
+                                                  "num_key_value_heads", "rms_norm_eps", "rope_theta",
+                                                  "max_position_embeddings")}, attn_implementation="eager")
     a, T = LlamaAttention(config, 0).double(), u.shape[1]
-    for k in ATTENTION: setattr(a, k, nn.Linear(1, 1, bias=False)); getattr(a, k).weight = nn.Parameter(w[f"{at}self_attn.{k}.weight"])
+    for k in ATTENTION:
+        setattr(a, k, nn.Linear(1, 1, bias=False))
+        getattr(a, k).weight = nn.Parameter(w[f"{at}self_attn.{k}.weight"])
     turn = LlamaRotaryEmbedding(config)(u, torch.arange(T)[None])
-    return a(u, position_embeddings=turn, attention_mask=torch.full((1, 1, T, T), float("-inf"), dtype=u.dtype).triu(1))[0]
+    return a(u, position_embeddings=turn, attention_mask=torch.full((1, 1, T, T), float("-inf"),
+                                                                    dtype=u.dtype).triu(1))[0]
 
 def normed(w, x, eps=1e-5): return w * x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 def onward(w, at, h):
     m = normed(w[f"{at}post_attention_layernorm.weight"], h)
-    return h + (F.silu(m @ w[f"{at}mlp.gate_proj.weight"].T) * (m @ w[f"{at}mlp.up_proj.weight"].T)) @ w[f"{at}mlp.down_proj.weight"].T
+    return h + (F.silu(m @ w[f"{at}mlp.gate_proj.weight"].T) * (m @ w[f"{at}mlp.up_proj.weight"].T)) @ w[
+        f"{at}mlp.down_proj.weight"].T
 
-def medusa(w, e, h, base): return h[6] + F.silu(h[6] @ w["0.0.linear.weight"].T + w["0.0.linear.bias"]), w["0.1.weight"]
+def medusa(w, e, h, base):
+    return h[6] + F.silu(h[6] @ w["0.0.linear.weight"].T + w["0.0.linear.bias"]), w["0.1.weight"]
 
 def eagle(w, e, h, base, fc="fc", at="layers.0."):
     u = torch.cat([e, h[6][:, :-1]], -1) @ w[f"{fc}.weight"].T + w.get(f"{fc}.bias", 0)
@@ -209,20 +244,27 @@ def eagle3(w, e, h, base, at="midlayer.", reads=(2, 3, 3), before=False):
     g = torch.cat([h[k][:, :-1] for k in reads], -1) @ w["fc.weight"].T
     m = normed(w[f"{at}hidden_norm.weight"], g)
     u = torch.cat([normed(w[f"{at}input_layernorm.weight"], e), m], -1)
-    return normed(w["norm.weight"], onward(w, at, (m if before else g) + turned(w, at, u))), w["lm_head.weight"]
+    return normed(w["norm.weight"], onward(w, at,
+                                           (m if before else g) + turned(w, at, u))), w["lm_head.weight"]
 
-WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3, "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."), "speculators/eagle3": lambda *a, **kw: eagle3(*a, "layers.0.", **kw)}
+WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
+        "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."),
+        "speculators/eagle3": lambda *a, **kw: eagle3(*a, "layers.0.", **kw)}
 
 
-@pytest.mark.parametrize("layout, more", [*((l, {}) for l in LAYOUTS.values()), (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))], ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
+@pytest.mark.parametrize("layout, more", [*((l, {}) for l in LAYOUTS.values()),
+                                          (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))],
+                         ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
 def test_published(layout, more):
-    "A checkpoint made of public names alone is read as the network that its public code describes, with its own heads, norm and turn, and decodes losslessly"
+    """A checkpoint made of public names alone is read as the network that its public code describes, with
+    its own heads, norm and turn, and decodes losslessly"""
     base = TargetModel(tiny(V))
     net = from_layout(published(layout.name), CONFIG[layout.name] | more, layout, base)
     x = torch.randint(V, (1, 10), generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states
-        f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base, **({"before": True} if more else {}))
+        f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base,
+                                    **({"before": True} if more else {}))
         z = net.guesses(StateDataset(x, dict(enumerate(h))), 1)[0]
         z = z[..., IDS] if layout.make is Eagle3 else z
     assert (z - f @ head.T).abs().max() < 1e-5 * z.abs().max()   # norms count in single precision
@@ -238,52 +280,69 @@ def test_layer_is_the_files(layout):
     net = from_layout(published(layout.name), config, layout, base)
     out = to_layout(net, layout)[1]
     there = out.get("transformer_layer_config", out)
-    assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER} and {"rope_theta", "rms_norm_eps", "num_attention_heads"} <= there.keys()
+    assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER}
+    assert {"rope_theta", "rms_norm_eps", "num_attention_heads"} <= there.keys()
     plain = {k: v for k, v in LAYER.items() if k != "rope_theta"}
     silent = config | ({"transformer_layer_config": plain} if "transformer_layer_config" in config else {})
-    other = from_layout(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"}, layout, base)
-    block = lambda net: next(m for m in net.modules() if isinstance(m, checkpoints.DraftLayer)).self_attn.config
-    assert block(other).rope_parameters["rope_theta"] == 10000 and not equal(said(net, base), said(other, base))
+    other = from_layout(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"},
+                        layout, base)
+    block = lambda net: next(m for m in net.modules()
+                             if isinstance(m, checkpoints.DraftLayer)).self_attn.config
+    assert block(other).rope_parameters["rope_theta"] == 10000
+    assert not equal(logits_of(net, base), logits_of(other, base))
 
 
 @layered
-def test_a_foreign_layer_is_kept(layout, tmp_path):
-    "Saved and loaded in our own format, a drafter from elsewhere keeps its heads, norm and turn, and says what it said; it can go out again"
+def test_a_foreign_layer_comes_back(layout, tmp_path):
+    """Saved and loaded in our own format, a drafter from elsewhere keeps its heads, norm and turn, and gives
+    the same logits; it can go out again"""
     base, scaling = TargetModel(tiny(V)), dict(rope_scaling=dict(rope_type="linear", factor=2.))
     config = CONFIG[layout.name]
-    config = config | ({"transformer_layer_config": config["transformer_layer_config"] | scaling} if "transformer_layer_config" in config else scaling)
-    net = from_layout({k: w.half().double() if w.is_floating_point() else w for k, w in published(layout.name).items()}, config, layout, base)
+    config = config | ({"transformer_layer_config": config["transformer_layer_config"] | scaling}
+                       if "transformer_layer_config" in config else scaling)
+    weights = {k: w.half().double() if w.is_floating_point() else w for k,
+               w in published(layout.name).items()}
+    net = from_layout(weights, config, layout, base)
     save_network(net, base, tmp_path)
     back = load_checkpoint(layout.make, base, tmp_path)
-    assert equal(said(net, base), said(back, base)) and to_layout(back, layout)[1] == to_layout(net, layout)[1]
+    assert equal(logits_of(net, base), logits_of(back, base))
+    assert to_layout(back, layout)[1] == to_layout(net, layout)[1]
     card = json.loads((tmp_path/"config.json").read_text())
     (tmp_path/"config.json").write_text(json.dumps({k: v for k, v in card.items() if k != "layer"}))
-    try: assert not equal(said(net, base), said(load_checkpoint(layout.make, base, tmp_path), base))   # on the target's own numbers it is another, or none
+    # on the target's own numbers it is another, or none
+    try: assert not equal(logits_of(net, base), logits_of(load_checkpoint(layout.make, base, tmp_path), base))
     except ValueError as e: assert str(e).startswith("weights: ")
-    save_network(some(layout, base), base, tmp_path)
-    assert "layer" not in json.loads((tmp_path/"config.json").read_text())
 
 
-def test_rope_is_said_in_three_ways():
+def test_rope_in_three_ways():
     "`rope_theta` with `rope_scaling`, or `rope_parameters`: the same turn"
     base, layout, w = TargetModel(tiny(V)), LAYOUTS["eagle"], published("eagle")
     linear = dict(rope_type="linear", factor=2.)
-    old, new = LAYER | dict(rope_scaling=linear), {k: v for k, v in LAYER.items() if k != "rope_theta"} | dict(rope_parameters=linear | dict(rope_theta=30.))
+    old, new = LAYER | dict(rope_scaling=linear), {k: v for k,
+                                                   v in LAYER.items()
+                                                   if k != "rope_theta"} | dict(
+                                                       rope_parameters=linear | dict(rope_theta=30.))
     a, b = (from_layout(w, config, layout, base) for config in (old, new))
-    assert equal(said(a, base), said(b, base)) and not equal(said(a, base), said(from_layout(w, LAYER, layout, base), base))
-    assert from_layout(*to_layout(a, layout), layout, base).layer.self_attn.config.rope_parameters["factor"] == 2 and old["rope_scaling"] == linear
+    assert equal(logits_of(a, base), logits_of(b, base))
+    assert not equal(logits_of(a, base), logits_of(from_layout(w, LAYER, layout, base), base))
+    assert from_layout(*to_layout(a, layout), layout,
+                       base).layer.self_attn.config.rope_parameters["factor"] == 2 and old[
+                           "rope_scaling"] == linear
 
 
 # What may be missing
 
 @pytest.mark.parametrize("name, flag", [("eagle", "bias"), ("speculators/eagle", "fusion_bias")])
 def test_no_bias(name, flag):
-    "A checkpoint that says it has no bias is read with a bias of zero; one that should have it is refused"
+    "A checkpoint that states no bias is read with a bias of zero; one that should have it is refused"
     base, layout = TargetModel(tiny(V)), LAYOUTS[name]
     w = {k: v for k, v in published(name).items() if not k.endswith("bias")}
     net = from_layout(w, CONFIG[name] | {flag: False}, layout, base)
-    assert not net.fc.bias.any() and not equal(said(net, base), said(from_layout(published(name), CONFIG[name], layout, base), base))
-    with pytest.raises(ValueError, match=r"weights: without \w*fc.bias"): from_layout(w, CONFIG[name] | {flag: True}, layout, base)
+    assert not net.fc.bias.any()
+    assert not equal(logits_of(net, base), logits_of(from_layout(published(name), CONFIG[name], layout,
+                                                                 base), base))
+    with pytest.raises(ValueError, match=r"weights: without \w*fc.bias"):
+        from_layout(w, CONFIG[name] | {flag: True}, layout, base)
 
 
 @three
@@ -291,29 +350,34 @@ def test_all_tokens_need_no_maps(layout):
     "A draft with all tokens may leave both maps out; any other may not"
     base = TargetModel(tiny())
     for draft in (24, 23):
-        net = spoken(base, draft)
+        net = on_some_tokens(base, draft)
         weights, config = to_layout(net, layout)
         bare = {k: w for k, w in weights.items() if k not in ("d2t", "t2d")}
         if draft < 24: refuses("weights", from_layout, bare, config, layout, base)
-        else: assert equal(said(from_layout(bare, config, layout, base), base), said(net, base))
+        else: assert equal(logits_of(from_layout(bare, config, layout, base), base), logits_of(net, base))
 
 
 @layered
 def test_copy_of_the_embedding(layout):
     "A copy of the target's embedding may be there, in its own precision, or not; another one is refused"
-    base, net = TargetModel(tiny()), None
-    weights, config = to_layout(some(layout, base), layout)
+    base = TargetModel(tiny())
+    weights, config = to_layout(example(layout, base), layout)
     less = {k: w for k, w in weights.items() if k != EMBED_NAMES}
-    for copy in ({}, {EMBED_NAMES: base.embed.weight.detach()}, {EMBED_NAMES: base.embed.weight.detach().half()}): assert EMBED_NAMES not in from_layout(less | copy, config, layout, base).state_dict()
-    with pytest.raises(ValueError, match="embed_tokens.weight that differs from the target's"): from_layout(less | {EMBED_NAMES: base.embed.weight.detach() + 1}, config, layout, base)
+    for copy in ({}, {EMBED_NAMES: base.embed.weight.detach()},
+                 {EMBED_NAMES: base.embed.weight.detach().half()}):
+        assert EMBED_NAMES not in from_layout(less | copy, config, layout, base).state_dict()
+    with pytest.raises(ValueError, match="embed_tokens.weight that differs from the target's"):
+        from_layout(less | {EMBED_NAMES: base.embed.weight.detach() + 1}, config, layout, base)
 
 
 # The two maps
 
 @proves("prop-twice")
+@settings(max_examples=25)
 @given(st.integers(1, 12), st.data())
-def test_told_twice(V, data):
-    "The two maps determine each other, and tokens in the place of offsets contradict the marks, for every draft vocabulary of two or more"
+def test_the_maps_determine_each_other(V, data):
+    """The two maps determine each other, and tokens in the place of offsets contradict the marks, for every
+    draft vocabulary of two or more"""
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, V - 1), min_size=1))))
     d2t, t2d = vocab_maps(ids, V)
     assert torch.equal(t2d.nonzero().flatten() - torch.arange(len(ids)), d2t)
@@ -322,18 +386,20 @@ def test_told_twice(V, data):
 
 
 @three
-@settings(max_examples=15)
+@settings(max_examples=4)
 @given(n=st.integers(2, 24), data=st.data())
 def test_inconsistent_maps(layout, n, data):
-    "Tokens in d2t, a mark too many, one moved, tokens out of order: each is refused, on reading and on writing, by the names of the maps"
+    """Tokens in d2t, a mark too many, one moved, tokens out of order: each is refused, on reading and on
+    writing, by the names of the maps"""
     base = TargetModel(tiny())
-    net = spoken(base, n, seed=data.draw(st.integers(0, 99)))
+    net = on_some_tokens(base, n, seed=data.draw(st.integers(0, 99)))
     weights, config = to_layout(net, layout)
     j, x = data.draw(st.integers(0, 23)), net.ids
     flipped, order = weights["t2d"].clone(), x.flip(0) - torch.arange(n)
     flipped[j] ^= True
     for bad in ({"d2t": x}, {"t2d": flipped}, {"d2t": order}, {"d2t": weights["d2t"] - 24}):
-        with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): from_layout(weights | bad, config, layout, base)
+        with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"):
+            from_layout(weights | bad, config, layout, base)
     net.t2d[j] ^= True
     with pytest.raises(ValueError, match="^weights: got (d2t|t2d)"): to_layout(net, layout)
 
@@ -342,14 +408,15 @@ def test_inconsistent_maps(layout, n, data):
 
 @layered
 def test_halves(layout):
-    "[embedding; feature] in every layout: with the halves exchanged the names and shapes are right, the network is another, and the text is still the target's"
+    """[embedding; feature] in every layout: with the halves exchanged the names and shapes are right, the
+    network is another, and the text is still the target's"""
     base = TargetModel(tiny())
-    net = some(layout, base)
+    net = example(layout, base)
     weights, config = to_layout(net, layout)
     wide = [k for k, w in weights.items() if w.dim() == 2 and w.shape[1] == 2*base.d]
     assert len(wide) == (3 if layout.make is Eagle3 else 1)
     swapped = from_layout(weights | {k: weights[k].roll(base.d, 1) for k in wide}, config, layout, base)
-    assert not equal(said(net, base), said(swapped, base))
+    assert not equal(logits_of(net, base), logits_of(swapped, base))
     run, alone = greedy(swapped, base)
     assert run == alone
 
@@ -360,74 +427,98 @@ def test_halves(layout):
 def test_refused_weights(layout):
     "A missing name, an unknown one, another shape: refused by the public name"
     base = TargetModel(tiny())
-    weights, config = to_layout(some(layout, base), layout)
+    weights, config = to_layout(example(layout, base), layout)
     for k in weights.keys() - {EMBED_NAMES}:
-        with pytest.raises(ValueError, match=f"^weights: without {k}$"): from_layout({j: w for j, w in weights.items() if j != k}, config, layout, base)
-        with pytest.raises(ValueError, match=f"^weights: got {k} of shape"): from_layout(weights | {k: weights[k][..., :-1]}, config, layout, base)
-    with pytest.raises(ValueError, match="^weights: with an unknown layers.1.mlp.up_proj.weight$"): from_layout(weights | {"layers.1.mlp.up_proj.weight": torch.zeros(2)}, config, layout, base)
+        with pytest.raises(ValueError, match=f"^weights: without {k}$"):
+            from_layout({j: w for j, w in weights.items() if j != k}, config, layout, base)
+        with pytest.raises(ValueError, match=f"^weights: got {k} of shape"):
+            from_layout(weights | {k: weights[k][..., :-1]}, config, layout, base)
+    with pytest.raises(ValueError, match="^weights: with an unknown layers.1.mlp.up_proj.weight$"):
+        from_layout(weights | {"layers.1.mlp.up_proj.weight": torch.zeros(2)}, config, layout, base)
 
 
 @every
 def test_refused_targets(layout):
-    "Another hidden size, another vocabulary, another number of layers, another head: refused with what differs; without our entry a head is not seen"
+    """Another hidden size, another vocabulary, another number of layers, another head: refused with what
+    differs; without our entry a head is not seen"""
     base = TargetModel(tiny())
-    weights, config = to_layout(some(layout, base), layout)
+    weights, config = to_layout(example(layout, base), layout)
     strange = {k: v for k, v in config.items() if k != "specref"}
-    for other in (tiny(heads=2), tiny(V=25), tiny(L=7), tiny(seed=9)): refuses("(config|target|weights)", from_layout, weights, config, layout, TargetModel(other))
-    for other in (tiny(heads=2), tiny(V=25)): refuses("(config|weights)", from_layout, weights, strange, layout, TargetModel(other))
+    for other in (tiny(heads=2), tiny(V=25), tiny(L=7), tiny(seed=9)):
+        refuses("(config|target|weights)", from_layout, weights, config, layout, TargetModel(other))
+    for other in (tiny(heads=2), tiny(V=25)):
+        refuses("(config|weights)", from_layout, weights, strange, layout, TargetModel(other))
     if EMBED_NAMES not in weights: from_layout(weights, strange, layout, TargetModel(tiny(seed=9)))
 
 
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
-        "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True), dict(mlp_bias=True), dict(model_type="qwen3"), dict(hidden_size=8), dict(vocab_size=25), dict(vocab_size=None),
-                 dict(intermediate_size=99), dict(num_attention_heads=3, head_dim=None, num_key_value_heads=None), dict(rope_scaling="twice"), dict(use_sliding_window=True)],
-        "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99), dict(norm_before_fc=True), dict(fc_norm=True)],
-        "eagle": [], "speculators/eagle": [dict(layernorms=True)], "eagle3": [dict(norm_before_residual=True), dict(norm_output=True), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])), dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])],
-        "specforge": [dict(norm_before_residual=True), dict(eagle_config=dict(use_aux_hidden_state=False)), dict(eagle_config=[1]), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6])), dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 5]))],
-        "speculators/eagle3": [dict(speculators_model_type="eagle"), dict(eagle_aux_hidden_state_layer_ids=[1, 2]), dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6]), dict(eagle_aux_hidden_state_layer_ids=["a", "b", "c"])]}
+        "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True),
+                 dict(mlp_bias=True), dict(model_type="qwen3"), dict(hidden_size=8), dict(vocab_size=25),
+                 dict(vocab_size=None),
+                 dict(intermediate_size=99), dict(num_attention_heads=3, head_dim=None,
+                                                  num_key_value_heads=None), dict(rope_scaling="twice"),
+                 dict(use_sliding_window=True)],
+        "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99),
+                  dict(norm_before_fc=True), dict(fc_norm=True)],
+        "eagle": [], "speculators/eagle": [dict(layernorms=True)],
+        "eagle3": [dict(norm_before_residual=True), dict(norm_output=True),
+                   dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])),
+                   dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])],
+        "specforge": [dict(norm_before_residual=True), dict(eagle_config=dict(use_aux_hidden_state=False)),
+                      dict(eagle_config=[1]),
+                      dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6])),
+                      dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[1, 2, 5]))],
+        "speculators/eagle3": [dict(speculators_model_type="eagle"),
+                               dict(eagle_aux_hidden_state_layer_ids=[1, 2]),
+                               dict(eagle_aux_hidden_state_layer_ids=[1, 2, 6]),
+                               dict(eagle_aux_hidden_state_layer_ids=["a", "b", "c"])]}
 
 
 @every
 def test_refused_configurations(layout):
     "What a configuration asks for and we do not have is refused, one entry at a time; as it was, it is read"
     base = TargetModel(tiny())
-    weights, config = to_layout(some(layout, base), layout)
+    weights, config = to_layout(example(layout, base), layout)
     from_layout(weights, config, layout, base)
     inside = "transformer_layer_config" if "transformer_layer_config" in config else None
-    flat = [{inside: config[inside] | bad} if inside else bad for bad in LESS["flat"]*(layout.make is not Medusa)]
+    flat = [{inside: config[inside] | bad} if inside else bad
+            for bad in LESS["flat"]*(layout.make is not Medusa)]
     for bad in [*flat, *LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]:
         refuses("(config|weights|reads|heads|ids|draft)", from_layout, weights, config | bad, layout, base)
 
 
 def test_refused_networks():
-    "What a layout cannot say is not written: another class, layers of one's own, switches, a read of the last state"
+    """What a layout cannot express is not written: another class, layers of one's own, switches, a read of
+    the last state"""
     base = TargetModel(tiny())
     refuses("net", to_layout, random(Medusa, base), LAYOUTS["eagle"])
     refuses("net", to_layout, random(Eagle, base), LAYOUTS["eagle3"])
-    refuses("net", to_layout, spoken(base, 9, reads=(1, 2, 3)), LAYOUTS["eagle3"])
-    refuses("net", to_layout, spoken(base, 9, fc_norm=True), LAYOUTS["eagle3"])
-    refuses("net", to_layout, spoken(base, 9, norm_output=True), LAYOUTS["eagle3"])
-    refuses("reads", to_layout, spoken(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
+    refuses("net", to_layout, on_some_tokens(base, 9, reads=(1, 2, 3)), LAYOUTS["eagle3"])
+    refuses("net", to_layout, on_some_tokens(base, 9, fc_norm=True), LAYOUTS["eagle3"])
+    refuses("net", to_layout, on_some_tokens(base, 9, norm_output=True), LAYOUTS["eagle3"])
+    refuses("reads", to_layout, on_some_tokens(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
 
 
 # Forms
 
-facts = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), max_size=3).map(tuple), c=st.text(max_size=3)))
+known = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), max_size=3).map(tuple),
+                                   c=st.text(max_size=3)))
 
-@given(facts, st.integers(0, 2))
+@settings(max_examples=25)
+@given(known, st.integers(0, 2))
 def test_a_form_reads_what_it_wrote(facts, first):
-    "Filling in and reading are inverse to each other, nested or not, whatever lists count from"
-    form = {"x": Field("a"), "same": 3, "in": {"y": Field("b", first=first), "z": Field("c")}, "by": Constant("us"), "no": None}
-    config = json.loads(json.dumps(fill_form(form, facts)))
-    assert read_form(form, config) == facts and "no" not in config and config["by"] == "us" and config["in"]["y"] == [k - first for k in facts["b"]]
-    assert read_form(form, config | {"by": "others", "no": False, "more": 1}) == facts
-    for bad in ({"same": 4}, {"no": 1}, {"x": None}, {"in": 7}, {"in": {}}): refuses("config", read_form, form, config | bad)
-
-
-def test_defaults():
-    "Where a form is silent the default holds, if there is one"
+    """Filling in and reading are inverse to each other, nested or not, whatever lists count from; defaults
+    hold where a form is silent"""
     assert read_form({"a": Field("x", 5), "b": 1}, {}) == {"x": 5}
     refuses("config", read_form, {"a": Field("x")}, {})
+    form = {"x": Field("a"), "same": 3, "in": {"y": Field("b", first=first), "z": Field("c")},
+            "by": Constant("us"), "no": None}
+    config = json.loads(json.dumps(fill_form(form, facts)))
+    assert read_form(form, config) == facts and "no" not in config and config["by"] == "us"
+    assert config["in"]["y"] == [k - first for k in facts["b"]]
+    assert read_form(form, config | {"by": "others", "no": False, "more": 1}) == facts
+    for bad in ({"same": 4}, {"no": 1}, {"x": None}, {"in": 7}, {"in": {}}):
+        refuses("config", read_form, form, config | bad)
 
 
 # Files
@@ -436,20 +527,23 @@ def test_defaults():
 def test_folders(layout, tmp_path):
     "Through files and back; the first of the public files by its name; an old binary file is read as well"
     base = TargetModel(tiny())
-    net = some(layout, base)
+    net = example(layout, base)
     to_folder(net, layout, tmp_path/"a"/"b", "who")
     folder = tmp_path/"a"/"b"
-    assert sorted(f.name for f in folder.iterdir()) == sorted(["config.json", layout.files[0]]) and [f.name for f in folder.parent.iterdir()] == ["b"]
-    assert equal(said(net, base), said(from_folder(folder, layout, base), base))
-    torch.save(load_file(folder/layout.files[0]), folder/layout.files[1]); (folder/layout.files[0]).unlink()
-    assert equal(said(net, base), said(from_folder(folder, layout, base), base))
+    assert sorted(f.name for f in folder.iterdir()) == sorted(["config.json", layout.files[0]])
+    assert [f.name for f in folder.parent.iterdir()] == ["b"]
+    assert equal(logits_of(net, base), logits_of(from_folder(folder, layout, base), base))
+    torch.save(load_file(folder/layout.files[0]), folder/layout.files[1])
+    (folder/layout.files[0]).unlink()
+    assert equal(logits_of(net, base), logits_of(from_folder(folder, layout, base), base))
 
 
 def test_nothing_half_written(tmp_path, monkeypatch):
-    "A refusal, or an interruption at any of the two files, leaves no folder; the next attempt is not disturbed by what lies about"
+    """A refusal, or an interruption at any of the two files, leaves no folder; the next attempt is not
+    disturbed by what lies about"""
     base, layout = TargetModel(tiny()), LAYOUTS["eagle3"]
-    net = spoken(base, 9)
-    refuses("net", to_folder, spoken(base, 9, reads=(1, 2, 3)), layout, tmp_path/"x")
+    net = on_some_tokens(base, 9)
+    refuses("net", to_folder, on_some_tokens(base, 9, reads=(1, 2, 3)), layout, tmp_path/"x")
     assert not list(tmp_path.iterdir())
     for name in ("save_file", "json"):
         with monkeypatch.context() as m:
@@ -459,7 +553,7 @@ def test_nothing_half_written(tmp_path, monkeypatch):
     to_folder(net, layout, tmp_path/"x")
     assert [f.name for f in tmp_path.iterdir()] == ["x"]
     before = {f.name: f.read_bytes() for f in (tmp_path/"x").iterdir()}
-    refuses("folder", to_folder, spoken(base, 9, seed=2), layout, tmp_path/"x")
+    refuses("folder", to_folder, on_some_tokens(base, 9, seed=2), layout, tmp_path/"x")
     assert before == {f.name: f.read_bytes() for f in (tmp_path/"x").iterdir()}
 
 
@@ -467,8 +561,12 @@ def test_broken_folders(tmp_path):
     "No folder, a file that is missing, cut off, or no configuration: a ValueError about the folder"
     base, layout = TargetModel(tiny()), LAYOUTS["eagle"]
     refuses("folder", from_folder, tmp_path/"none", layout, base)
-    for k, spoil in enumerate((lambda f: (f/"config.json").unlink(), lambda f: (f/"model.safetensors").unlink(), lambda f: (f/"model.safetensors").write_bytes((f/"model.safetensors").read_bytes()[:99]),
-                               lambda f: (f/"config.json").write_text("{"), lambda f: (f/"config.json").write_text("[1]"))):
+    for k, spoil in enumerate((lambda f: (f/"config.json").unlink(),
+                               lambda f: (f/"model.safetensors").unlink(),
+                               lambda f: (f/"model.safetensors").write_bytes(
+                                   (f/"model.safetensors").read_bytes()[:99]),
+                               lambda f: (f/"config.json").write_text("{"),
+                               lambda f: (f/"config.json").write_text("[1]"))):
         to_folder(random(Eagle, base), layout, tmp_path/str(k))
         spoil(tmp_path/str(k))
         refuses("folder", from_folder, tmp_path/str(k), layout, base)

@@ -13,7 +13,8 @@ from specref.gpu.verify import Logits, Probs, verify_trees, verify_chains
 
 CPU = torch.device("cpu")
 pytest.importorskip("triton", reason="the count of rows stands beside the kernels, which need triton")
-def small(device, temperature): return random_pair(device, temperature, layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
+def small(device, temperature): return random_pair(device, temperature, layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+             num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
 
 
 # The floor
@@ -126,7 +127,7 @@ def test_forests_have_what_is_claimed():
         batch, p, q, coins, picks = m.random_trees(rule, 300, 5)
         check_batch(batch, 5, len(q))
         kids = batch.parent >= 0
-        drawn, apart = batch.q_row[kids] >= 0, batch.apart[kids]
+        drawn, apart = batch.q_row[kids] >= 0, batch.without_replacement[kids]
         assert {"points": not drawn.any(), "without replacement": bool(apart.all()), "mixed": 0 < drawn.sum() < len(drawn) and 0 < apart.sum() < len(apart)}.get(rule, bool(drawn.all() and not apart.any()))
         assert (batch.width == 1) == (rule in ("chain", "block")) and (coins == 0).any() and (coins == 1 - 2.**-53).any() and (torch.diff(batch.root) == 1).any()
     pair = (batch := m.random_trees("independent", 300, 5)[0]).sibling
@@ -250,7 +251,7 @@ def test_the_grid_is_that_of_the_issue():
     for rule in m.RULES: assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
     assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*product((32_000, 128_256, 151_936), (1, 8, 64, 256), ("chain 5", "16 nodes", "64 nodes"), m.AGREEMENT)}
-    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*product(("shallow", "shipped"), (0., 1.), (1, 16))}
+    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*product(("shallow", "embedded"), (0., 1.), (1, 16))}
     assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
     assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
 
@@ -362,7 +363,7 @@ def test_without_triton_the_times_stand(monkeypatch):
 def test_the_walk_is_measured_without(module):
     "The module is imported where transformers is not there; only the race asks for it"
     import subprocess, sys
-    said = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['{module}'] = None\nfrom specref.gpu import measured as m\nprint(m.attempt(lambda: m.elsewhere('race', 'raced', name='shallow')))"], capture_output=True, text=True, cwd=m.Path(m.__file__).parents[2])
+    said = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['{module}'] = None\nfrom specref.gpu.bench import device as m\nprint(m.or_reason(lambda: m.imported_call('bench.decoding', 'decoding_speed', name='shallow')))"], capture_output=True, text=True, cwd=m.Path(m.__file__).parents[3])
     assert module in said.stdout and "Error" in said.stdout, said.stderr
 
 def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):

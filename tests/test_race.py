@@ -6,7 +6,8 @@ from specref.gpu.verify import verify_trees
 from specref.models.embedded import raw_model, prompts
 
 CPU = torch.device("cpu")
-SIZES = dict(layers=4, hidden=32, inner=64, heads=4, shared=2, V=600, dtype=torch.float32)
+SIZES = dict(layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+             num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
 def small(device, temperature=1., wanted=.8): return r.random_pair(device, temperature, wanted, **SIZES)
 def tokens(seed=1): return torch.randint(600, (4, 64), generator=torch.Generator().manual_seed(seed))
 
@@ -55,19 +56,19 @@ def test_the_race(temperature, B):
     if not temperature:
         target, draft = small(CPU, temperature)
         ctxs = prompts("code", 1)
-        ours = [list(r.timed_engine_run(Engine(target, draft, shape, temperature=0., judge=verify_trees), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
+        ours = [list(r.timed_engine_run(Engine(target, draft, shape, temperature=0., verify=verify_trees), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
         other = [r.transformers_run(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
         assert row["same"] == B and ours[0] == ours[1] == other[0] == other[1]
 
-@pytest.mark.parametrize("who", ["timed_run", "theirs"])
+@pytest.mark.parametrize("who", ["timed_engine_run", "transformers_run"])
 def test_the_race_goes_on_without_one(who, monkeypatch):
     "Contestants that fail are named, and the others have figures"
     def broken(*args): raise RuntimeError("out of memory")
     monkeypatch.setattr(r, who, broken)
     row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, verify_trees, dict(x=small))
-    lost, left = (("plain", "engine"), ("generate", "assisted"))[::1 if who == "timed_run" else -1]
+    lost, left = (("plain", "engine"), ("generate", "assisted"))[::1 if who == "timed_engine_run" else -1]
     assert {row["tokens_per_s"][k] for k in lost} == {"RuntimeError: out of memory"} and all(row["tokens_per_s"][k] > 0 for k in left)
-    assert ("engine over plain" in row) == (who == "theirs") and "engine over generate" not in row and 0 < row["alpha"] <= 1
+    assert ("engine over plain" in row) == (who == "transformers_run") and "engine over generate" not in row and 0 < row["alpha"] <= 1
 
 def test_everyone_is_first_once():
     "The turns go round, and the first does not count; one that fails in a later turn has no figure"

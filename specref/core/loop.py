@@ -202,7 +202,8 @@ class ProgressBar:
         if wanted:
             from tqdm.auto import tqdm
             self.bar = tqdm(total=n, unit="tok")
-    def __call__(self, k): return self.bar and self.bar.update(k)
+    def __call__(self, k):
+        if self.bar is not None: self.bar.update(k)
 
 # %% ../../nbs/04_loop.ipynb #97a41af3
 class RoundCounts(NamedTuple):

@@ -76,5 +76,6 @@ def svg(wide, high, title, body):  # -> Picture
     "A drawing with its text alternative"
     title = escape(title)
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high:g}" '
-            f'width="{wide}" height="{high:g}" role="img" aria-label="{title}" font-family="sans-serif" font-size="12"><title>{title}</title>')
-    return Picture(f"{head}{''.join(body)}</svg>")
+            f'width="{wide}" height="{high:g}" role="img" aria-label="{title}" '
+            'font-family="sans-serif" font-size="12">')
+    return Picture(f"{head}<title>{title}</title>{''.join(body)}</svg>")

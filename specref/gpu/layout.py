@@ -19,8 +19,8 @@ from ..core.tree import Tree, check_parents, without_replacement
 
 # %% ../../nbs/40_layout.ipynb #85d7ac18
 @dataclass(frozen=True, eq=False)
-class Batch:  # long: the arrays, their door and their parts
-    "Ragged trees, node after node, int32 on one device (`without_replacement` is bool); raises `ValueError` for a wrong dtype, shape or device"
+class Batch:
+    "Ragged trees, node after node: arrays of int32, `without_replacement` of bool, on one device"
     root: Tensor     # (B,) node 0 of each tree; its other nodes follow, before the next root, parents before children
     token: Tensor    # (n,) a root's token is the last token of its context
     parent: Tensor   # (n,) -1 for a root
@@ -33,13 +33,16 @@ class Batch:  # long: the arrays, their door and their parts
     width: int       # at least the greatest number of children offered at one node
 
     def __post_init__(self):
-        for name, x in self.arrays().items():
-            want = torch.bool if name == "without_replacement" else torch.int32
-            if not isinstance(x, Tensor) or x.dtype != want: raise ValueError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a tensor of {want}")
-            if x.ndim != 1 or (name != "root" and x.shape != self.token.shape):
-                raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted one axis, of as many nodes as token")
-            if x.device != self.root.device: raise ValueError(f"{name}: got a tensor on {x.device}, wanted {self.root.device}, as root")
+        for name, x in self.arrays().items(): self.check_array(name, x)
         check_at_least(0, height=self.height, width=self.width)
+    def check_array(self, name, x):
+        want = torch.bool if name == "without_replacement" else torch.int32
+        if not isinstance(x, Tensor) or x.dtype != want:
+            raise ValueError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a tensor of {want}")
+        if x.ndim != 1 or (name != "root" and x.shape != self.token.shape):
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted one axis, of as many nodes as token")
+        if x.device != self.root.device:
+            raise ValueError(f"{name}: got a tensor on {x.device}, wanted {self.root.device}, as root")
     def arrays(self): return {f.name: getattr(self, f.name) for f in fields(self)[:-2]}
     def to(self, device): return replace(self, **{name: x.to(device) for name, x in self.arrays().items()})
     @property
@@ -58,28 +61,37 @@ class Batch:  # long: the arrays, their door and their parts
         return torch.arange(self.n, dtype=torch.int32, device=self.device) - self.root[self.tree]
 
 # %% ../../nbs/40_layout.ipynb #8c0f59b1
-def check_batch(batch, V=None, rows=None):  # long: one line for each thing that can be wrong -> batch
-    "The batch itself, read on the host; raises `ValueError` naming the array that is no batch (of a vocabulary of `V`, of `rows` rows of q)"
+def check_batch(batch, V=None, rows=None):  # noqa: PLR0915  one line for each thing that can be wrong -> batch
+    "The batch itself, read on the host, with tokens below `V` and rows of q below `rows`"
     x = {name: a.cpu().numpy().astype(int) for name, a in batch.arrays().items()}
-    root, _, parent, depth, child, sibling, q_row, exclusive = x.values()
+    root, token, parent, depth, child, sibling, q_row, exclusive = x.values()
     at, n = np.arange(batch.n), batch.n
     def want(name, right, what):
-        if not np.all(right): raise ValueError(f"{name}: got {x[name][(i := int(np.argmin(right)))]} at {i}, wanted {what}")
+        if np.all(right): return
+        i = int(np.argmin(right))
+        raise ValueError(f"{name}: got {x[name][i]} at {i}, wanted {what}")
     if not batch.B: raise ValueError("root: got no tree, wanted at least one")
-    want("root", (root < n) & (np.diff(root, prepend=-1) > 0) & ((root == 0) == (np.arange(batch.B) == 0)), "0, then greater and greater nodes")
+    rising = (np.diff(root, prepend=-1) > 0) & ((root == 0) == (np.arange(batch.B) == 0))
+    want("root", (root < n) & rising, "0, then greater and greater nodes")
     first = root[np.searchsorted(root, at, side="right") - 1]
-    want("parent", np.where(at == first, parent == -1, (first <= parent) & (parent < at)), "-1 for a root, else an earlier node of its tree")
-    want("depth", depth == np.where(at == first, 0, depth[parent] + 1), "0 for a root, else one more than at the parent")
-    want("child", (child == -1) | (at < child) & (child < n) & (parent[child % n] == at), "-1 or a node whose parent this is")
-    want("sibling", (sibling == -1) | (0 <= sibling) & (sibling < n) & (at != first) & (parent[sibling % n] == parent), "-1 or a node of the same parent")
+    earlier = np.where(at == first, parent == -1, (first <= parent) & (parent < at))
+    want("parent", earlier, "-1 for a root, else an earlier node of its tree")
+    deeper = depth == np.where(at == first, 0, depth[parent] + 1)
+    want("depth", deeper, "0 for a root, else one more than at the parent")
+    own = (at < child) & (child < n) & (parent[child % n] == at)
+    want("child", (child == -1) | own, "-1 or a node whose parent this is")
+    beside = (0 <= sibling) & (sibling < n) & (at != first) & (parent[sibling % n] == parent)
+    want("sibling", (sibling == -1) | beside, "-1 or a node of the same parent")
     met, level, wide = np.zeros(n, dtype=int), child[child >= 0], 0
     while len(level):
         met[level], wide = 1, wide + 1
-        want("sibling", (sibling == -1) | (met[sibling] == 0) | ~np.isin(at, level), "a node that was not met before")
+        new = (met[sibling] == 0) | ~np.isin(at, level)
+        want("sibling", (sibling == -1) | new, "a node that was not met before")
         level = sibling[level][sibling[level] >= 0]
     want("sibling", (sibling == -1) | (met == 1), "-1 at a node that is not offered")
-    want("token", (0 <= x["token"]) & (x["token"] < (V or np.inf)), f"0 <= token < {V or 'V'}")
-    want("q_row", (q_row == -1) | (0 <= q_row) & (q_row < (np.inf if rows is None else rows)) & (met == 1), "-1, or a row of q at a node that is offered")
+    want("token", (0 <= token) & (token < (V or np.inf)), f"0 <= token < {V or 'V'}")
+    there = (0 <= q_row) & (q_row < (np.inf if rows is None else rows)) & (met == 1)
+    want("q_row", (q_row == -1) | there, "-1, or a row of q at a node that is offered")
     want("without_replacement", (exclusive == 0) | (q_row >= 0), "False at a node without a row of q")
     for name, got, least in (("height", batch.height, max(depth * met)), ("width", batch.width, wide)):
         if got < least: raise ValueError(f"{name}: got {got}, wanted at least {least}")
@@ -87,31 +99,33 @@ def check_batch(batch, V=None, rows=None):  # long: one line for each thing that
 
 # %% ../../nbs/40_layout.ipynb #b0c762fd
 def flat(parent, token, q_row=None, without_replacement=None, offered=None, device=None):  # (n,), (n,) -> Batch
-    "A batch from flat parents (-1 for a root) and tokens, siblings offered in the order of their numbers; raises `ValueError`"
+    "A batch from flat parents (-1 for a root) and tokens, siblings offered in the order of their numbers"
     parent, n = [*map(int, parent)], len(parent)
     depth, child, sibling, kids = [], [-1]*n, [-1]*n, {}
     for i, u in enumerate(parent):
         if not -1 <= u < i: raise ValueError(f"parent: got {u} at {i}, wanted -1 or an earlier node")
         depth.append(0 if u < 0 else depth[u] + 1)
         if u < 0 or (offered is not None and not offered[i]): continue
-        if elder := kids.setdefault(u, []): sibling[elder[-1]] = i
+        earlier = kids.setdefault(u, [])
+        if earlier: sibling[earlier[-1]] = i
         else: child[u] = i
-        elder.append(i)
-    ids = lambda x: torch.as_tensor(x, dtype=torch.int32, device=device)
-    root, none = [i for i, u in enumerate(parent) if u < 0], [-1]*n
-    return check_batch(Batch(*map(ids, (root, token, parent, depth, child, sibling, none if q_row is None else q_row)),
-                         torch.as_tensor([False]*n if without_replacement is None else without_replacement, dtype=torch.bool, device=device),
-                         max((depth[k[0]] for k in kids.values()), default=0), max(map(len, kids.values()), default=0)))
+        earlier.append(i)
+    def array(x, fill, dtype=torch.int32): return torch.as_tensor([fill]*n if x is None else x, dtype=dtype, device=device)
+    links = [array(x, -1) for x in (token, parent, depth, child, sibling, q_row)]
+    root = array([i for i, u in enumerate(parent) if u < 0], -1)
+    height, width = max((depth[k[0]] for k in kids.values()), default=0), max(map(len, kids.values()), default=0)
+    return check_batch(Batch(root, *links, array(without_replacement, False, torch.bool), height, width))
 
 # %% ../../nbs/40_layout.ipynb #a6b74d49
-def row_form(tree, node):  # -> one (row or None, apart) a child
-    "How the laws of a node's children are stored: None for a point, one row for siblings without replacement, a row each otherwise"
+def row_form(tree, node):  # -> one (row or None, without replacement?) a child
+    "How the laws of a node's children are stored: None for a point, one row without replacement, else a row each"
     kids = tree.children(node)
     laws, tokens = [np.asarray(tree.law[c]) for c in kids], [tree.token[c] for c in kids]
     sure = [np.count_nonzero(q) == 1 and q[x] == 1 for q, x in zip(laws, tokens)]
     if len(kids) > 1 and not all(sure):
         draw = without_replacement(laws[0])
-        if all(equal_laws(q, draw(tuple(tokens[:j]))) for j, q in enumerate(laws) if j): return [(laws[0], True)] * len(kids)
+        alike = all(equal_laws(q, draw(tuple(tokens[:j]))) for j, q in enumerate(laws) if j)
+        if alike: return [(laws[0], True)] * len(kids)
     return [(None if s else q, False) for s, q in zip(sure, laws)]
 
 def equal_laws(a, b):
@@ -119,28 +133,29 @@ def equal_laws(a, b):
     return b is not None and (all(a == b) if a.dtype == object else np.allclose(a, b, rtol=1e-12, atol=0))
 
 # %% ../../nbs/40_layout.ipynb #9b35b304
-def as_lists(trees):  # long: five lists are filled -> lists, laws
-    "The trees, node after node, as lists of parents, tokens, rows, marks and what is offered, and the laws that the rows of q will hold"
-    parent, token, q_row, apart, offered, laws, seen = [], [], [], [], [], [], {}
+def as_lists(trees):  # -> lists, laws
+    "Trees node after node: lists of parents, tokens, rows, marks and what is offered; the laws of the rows of q"
+    parent, token, q_row, exclusive, offered, laws, seen = [], [], [], [], [], [], {}
     for tree in trees:
         start, n = len(parent), len(tree)
         parent += [u if u < 0 else start + u for u in tree.parent]
         token += [tree.ctx[-1], *tree.token[1:]]
         offered += [q is not None for q in tree.law]
-        q_row, apart = q_row + [-1]*n, apart + [False]*n
+        q_row, exclusive = q_row + [-1]*n, exclusive + [False]*n
         for u in range(n):
-            for c, (q, lone) in zip(tree.children(u), row_form(tree, u)):
+            for c, (q, alone) in zip(tree.children(u), row_form(tree, u)):
                 if q is None: continue
                 row = seen.setdefault(tuple(q) if q.dtype == object else q.tobytes(), len(laws))
                 if row == len(laws): laws.append(q)
-                q_row[start + c], apart[start + c] = row, lone
-    return (parent, token, q_row, apart, offered), laws
+                q_row[start + c], exclusive[start + c] = row, alone
+    return (parent, token, q_row, exclusive, offered), laws
 
 # %% ../../nbs/40_layout.ipynb #43153251
 def pack(trees, V=None, device=None):  # -> Batch, q (rows, V)
-    "Trees as one `Batch` and the rows of their laws in float64 (Theorem flat); `V` is asked for where nothing is offered; raises `ValueError`"
+    "Trees as one `Batch` and the rows of their laws in float64 (Theorem flat); `V` is needed where nothing is offered"
     sizes = {len(q) for tree in trees for q in tree.law if q is not None} | ({V} if V else set())
-    if not len(trees) or not all(len(t.ctx) for t in trees): raise ValueError("trees: got no tree or an empty context, wanted at least one of each")
+    if not len(trees) or not all(len(t.ctx) for t in trees):
+        raise ValueError("trees: got no tree or an empty context, wanted at least one of each")
     if len(sizes) > 1: raise ValueError(f"trees: got laws on {sorted(sizes)} tokens, wanted one vocabulary")
     lists, laws = as_lists(trees)
     q = np.array(laws, dtype=float).reshape(len(laws), max(sizes, default=0))
@@ -148,33 +163,36 @@ def pack(trees, V=None, device=None):  # -> Batch, q (rows, V)
 
 # %% ../../nbs/40_layout.ipynb #6bb50795
 def edge_law(q, row, exclusive, x, earlier):  # q: (rows, V) -> (V,)
-    "The law of the edge to token `x` whose elder siblings have the tokens `elder`"
+    "The law of the edge to token `x` behind siblings with the tokens `earlier`"
     if row < 0: return one_hot(x, q.shape[1], exact=q.dtype == object)
     return without_replacement(q[row])(tuple(earlier)) if exclusive and earlier else q[row]
 
 def unpack(batch, q, ctxs):  # q: (rows, V) tensor, or array of fractions -> trees
-    "The trees of a batch on the contexts `ctxs`, each edge with its law (Theorem flat); raises `ValueError`"
+    "The trees of a batch on the contexts `ctxs`, each edge with its law (Theorem flat)"
     q = q.double().cpu().numpy() if isinstance(q, Tensor) else q
     check_batch(batch, q.shape[1], len(q))
     want = batch.token[batch.root.long()].tolist()
-    if [c[-1] for c in map(tuple, ctxs) if c] != want: raise ValueError(f"ctxs: got {ctxs}, wanted contexts that end in {want}")
-    lists = {name: x.tolist() for name, x in batch.arrays().items()}
-    probes = {}
-    for i in sorted({*range(batch.n)} - {*lists["root"], *lists["child"], *lists["sibling"]}): probes.setdefault(lists["parent"][i], []).append(i)
+    if [c[-1] for c in map(tuple, ctxs) if c] != want:
+        raise ValueError(f"ctxs: got {ctxs}, wanted contexts that end in {want}")
+    lists, probes = {name: x.tolist() for name, x in batch.arrays().items()}, {}
+    linked = {*lists["root"], *lists["child"], *lists["sibling"]}
+    for i in sorted({*range(batch.n)} - linked): probes.setdefault(lists["parent"][i], []).append(i)
     return [add_nodes(Tree(c), r, q, lists, probes) for c, r in zip(ctxs, lists["root"])]
 
 # %% ../../nbs/40_layout.ipynb #f90ad201
 def add_nodes(tree, root, q, lists, probes):  # -> tree
-    "The nodes below `root` added to `tree`, the lowest number first among those whose parent and elder siblings are there"
-    _, token, parent, _, child, sibling, q_row, apart = lists.values()
-    at, ready, lone = {root: 0}, [], {i for nodes in probes.values() for i in nodes}
+    "The nodes below `root` added to `tree`, the lowest number first among those whose parent and earlier siblings are there"
+    _, token, parent, _, child, sibling, q_row, exclusive = lists.values()
+    at, ready, unoffered = {root: 0}, [], {i for nodes in probes.values() for i in nodes}
     def free(*nodes):
-        for i in nodes: heappush(ready, i) if i >= 0 else None
+        for i in nodes:
+            if i >= 0: heappush(ready, i)
     free(child[root], *probes.get(root, []))
     while ready:
         i = heappop(ready)
         u, x = at[parent[i]], token[i]
-        law = None if i in lone else edge_law(q, q_row[i], apart[i], x, [tree.token[c] for c in tree.children(u)])
+        earlier = [tree.token[c] for c in tree.children(u)]
+        law = None if i in unoffered else edge_law(q, q_row[i], exclusive[i], x, earlier)
         at[i] = tree.add(u, x, law)
         free(child[i], sibling[i], *probes.get(i, []))
     return tree

@@ -99,7 +99,7 @@ def target_like(base, facts):
     if "num_attention_heads" not in facts: return base
     keys = "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"
     turn = ("rope_parameters",) if facts["rope_parameters"] else ("rope_theta", "rope_scaling")
-    return base.bringing({k: facts[k] for k in keys + turn} | dict(intermediate_size=facts["inner"]))
+    return base.with_layer({k: facts[k] for k in keys + turn} | dict(intermediate_size=facts["inner"]))
 
 def build_network(facts, layout, base):
     "The network that a reader of `facts` builds, its weights not set; raises `ValueError` where they are not those of the target"

@@ -39,8 +39,8 @@ class NetworkDraft(Target):
     @torch.inference_mode()
     def __call__(self, tree):
         self.target.admit((*tree.ctx[-1:], *tree.token[1:]), 0)
-        uniform = RowAnswer(torch.zeros(self.V))
-        answers = self.answers(tree) if len(tree.ctx) > 1 else [uniform for _ in tree.token]
+        if len(tree.ctx) > 1: answers = self.answers(tree)
+        else: answers = [RowAnswer(torch.zeros(self.V)) for _ in tree.token]   # each warped by its own text
         return Rows(lambda i: self.target.read(answers[i], tree, i), len(tree), self.V,
                     lambda i: raw_weights(answers[i].logits))
 

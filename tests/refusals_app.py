@@ -1,0 +1,48 @@
+"What the application refuses: systems, tour, benchmarks and comparison"
+from functools import cache
+
+from specref.core.target import random_table
+
+
+@cache
+def draft(): return random_table(3, 1)
+
+def built(name, **kw):
+    from specref.app.systems import SYSTEMS
+    return SYSTEMS[name](draft(), **kw)
+
+def benchmarks():
+    from specref.app import benchmarks
+    return benchmarks
+
+def comparison():
+    from specref.app import comparison
+    return comparison
+
+def tour(**kw):
+    from specref.app.tour import tour
+    return tour(out="/dev/null/never", **kw)
+
+def stop(folder):
+    from specref.app.tour import TrainedStop
+    return TrainedStop("EAGLE", folder=folder).build(0.)
+
+
+NEVER = "/dev/null/never.json"   # nothing can be written there
+ROWS = [
+    *[("past", lambda past=past: built("REST", past=past))
+      for past in ((), ((),), 5, (5,), ((7,),), (("a",),))],
+    *[("past", lambda name=name: built(name, past=())) for name in ("DDTree", "SuffixDecoding", "SAM")],
+    *[("gamma", lambda gamma=gamma: built("REST", gamma=gamma)) for gamma in (0, -1, 1.5, "4")],
+    ("gamma", lambda: built("Sequoia", gamma="4")),
+    ("n", lambda: tour(n=0)),
+    ("each", lambda: tour(each=0)),
+    ("folder", lambda: stop("no/such/folder")),
+    *[(name, lambda name=name: benchmarks().record(NEVER, **{name: 0}))
+      for name in ("laps", "each", "n", "threads")],
+    *[(name, lambda name=name: benchmarks().time_verifiers(NEVER, **{name: 0}))
+      for name in ("threads", "V", "gamma")],
+    ("sizes", lambda: benchmarks().lookups(NEVER, sizes=(5,))),
+    *[(name, lambda name=name: comparison().compare(NEVER, **{name: 0}))
+      for name in ("laps", "each", "n", "threads")],
+]

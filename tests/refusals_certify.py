@@ -1,0 +1,161 @@
+"What the certificates, the bets and the sampler kit refuse: (argument, call, words of the message)"
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from helpers import constant, killer, random_table, tempered
+from specref.certify import certificates, samplers, sequential
+from specref.core.law import normalize
+from specref.core.loop import System, match
+from specref.core.target import TableModel
+from specref.core.tree import iid
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching
+
+
+@cache
+def pair(floats=True): return [tempered(m, 1.) if floats else m for m in killer()]
+def system(drafter=None, verify=reject): return System("under test", drafter or Chain(pair()[1], 2), verify)
+def certify(s=None, target=None, ctx=(0,), **kw):
+    return certificates.certify_system(s or system(), target or pair()[0], ctx, **kw)
+def watch(s=None, target=None, ctx=(0,), **kw):
+    return sequential.watch(s or system(), target or pair()[0], ctx, **kw)
+def g_test(counts, want, *alpha): return certificates.g_test(counts, want, *alpha)
+HALVES = {0: .5, 1: .5}
+def floats_on_fractions():
+    flat = TableModel(3, lambda text: np.ones(3)/3)
+    return certificates.exact_certificate(system(Chain(flat, 1)), pair(False)[0], (0,), 2, ())
+
+
+# Bets and logs
+
+@cache
+def recorded(n=3, V=3, drafter=None):
+    target, draft = random_table(V, 1, zeros=False), random_table(V, 2, zeros=False)
+    s = System("recorded", (drafter or partial(Chain, gamma=2))(draft), reject)
+    return list(islice(sequential.play_rounds(s, target, (0,), 5, 3), n))
+@cache
+def folder(): return Path(mkdtemp())
+def save(*witnesses, path=None): return sequential.save_log(path or folder()/"x.npz", list(witnesses))
+def stars(draft): return Branching(draft, (2,), iid)
+
+GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1, 2], [3, -1]]),
+            y=np.array([[1, 0, -1], [3, 3, -1]]))
+P, Q, X, Y = GOOD["p"], GOOD["q"], GOOD["x"], GOOD["y"]
+def log(**changed):
+    np.savez(folder()/"log.npz", **{k: v for k, v in (GOOD | changed).items() if v is not None})
+    return sequential.certify_log(folder()/"log.npz")
+def file(name, content=b""):
+    (folder()/name).write_bytes(content)
+    return sequential.certify_log(folder()/name)
+def half_file():
+    np.savez(folder()/"good.npz", **GOOD)
+    return file("half.npz", (folder()/"good.npz").read_bytes()[:200])
+def one_array():
+    np.save(folder()/"one.npy", np.ones(3))
+    return sequential.certify_log(folder()/"one.npy")
+def objects():
+    np.savez(folder()/"objects.npz", p=np.array([None]), x=np.ones(1), y=np.ones(1))
+    return sequential.certify_log(folder()/"objects.npz")
+def tokens(out): return sequential.token_list(out, "x")
+
+
+# The kit
+
+def never(*given): raise AssertionError("called")
+def one(p, q, x, rng): return [0]
+def rows(verify=never, **kw): return samplers.certify_rows(verify, **kw)
+def texts(sample, ctx=(0,), **kw): return samplers.certify_sampler(sample, pair()[0], ctx, runs=500, **kw)
+def on_texts(verify): return texts(samplers.text_sampler(verify, *pair(), 2))
+def padded():
+    rule = samplers.rule_on_rows(reject)
+    return rule(np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), np.random.default_rng(0))
+
+BAD_RELATIONS = [lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p: (p, p),
+                 lambda p, q: (normalize(p[:3]), normalize(q[:3]))]
+
+ROWS = [
+    ("system", lambda: certify(reject)),
+    ("target", lambda: certificates.certify_system(system(), None, (0,))),
+    ("target", lambda: certify(target=reject)),
+    ("ctx", lambda: certify(ctx=())), ("ctx", lambda: certify(ctx=(3,))),
+    ("n", lambda: certify(n=0)), ("n", lambda: certify(n=2.5)),
+    ("stop", lambda: certify(stop=7)), ("stop", lambda: certify(target=pair(False)[0], stop=7)),
+    ("runs", lambda: certify(runs=0)), ("runs", lambda: certify(runs=15)),
+    ("runs", lambda: certify(target=pair(False)[0], runs=0)),
+    ("seed", lambda: certify(seed=-1)), ("due", lambda: certify(due=0)),
+    ("due", lambda: certify(target=pair(False)[0], due=0)),
+    *(("alpha", partial(certify, alpha=x)) for x in (0., 1., 2, -1, "x", None, float("nan"))),
+    ("alpha", lambda: certify(target=pair(False)[0], alpha=0.)),
+    ("drafter", lambda: certify(system(Chain(constant(1, 1), 2)))),
+    ("system", floats_on_fractions), ("build", lambda: certificates.certificate(None)),
+    ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
+    ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
+    ("counts", lambda: g_test({}, {0: 1.})), ("counts", lambda: g_test({0: -1, 1: 101}, HALVES)),
+    *(("want", partial(g_test, {0: 50, 1: 50}, want))
+      for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {})),
+    ("alpha", lambda: g_test({0: 50, 1: 50}, HALVES, 2)),
+    # bets
+    ("system", lambda: watch(reject)), ("target", lambda: watch(target=reject)),
+    ("ctx", lambda: watch(ctx=())),
+    ("most", lambda: watch(most=0)), ("n", lambda: watch(n=0)), ("seed", lambda: watch(seed=-1)),
+    ("alpha", lambda: watch(alpha=0.)), ("alpha", lambda: watch(alpha=2)),
+    *(("like", partial(watch, system(verify=match), like=like))
+      for like in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.)),
+    ("witnesses", lambda: sequential.certify_rounds([])),
+    # logs
+    ("witnesses", lambda: save()), ("witnesses", lambda: save(1, 2)),
+    ("witnesses", lambda: save(*recorded(), None)),
+    ("witnesses", lambda: save(*recorded(), *recorded(V=4))),
+    ("witnesses", lambda: save(*recorded(drafter=stars))),
+    ("path", lambda: sequential.save_log(None, recorded())),
+    ("path", lambda: save(*recorded(), path=folder())),
+    ("log", lambda: log(p=None), "no array 'p'"), ("log", lambda: log(x=None), "no array 'x'"),
+    ("log", lambda: log(y=None), "no array 'y'"),
+    ("log", lambda: log(p=P[:, :2]), r"got p with float64 of shape \(2, 2, 4\)"),
+    ("log", lambda: log(q=Q[:, :, :3]), r"got q with float64 of shape \(2, 2, 3\)"),
+    ("log", lambda: log(y=Y + .5), "got y with float64"),
+    ("log", lambda: log(p=P.astype(int)), "got p with int64"),
+    ("log", lambda: log(x=X[0]), r"got x with int64 of shape \(2,\), wanted \(rounds, drafts\)"),
+    ("log", lambda: log(p=np.ones(())), "got p with float64 of shape"),
+    ("log", lambda: log(p=P*np.array([1, 1.2, 1])[None, :, None]),
+     r"round 0: p\[1\]: got weights that sum to"),
+    ("log", lambda: log(q=Q*2), r"round 0: q\[0\]: got weights"), ("log", lambda: log(p=-P), "round 0: p"),
+    ("log", lambda: log(p=P*np.nan), r"round 0: p\[0\]: got nan"),
+    ("log", lambda: log(x=np.array([[1, 2], [4, -1]]), y=np.array([[1, 0, -1], [4, 3, -1]])),
+     "round 1: x: got token 4"),
+    ("log", lambda: log(y=np.array([[1, 0, -1], [3, 9, -1]])), "round 1: y: got token 9"),
+    ("log", lambda: log(y=np.array([[2, 2, -1], [3, 3, -1]])), r"round 0: y: got \(2, 2\)"),
+    ("log", lambda: log(y=np.array([[1, 0, -1], [-1, -1, -1]])), r"round 1: y: got \(\)"),
+    ("log", lambda: log(y=np.array([[1, 0, -1], [3, 3, 3]])), r"round 1: y: got \(3, 3, 3\)"),
+    ("log", lambda: log(x=np.array([[-1, 2], [3, -1]])), "round 0: x: got .*wanted nothing but padding"),
+    ("log", lambda: log(y=np.array([[-1, 2, 3], [3, 3, -1]])),
+     "round 0: y: got .*wanted nothing but padding"),
+    ("witnesses", lambda: log(**{k: v[:0] for k, v in GOOD.items()})),
+    ("log", lambda: sequential.certify_log(folder()/"none.npz")),
+    ("log", lambda: sequential.certify_log(folder())),
+    ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
+    ("log", one_array), ("log", objects),
+    *(("x", partial(tokens, bad)) for bad in ([.5], [[1]], "text", None)),
+    ("x", lambda: tokens(([1, 2], 3)), "got a tuple of list, int, wanted whole numbers in a row$"),
+    ("x", lambda: tokens((np.ones(2, int), 1)), "got a tuple of ndarray, int"),
+    # the kit
+    *((name, partial(rows, **{name: x})) for name, x in (
+        ("V", 3), ("V", 4.), ("gamma", 0), ("runs", 0), ("seed", -1), ("alpha", 0.), ("alpha", 1),
+    ("draft", 3),
+        ("like", "reject"), ("cases", {}), ("cases", {"a": 1}), ("cases", [reject]))),
+    *(("like", partial(rows, one, like=like)) for like in (lambda p, tree, rng: 3, lambda p: None)),
+    *(("cases", partial(rows, one, cases={"mine": bad})) for bad in BAD_RELATIONS),
+    *(("draft", partial(rows, one, runs=20, draft=lambda q, rng, x=x: x)) for x in (4, -1, .5, None)),
+    ("verify", lambda: rows(None)), ("verify", lambda: samplers.text_sampler(None, *pair(), 2)),
+    ("gamma", lambda: samplers.text_sampler(one, *pair(), 0)), ("rule", lambda: samplers.rule_on_rows(None)),
+    ("x", padded), ("target", lambda: samplers.certify_sampler(one, None, (0,))),
+    ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one, seed=-1)),
+    ("ctx", lambda: texts(one, ctx=(9,))),
+    ("sample", lambda: texts(samplers.rule_on_rows(reject))),
+    *(("sample", partial(texts, lambda ctx, n, rng, bad=bad: bad)) for bad in ([.5, .5], [[1, 2, 3]])),
+    *(("verify", partial(on_texts, lambda *a, bad=bad: bad)) for bad in ([-1, -1], "text")),
+]

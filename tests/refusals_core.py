@@ -1,0 +1,177 @@
+"Core: arguments that the first chapters refuse, each call with the name of the argument"
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from specref.core.check import as_tokens
+from specref.core.cost import Costs, Rates, arithmetic_factor, best_gamma, explain, measure, reprice, speedup
+from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
+from specref.core.loop import Ledger, RoundCounts, generate, loop_law, match, no_draft
+from specref.core.rng import Seeded, merged_law, law_of, verdict_tape
+from specref.core.target import NgramModel, Rows, TableModel, random_table, target_law
+from specref.core.tree import Tree, from_choices, from_links, iid, points, to_choices, to_links
+from specref.core.tree import without_replacement
+from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
+from specref.verify.siblings import Branching
+
+nan, inf = float("nan"), float("inf")
+half, FOUR = exact(1, 1), exact(1, 1, 1, 1)
+
+
+def each(name, f, *values):
+    "One row for each value that `f` refuses under that name"
+    return [(name, lambda x=x: f(x)) for x in values]
+
+
+@cache
+def table(V=3): return random_table(V, 1)
+
+
+def run(**kw):
+    usual = dict(target=table(), drafter=no_draft, verify=reject, ctx=(0,), n=3, rng=Seeded(0))
+    return generate(**{**usual, **kw})
+
+
+def decode(name, *values): return each(name, lambda x: run(**{name: x}), *values)
+
+
+def bounded_table():
+    "A target that reads six tokens"
+    target = random_table(3, 1)
+    target.most = 6
+    return target
+
+
+def until_tails(rng):
+    "A program without a bound on its questions"
+    while rng.coin(1, of=2): pass
+
+
+def one_child(q):
+    "A tree with one child of node 0, drawn from `q`"
+    tree = Tree((0,))
+    tree.add(0, 1, q)
+    return tree
+
+
+def ledger(drafted, seconds=(1., 1., 1.), rounds=2):
+    "A ledger of equal rounds"
+    counts = RoundCounts(drafted, drafted, 0, 1, dict(zip(("draft", "target", "verify"), seconds)))
+    return Ledger([counts] * rounds)
+
+
+LAWS = [
+    *each("mine", lambda p: as_law(p, "mine"), [1.5, -.5], [nan, 1], [inf, 0], [-inf, 1], [.5, .6],
+          [], [[1.]], 1., exact(1, 1) * Fraction(3, 2), np.array([Fraction(3, 2), Fraction(-1, 2)]),
+          exact(1, 1) * Fraction(10**9 + 1, 10**9)),
+    ("p", lambda: as_law(exact(1, 1, 1), size=2), "wanted 2"),
+    *each("q", lambda f: f(exact(1, 1, 1), half), overlap, d_lk, tv, residual),
+    *each("weights", lambda w: exact(*w), [], [0, 0], [2, -1]),
+    *each("x", lambda x: one_hot(x, 3), -1, 3),
+    *each("w", lambda w: normalize(np.array(w)), [0., 0.], [nan, 1], [-1, 3], [inf, 3]),
+    *each("logits", warp, [], [[0., 1.]], [nan, 0], [inf, 0], [-inf, -inf]),
+    *each("temperature", lambda t: warp([0., 1.], t), -1, inf, nan),
+    *each("top_k", lambda k: warp([0., 1.], 1, k), 0, 1.5, nan),
+    *each("top_p", lambda t: warp([0., 1.], 1, None, t), 0, 1.1, nan),
+]
+
+RNG = [
+    *each("seed", Seeded, -1, 1.5, "7", None),
+    *each("law", lambda p: Seeded(0).pick(np.array(p)), [0., 0.], [nan, nan], [1, nan, 0], [inf, 1.]),
+    *each("table", lambda ask: ask(verdict_tape([.5], [.5])), lambda t: t.coin(1, at=9),
+          lambda t: t.pick(half, at=2), lambda t: t.pick(half, key=1), lambda t: t.at(0).draft.coin(1, at=0)),
+    ("limit", lambda: law_of(lambda rng: rng.pick(exact(1, 1, 1)), 2), "walked 2 paths, 66.7% of the mass"),
+    ("limit", lambda: law_of(until_tails, 50), "walked 50 paths"),
+    ("limit", lambda: law_of(lambda rng: tuple(rng.coin(1, of=3) for _ in range(2000)), 100), "100 forks"),
+    ("limit", lambda: merged_law(lambda s, rng: (s + rng.coin(1, of=2)) % 2, 0, lambda s: False, 100)),
+    ("limit", lambda: merged_law(lambda s, rng: rng.pick(FOUR) + s + 1, 0, lambda s: s > 99, 100)),
+]
+
+TREES = [
+    *each("q", lambda draw: draw([.5, .6]), iid, without_replacement),
+    ("x", lambda: points([3], 3)(())),
+    *each("parent", lambda u: Tree((0,)).add(u, 0), -1, 1),
+    *each("token", lambda x: Tree((0,)).add(0, x, exact(1, 0, 1)), -1, 1, 3),
+    *each("node", lambda u: Tree((0,)).grow(u, iid(half), Seeded(0)), -1, 1),
+    *each("choices", from_choices, [(0,), (1, 0)], [(0, 0)], [(0,), (0,), (0, 0)], [(), (0,)]),
+    *each("child", lambda links: from_links(*links), ([1, 0], [-1, -1]), ([2, -1], [-1, -1]),
+          ([1, -1], [-1, 1]), ([1, 1], [-1, -1]), ([-1, -1], [-1, -1])),
+    *each("sibling", lambda links: from_links(*links), ([1, -1, -1], [-1, 2]), ([], [])),
+    *each("parent", to_links, [-1, 5], [-1, 2, 0], []),
+    ("parent", lambda: to_choices([-1, 5])),
+]
+
+TARGETS = [
+    *each("p[1]", lambda bad: Rows(lambda i: bad, 3, 2)[1], [.5, .6], [nan, 1.], [1.], [2., -1.]),
+    *each("V", lambda V: TableModel(V, None), 0, -1),
+    *each("f(text)", lambda bad: TableModel(2, lambda text: bad).law((0,)), [.5, .6], [1.]),
+    ("V", lambda: NgramModel([], 0, 1)),
+    *each("ids", lambda ids: NgramModel(ids, 3, 2), [3], [-1, 0], [.5], [[0, 1]]),
+    *each("order", lambda k: NgramModel([0], 3, k), 0, 1.5),
+    ("order", lambda: NgramModel([0], 1000, 7)),
+    *each("ctx", lambda ctx: target_law(table(), ctx, 1), (5,), ()),
+    ("n", lambda: target_law(table(), (0,), -1)),
+    *each("text", lambda xs: as_tokens(3, text=xs), np.zeros((1, 2), int), np.zeros(2), [3], [-1]),
+]
+
+LOOP = [
+    *decode("ctx", (), (3,), (-1,), (.5,)),
+    *decode("n", -1, 1.5, None),
+    *decode("drafter", Chain(table(4), 2), Branching(table(2), (2,)), None, 3),
+    *decode("stop", 2),
+    *decode("rng", 0),
+    *decode("target", None, reject),
+    *decode("verify", None, "reject"),
+    *each("drafter", lambda depth: run(target=bounded_table(), drafter=Chain(table(), depth)), 6, 7),
+    ("drafter", lambda: loop_law(bounded_table(), Chain(table(), 6), match, (0,), 1), "below the 6 tokens"),
+    ("drafter", lambda: loop_law(table(), Chain(table(4), 2), match, (0,), 1)),
+    ("ctx", lambda: loop_law(table(), no_draft, match, (), 1)),
+    ("n", lambda: loop_law(table(), no_draft, match, (0,), -1)),
+    *each("gamma", lambda gamma: Chain(table(), gamma), 0, 1.5, "4", None),
+    ("q", lambda: reject([exact(1, 1, 1)] * 2, one_child(half), Seeded(0))),
+    *each("alpha", lambda a: capped_geometric(a, 2), -.1, 1.1, nan),
+    ("gamma", lambda: capped_geometric(.5, -1)),
+    ("i", lambda: accepted_at_least(table(), table(), (0,), -1)),
+]
+
+wrong_rates, wrong_costs = (-.1, 1.1, nan, "1", True), (-.1, nan, inf, "1", None, True)
+wrong_numbers = 0, 1.5, "2", True
+price = Costs({1: 1.}, .1)
+COST = [
+    *each("alpha", lambda a: speedup(a, 2, .1), *wrong_rates, np.array([.5])),
+    *each("alpha", lambda f: f(1.1), lambda a: arithmetic_factor(a, 2, .1), lambda a: best_gamma(a, .1),
+          price.best_gamma, lambda a: Rates.even(a, 2)),
+    *each("c", lambda c: speedup(.5, 2, c), *wrong_costs),
+    *each("c", lambda c: best_gamma(.5, c), -.1),
+    *each("c_hat", lambda c: arithmetic_factor(.5, 2, c), -.1),
+    *each("draft", lambda s: Costs({1: 1.}, s), -.1, inf),
+    *each("rest", lambda s: Costs({1: 1.}, .1, s), -.1, inf),
+    *each("gamma", lambda f: f(-.1), price.round, lambda g: price.speedup(2, g)),
+    *each("tau", lambda tau: price.speedup(tau, 2), -.1, nan),
+    *each("gamma", lambda g: speedup(.5, g, .1), *wrong_numbers),
+    *each("gamma", lambda f: f(0), lambda g: arithmetic_factor(.5, g, .1), lambda g: Rates.even(.5, g),
+          lambda g: Rates.emitting(1., g)),
+    *each("most", lambda n: best_gamma(.5, .1, n), *wrong_numbers),
+    *each("reading", lambda t: Costs(t, .1), {}, {2: 1.}, {1: 0.}, {1: -1.}, {1: 1., 2: inf}, {0: 1., 1: 1.},
+          {1: 1., 2.5: 1.}, {1: "1"}, [1.], None),
+    ("reading", lambda: best_gamma(.5, .1, 9, {2: 1.})),
+    ("m", lambda: price.curve(.5)),
+    *each("tau", lambda tau: Rates.emitting(tau, 2), .9, 3.1, nan),
+    *each("position", Rates, (), (.5, .6), (1.2,), (nan,), ("a",), .5),
+    *each("ledger", lambda led: explain(led, price), Ledger(), ledger(0), None, []),
+    *each("ledger", lambda f: f(Ledger()), explain, Rates.seen),
+    *each("ledger", lambda s: explain(ledger(2, s)), (0, 0, 0), (1., 0., 1.), (-1., 1., 1.), (1., 1., -1.),
+          (nan, 1., 1.)),
+    *each("ledger", lambda led: reprice(led, price), None, 3),
+    *each("costs", lambda costs: explain(ledger(2), costs), 3, {1: 1.}),
+    ("costs", lambda: reprice(ledger(2), None)),
+    *each("prompts", lambda x: measure(table(), table(), x), 5, None, []),
+    *each("sizes", lambda x: measure(table(), table(), [(0,)], x), 3, (), (2, 3), (1, 0), (1, 1.5)),
+    ("draft", lambda: measure(table(), table(4), [(0,)])),
+    *each("ctx", lambda ctx: measure(table(), table(), [ctx]), (5,), ()),
+    *each("repeats", lambda n: measure(table(), table(), [(0,)], repeats=n), 0, 1.5),
+    ("gamma", lambda: measure(table(), table(), [(0,)], gamma=0)),
+]
+
+ROWS = LAWS + RNG + TREES + TARGETS + LOOP + COST

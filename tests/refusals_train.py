@@ -1,0 +1,138 @@
+"What the chapters on trained drafters refuse: (argument, call, words)"
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from helpers import random_table, tiny
+from specref.core.tree import Tree
+from specref.models.recipe import llama
+from specref.models.transformer import HFModel
+from specref.train import branching, eagle3, falcon, features, harness, hydra, medusa, mtp, registry
+from specref.train.harness import StateDataset, TargetModel
+from specref.verify.reject import reject
+
+@cache
+def base(V=5): return TargetModel(tiny(V, layers=4))
+
+@cache
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=1, n_head=2, bos_token_id=None,
+                                      eos_token_id=None))
+
+def gelu():
+    "A model with the names and shapes of Llama's weights, and another layer"
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**base().config.to_dict(), "hidden_act": "gelu"}))
+
+def soft():
+    "A model whose logits are not its head's"
+    class Soft(LlamaForCausalLM):
+        def forward(self, **kw):
+            out = super().forward(**kw)
+            out.logits = out.logits.tanh()
+            return out
+    return Soft(base().config)
+
+def huge():
+    "A target whose states half precision cannot hold"
+    model = tiny(5)
+    with torch.no_grad(): model.model.norm.weight.mul_(1e6)
+    return TargetModel(model)
+
+def target(*keep, V=5): return HFModel(base(V).model, keep=keep or (4,), check=False)
+def states(T):
+    return StateDataset(torch.zeros(1, T, dtype=torch.long),
+                        {k: torch.zeros(1, T, 16).double() for k in range(5)})
+def texts(x, layers=(2,), on=None): return harness.state_dataset(on or base(), x, layers, "/nowhere/states")
+def x(): return np.zeros((2, 4), np.uint16)
+def path(net, *nodes):
+    "A path below a context, put to a draft model"
+    tree = Tree((1, 2, 3))
+    for u, y in enumerate(nodes): tree.add(u, y)
+    return net(tree)
+def medusa_draft(): return medusa.MedusaDraft(medusa.Medusa(base(), 3), target())
+def hydra_draft(): return hydra.PathDraft(hydra.Hydra(base(), 3).double(), target())
+def eagle_draft(): return features.FeatureDraft(eagle3.Hass(base()), target())
+def marginals(): return medusa.HeadMarginals(medusa_draft(), 3)
+def fit(**kw):
+    how = dict(steps=10, peak=1e-2, folder="/nowhere/net") | kw
+    return harness.train_network(medusa.Medusa(base(), 1), base(), states(9), states(9), **how)
+
+ROWS = [
+    ("model", lambda: TargetModel(soft()), "plain head"),
+        ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),
+    ("layers", lambda: texts(x(), (5,)), "5"), ("layers", lambda: to_half_of_huge(), "65,504"),
+    *(("x", lambda bad=bad: texts(bad)) for bad in (x()[0], x().astype(float), x()[:0], x() + 5,
+                                                    x().astype(int) - 5)),
+    ("steps", lambda: fit(steps=0)), ("depth", lambda: fit(depth=0)), ("rows", lambda: fit(rows=0)),
+    ("depth", lambda: harness.evaluate(medusa.Medusa(base(), 2), base(), states(9), 3), "at most 2"),
+    ("depth", lambda: harness.evaluate(medusa.Medusa(base(), 2), base(), states(9), 8), "at most 7"),
+    ("folder", lambda: harness.read_card("/nowhere")),
+    ("weights", lambda: harness.set_weights(eagle3.Hass(base()), {}), "without fc.bias"),
+    ("weights", lambda: harness.set_weights(net := eagle3.Hass(base()),
+                                            net.state_dict() | {"y": torch.ones(1)}), "unknown y"),
+    ("weights", lambda: harness.set_weights(net := eagle3.Hass(base()),
+                                            net.state_dict() | {"fc.bias": torch.ones(3)}), "fc.bias"),
+    *(("target", lambda bad=bad: features.FeatureDraft(eagle3.Hass(base()), bad()))
+      for bad in (lambda: base().model, lambda: target(1))),
+    *(("token", lambda nodes=nodes: path(eagle_draft(), *nodes)) for nodes in ((5,), (-1,))),
+    *(("token", lambda ctx=ctx: eagle_draft()(Tree(ctx))) for ctx in ((1, 5), (5, 1), (5,), (1, -1))),
+    *(("depth", lambda d=d: features.unroll(eagle3.Hass(base()), states(3), d)) for d in (0, 3)),
+    ("inner", lambda: features.layer_config(base(), 0)),
+    ("B", lambda: branching.branching(0, 1)), ("tail", lambda: branching.branching(1, 0)),
+    ("gamma", lambda: branching.chain_tokens(2, 2, 0)), ("gamma", lambda: branching.most_tokens(2, 2, 0)),
+    ("heads", lambda: medusa.Medusa(base(), 0)), ("rank", lambda: medusa.Adapter(base(), 0)),
+    ("base", lambda: medusa.Adapter(SimpleNamespace(model=nn.Sequential(head := nn.Linear(2, 3)),
+                                                    head=head))),
+    ("target", lambda: medusa.MedusaDraft(medusa.Medusa(base()), random_table(5, 0))),
+    ("model", lambda: medusa.HeadMarginals(None, 2)),
+        ("depth", lambda: medusa.HeadMarginals(medusa_draft(), 0)),
+    ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
+        ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
+    ("choices", lambda: medusa.MedusaTree(marginals(), tuple((0,)*n for n in range(1, 5))), "at most 3"),
+    ("rule", lambda: medusa.accept_longest(reject)),
+    ("heads", lambda: hydra.Hydra(base(), heads=0)), ("layers", lambda: hydra.Hydra(base(), layers=0)),
+    ("matrices", lambda: hydra.HydraPlus(base(), matrices=0)),
+        ("stages", lambda: hydra.MLPSpeculator(base(), stages=0)),
+    ("inner", lambda: hydra.MLPSpeculator(base(), inner=-1)),
+        ("tree", lambda: path(hydra_draft(), 0, 0, 0), "less than 3"),
+    ("ks", lambda: hydra.CandidateTree(hydra_draft(), (5, 0))),
+        ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())),
+    ("n", lambda: hydra.CandidateTree(hydra_draft(), (5,), 0)), ("model", lambda: hydra.CandidateTree(3)),
+    *(("n", lambda n=n: mtp.Gloeckle(base(), n)) for n in (1, 2.5, None)),
+    ("D", lambda: mtp.DeepSeek(base(), 0)), ("steps", lambda: mtp.RecursiveMTP(base(), 0)),
+    ("base", lambda: mtp.Gloeckle(TargetModel(gpt2())), "GPT2"), ("base", lambda: mtp.trunk(gpt2()), "GPT2"),
+    ("base", lambda: mtp.Gloeckle(TargetModel(gelu())), "does not copy"),
+    *(("noise", lambda n=n: eagle3.Hass(base(), noise=n)) for n in (-.1, float("inf"))),
+    ("steps", lambda: eagle3.Hass(base(), steps=0)), ("k", lambda: eagle3.Hass(base(), k=0)),
+    ("weight", lambda: eagle3.Hass(base(), weight=-1.)), ("begin", lambda: eagle3.Hass(base(), begin=2.)),
+    *(("reads", lambda r=r: eagle3.Eagle3(base(), reads=r)) for r in ((1, 2, 5), (-1, 2, 3))),
+    *(("draft", lambda d=d: eagle3.Eagle3(base(), draft=d, reads=(1, 2, 3))) for d in (0, True, 2., 6)),
+    ("steps", lambda: eagle3.Eagle3(base(), reads=(1, 2, 3), steps=0)),
+        ("fade", lambda: eagle3.Eagle3(base(), reads=(1,), fade=2.)),
+    *(("ids", lambda i=i: eagle3.Eagle3(base(), 3, reads=(1, 2, 3)).speak(torch.tensor(i)))
+      for i in ([0, 1], [0, 1, 1], [2, 1, 0], [0, 1, 5], [-1, 0, 1])),
+    ("n", lambda: eagle3.frequent_tokens([1], 0, 4)), ("n", lambda: eagle3.frequent_tokens([1], 5, 4)),
+    ("x", lambda: eagle3.frequent_tokens([1, 4], 2, 4)), ("x", lambda: eagle3.frequent_tokens([-1], 2, 4)),
+    ("depth", lambda: eagle3.Hass(base()).loss(states(3), 0.)),
+    ("k", lambda: falcon.Falcon(base(), k=0)), ("noise", lambda: falcon.Falcon(base(), noise=-.1)),
+    ("glance", lambda: falcon.Falcon(base(), glance=1.5)), ("k", lambda: falcon.block_tree((2,), 0)),
+    ("shape", lambda: falcon.block_tree((2, 0), 2)), ("k", lambda: falcon.block_tokens(4, 3, 2, 0)),
+    ("system", lambda: registry.load_system("EAGLE-9"), "EAGLE-2"),
+        ("name", lambda: registry.train_drafter("eagle9"), "eagle3"),
+    ("folder", lambda: registry.load_system("EAGLE", folder="/nowhere")),
+    ("target", lambda: registry.load_system("EAGLE", model=llama(24, 192, 512)), "head_sha256"),
+    ("steps", lambda: registry.train_drafter("eagle", steps=0)),
+        ("length", lambda: registry.train_drafter("eagle", length=4)),
+    ("path", lambda: registry.train_drafter("eagle", "/nowhere")),
+]
+
+def to_half_of_huge():
+    on = huge()
+    with torch.inference_mode():
+        out = on.model(input_ids=torch.zeros(1, 2, dtype=torch.long), output_hidden_states=True)
+    return harness.to_half(out.hidden_states[-1], 2)

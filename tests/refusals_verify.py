@@ -1,0 +1,157 @@
+"What the verifiers and their drafters refuse: the argument, the call, what the message must contain"
+from functools import cache
+from math import inf, nan
+
+import numpy as np
+
+from helpers import CANON, constant
+from specref.core.law import exact, residual
+from specref.core.loop import generate
+from specref.core.rng import Seeded
+from specref.core.tree import Tree, iid, points, without_replacement
+from specref.verify.block import block, mean_accepted_block, prefix_weights
+from specref.verify.coupled import (GumbelMax, PositionKeyed, gumbel_max_coupling, inverse_cdf_coupling,
+                                    list_match_prob, list_position, reused_noise_law)
+from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
+                                  lenient, lenient_greedy, standard_rule, text_law, top_beta, typical)
+from specref.verify.reject import Chain, reject
+from specref.verify.siblings import Branching, acceptance_prob, acceptance_prob_iid, round_robin
+from specref.verify.transport import (greedy_draft, importance, kseq, optimal_acceptance_iid, sibling_sets,
+                                      smallest_rho, spechub, transport)
+from specref.verify.traversal import (acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted,
+                                      traversal)
+
+P, Q = CANON
+
+
+@cache
+def two(): return constant(1, 1)
+
+
+@cache
+def three(): return constant(1, 1, 1)
+
+
+@cache
+def pair(): return constant(*P), constant(*Q)
+
+
+def star(draw, k, ctx=(0,)):
+    tree = Tree(ctx)
+    tree.grow(0, draw, Seeded(0), k)
+    return tree
+
+
+def added(*parents):
+    "Nodes that no draw explains"
+    tree = Tree((0,))
+    for parent in parents: tree.add(parent, 3, Q)
+    return tree
+
+
+def ragged(): return star(lambda earlier: Q if len(earlier) < 2 and 3 not in earlier else None, 3)
+
+
+def grown_twice():
+    tree = star(iid(Q), 1)
+    tree.grow(0, without_replacement(Q), Seeded(0), 1)
+    return tree
+
+
+def flat(): return star(iid(np.full(512, 1/512)), 2)
+
+
+def verdict(verify, tree, row=P): return verify([row]*9, tree, Seeded(0))
+
+
+def round_of(drafter, ctx=(0,)): return drafter(ctx, Seeded(0))
+
+
+def mixed():
+    models = constant(1, 1), constant(1, 1, 1)
+    return generate(models[0], Branching(models, (1,), round_robin(iid)), reject, (0,), 1, Seeded(0))
+
+
+ROWS = [
+    # siblings
+    *(("shape", lambda bad=bad: Branching(two(), bad))
+      for bad in ((), (0,), (2, -1), None, (1.5,), 3, ("2",))),
+    ("model", lambda: Branching((), (1,))),
+    *(("draw", lambda bad=bad: Branching(two(), (1,), bad)) for bad in (3, lambda a, b: iid(a))),
+    ("draw", lambda: Branching((two(), two()), (1,))),
+    ("drafter", mixed),
+    *(("k", lambda bad=bad: acceptance_prob(P, iid(Q), bad)) for bad in (-1, 1.5, "2")),
+    ("q", lambda: acceptance_prob(P, iid(exact(1, 1)), 1)),
+    ("q", lambda: acceptance_prob_iid(P, [exact(1, 1)])),
+    # chains alone
+    *(("tree", lambda f=f: verdict(f, star(without_replacement(Q), 2)))
+      for f in (block, standard_rule, lenient(1))),
+    *(("tree", lambda f=f: verdict(f, added(0, 1, 1)), "node 1 with 2 children, wanted a chain")
+      for f in (block, standard_rule, lenient_greedy(1))),
+    ("tree", lambda: prefix_weights([P]*9, added(0, 0))),
+    # a row and an edge of two vocabularies
+    *(("q", lambda f=f, row=row: verdict(f, star(iid(Q), 1), row)) for row in (exact(1, 1, 1), exact(1))
+      for f in (
+        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule)),
+    # block
+    *(("gamma", lambda bad=bad: mean_accepted_block(*pair(), (0,), bad)) for bad in (-1, 1.5, None)),
+    *(("ctx", lambda bad=bad: mean_accepted_block(*pair(), bad, 2)) for bad in ((), (9,), (-1,), None)),
+    ("q", lambda: mean_accepted_block(two(), three(), (0,), 2)),
+    # traversal
+    *(("ctx", lambda f=f: f(two(), Chain(two(), 1), ())) for f in (acceptance_bound, best_rule)),
+    ("ctx", lambda: mean_accepted(two(), Chain(two(), 1), traversal, (2,))),
+    ("drafter", lambda: acceptance_bound(two(), Chain(three(), 1), (0,))),
+    # transport
+    *(("tree", lambda f=f: verdict(f, added(0, 0)), "draw does not explain|independently from one law")
+      for f in (transport, importance, kseq)),
+    *(("tree", lambda f=f: verdict(f, ragged()), "may depend on their tokens|independently from one law")
+      for f in (transport, importance, kseq)),
+    *(("tree", lambda tree=tree: verdict(kseq, tree()), "wanted those of `iid`") for tree in (
+        grown_twice, lambda: star(without_replacement(Q), 2), lambda: star(points([3, 2], 4, exact=True), 2),
+        lambda: star(greedy_draft(2)(Q), 2), lambda: star(spechub(Q), 2))),
+    ("rho", lambda: kseq([P]*3, star(iid(Q), 2), Seeded(0), rho=lambda *_: P.sum()),
+     "residual would be negative"),
+    ("top_k", lambda: verdict(transport, flat(), np.full(512, 1/512)), "ways to draw"),
+    *((name, lambda f=f, bad=bad: f(bad)) for bad in (0, -1, 1.5) for name, f in (
+        ("n", lambda n: optimal_acceptance_iid(P, Q, n)), ("n", greedy_draft),
+        ("k", lambda k: smallest_rho(P, Q, k)))),
+    ("n", lambda: sibling_sets(iid(Q), -1)),
+    *(("q", lambda f=f: f(P, exact(1, 1), 2)) for f in (optimal_acceptance_iid, smallest_rho)),
+    *(("q", lambda f=f, bad=bad: f(np.array(bad))) for bad in ([.5, .6], [[1.]])
+      for f in (spechub, greedy_draft(2))),
+    # coupled
+    *(("q", lambda f=f: f(P, Q[:3])) for f in (inverse_cdf_coupling, gumbel_max_coupling, list_match_prob)),
+    ("q", lambda: reused_noise_law(P, Q[:3], gumbel_max_coupling)),
+    *((name, lambda law=law: gumbel_max_coupling(*law)) for bad in ([0., 0.], [nan, 1.])
+      for name, law in (("p", (np.array(bad), np.full(2, .5))), ("q", (np.full(2, .5), np.array(bad))))),
+    *(("law", lambda bad=bad: GumbelMax(1).pick(np.array(bad), key=3))
+      for bad in ([0., 0.], [nan, 1.], [inf, 0.])),
+    ("K", lambda: list_match_prob(P, Q, 0)),
+    ("K", lambda: list_position(0)),
+    *(("lists", lambda bad=bad: GumbelMax(1, lists=bad)) for bad in (0, 1.5, True)),
+    ("seed", lambda: GumbelMax(-1)),
+    ("drafter", lambda: round_of(PositionKeyed(Branching(three(), (2, 1)))), "drawn with the noise of"),
+    ("drafter", lambda: round_of(PositionKeyed(Chain(two(), 2), lambda t, i: i), (0, 0))),
+    ("drafter", lambda: round_of(PositionKeyed(Branching(three(), (2, 1), iid), list_position(3)))),
+    # lossy
+    *(("l", lambda f=f, bad=bad: f(bad)) for bad in (0, -1, 1.1, nan, inf, None, "1", True)
+      for f in (lenient, lenient_greedy)),
+    *(("beta", lambda bad=bad: top_beta(bad, 1.)) for bad in (0, 1.5, None, True)),
+    *(("tau", lambda bad=bad: top_beta(1, bad)) for bad in (-1, nan, None, "1", -inf)),
+    *(("alpha_rb", lambda bad=bad: bild_rollback(bad)) for bad in (-1, nan, None, -inf)),
+    *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, 1.1, nan, None) for name, f in (
+        ("epsilon", typical), ("delta", lambda delta: typical(.09, delta)), ("w", ensemble))),
+    ("delta", lambda: typical(1, 1)),   # nothing is typical of a uniform law, the argmax too
+    *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, nan, inf, None) for name, f in (
+        ("fallback", lambda fallback: BildDraft(None, 2, fallback)), ("sure", cascade))),
+    *(("gamma", lambda bad=bad: BildDraft(None, bad, .5)) for bad in (0, 1.5, None)),
+    ("gamma", lambda: text_law(standard_rule, two(), two(), 0, (0,), 1)),
+    ("n", lambda: text_law(standard_rule, two(), two(), 1, (0,), -1)),
+    ("ctx", lambda: text_law(standard_rule, two(), two(), 1, (), 1)),
+    ("draft", lambda: text_law(standard_rule, two(), three(), 1, (0,), 1)),
+    ("draft", lambda: CombinedModel(two(), three(), ensemble(.5))),
+    ("kept", lambda: AcceptanceRule(None, residual)),
+    ("otherwise", lambda: AcceptanceRule(np.minimum, 1)),
+    *(("q", lambda f=f: f(exact(1, 1), exact(1, 1, 1)))
+      for f in (standard_rule.law, standard_rule.acceptance, standard_rule.bias, lenient_greedy(1).law)),
+]
