@@ -1,4 +1,4 @@
-"The look of the book, and what Sphinx must know beyond its pages: where names are defined, how statements are numbered and named"
+"The look of the book, and what Sphinx must know beyond its pages: definitions, numbers, statements"
 import html, json, re
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from sphinx.addnodes import pending_xref
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
 project, version, language = 'specref', cite['version'], 'en'
-extensions = ['myst_nb', 'sphinx_proof', 'sphinxcontrib.bibtex', 'sphinx_copybutton', 'sphinx.ext.mathjax', 'sphinx-mathjax-offline']
+extensions = ['myst_nb', 'sphinx_proof', 'sphinxcontrib.bibtex', 'sphinx_copybutton', 'sphinx.ext.mathjax',
+              'sphinx-mathjax-offline']
 nitpicky = True
 
 nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
@@ -20,12 +21,16 @@ prf_realtyp_to_countertyp = {e.lower(): 'theorem' for e in stage.ENVS}  # one co
 
 html_theme, html_title = 'sphinx_book_theme', 'specref'
 html_favicon = '_static/favicon.svg'
-html_static_path, html_css_files, html_js_files = ['_static'], ['specref.css'], [('figures.js', dict(defer='defer'))]
+html_static_path, html_css_files = ['_static'], ['specref.css']
+html_js_files = [('figures.js', dict(defer='defer'))]
 html_context = dict(default_mode='auto')
-html_copy_source = html_show_sphinx = html_use_index = html_domain_indices = html_show_search_summary = False  # a summary cannot be fetched from a file
+html_copy_source = html_show_sphinx = html_use_index = html_domain_indices = False
+html_show_search_summary = False   # a summary cannot be fetched from a file
 html_theme_options = dict(
-    logo=dict(text='specref'), home_page_in_toc=True, show_toc_level=2, use_download_button=False, search_bar_text='Search the book', navbar_persistent=[],
-    footer_content_items=['extra-footer.html'], extra_footer=f'<p>specref {version}. To cite it: {cite["authors"][0]["name"]}, '
+    logo=dict(text='specref'), home_page_in_toc=True, show_toc_level=2, use_download_button=False,
+    search_bar_text='Search the book', navbar_persistent=[],
+    footer_content_items=['extra-footer.html'],
+    extra_footer=f'<p>specref {version}. To cite it: {cite["authors"][0]["name"]}, '
     f'<em>{html.escape(cite["title"])}</em>, version {version}. {cite["license"]}.</p>')
 
 
@@ -34,34 +39,44 @@ def book(app): return json.loads((Path(app.srcdir)/'book.json').read_text(encodi
 
 def define(app, doctree):
     "Exported cells say so, and are where their names lead to, here and from other books (objects.inv)"
-    for cell in doctree.findall(lambda n: isinstance(n, nodes.container) and 'defines' in n.get('cell_metadata', {})):
+    def exported(n): return isinstance(n, nodes.container) and 'defines' in n.get('cell_metadata', {})
+    for cell in doctree.findall(exported):
         module = cell['cell_metadata']['module']
         for name, kind in cell['cell_metadata']['defines'].items():
             cell['ids'].append(f'{module}.{name}')
-            app.env.domains.python_domain.note_object(f'{module}.{name}', kind, f'{module}.{name}', location=cell)
+            full = f'{module}.{name}'
+            app.env.domains.python_domain.note_object(full, kind, full, location=cell)
         cell.insert(0, nodes.raw('', f'<div class="exported">{module}</div>', format='html'))
 
 
 def home(said, before, here, book):
-    "The full name that backticked words mean on this page: its own name, or the one that chapters up to here define"
-    if not (m := re.fullmatch(r'(?:specref\.(?:\w+\.)+)?(\w+)(\.\w+)?(?:\(.*\))?', said)) or re.search("['’]s? $", before): return None  # transformers' `generate`
+    "The full name that backticked words mean on this page: its own, or one of chapters up to here"
+    m = re.fullmatch(r'(?:specref\.(?:\w+\.)+)?(\w+)(\.\w+)?(?:\(.*\))?', said)
+    if not m or re.search("['’]s? $", before): return None   # transformers' `generate`
     def at(page): return stage.order(f'{book["pages"].get(page) or 999}_')
-    found = [full for full, page in book['defined'].items() if m[1] == full.rpartition('.')[2] and at(page) <= at(here)]
+    known = {full: page for full, page in book['defined'].items() if m[1] == full.rpartition('.')[2]}
+    found = [full for full, page in known.items() if at(page) <= at(here)]
     own = [full for full in found if book['defined'][full] == here]
     return (own or found)[0] if len(own or found) == 1 and (not m[2] or m[1][0].isupper()) else None
 
 
+CLOSED = (nodes.reference, pending_xref, nodes.title, nodes.literal, nodes.literal_block, nodes.math,
+          nodes.raw)
+
 def refer(app, doctree):
     "Links from backticked names to their cells, from `Theorem siblings` in prose to the theorem"
     known, here = book(app), app.env.docname
-    def xref(domain, kind, target, inner): return pending_xref('', inner, refdomain=domain, reftype=kind, reftarget=target, refexplicit=True, refdoc=here, refwarn=True)
+    def xref(domain, kind, target, inner):
+        return pending_xref('', inner, refdomain=domain, reftype=kind, reftarget=target, refexplicit=True,
+                            refdoc=here, refwarn=True)
     def free(node):
         while node := node.parent:
-            if isinstance(node, (nodes.reference, pending_xref, nodes.title, nodes.literal, nodes.literal_block, nodes.math, nodes.raw)): return False
+            if isinstance(node, CLOSED): return False
         return True
     for node in [n for n in doctree.findall(nodes.literal) if free(n)]:
         before = node.parent[node.parent.index(node) - 1].astext() if node.parent.index(node) else ''
-        if full := home(node.astext(), before, here, known): node.replace_self(xref('py', 'obj', full, node.deepcopy()))
+        full = home(node.astext(), before, here, known)
+        if full: node.replace_self(xref('py', 'obj', full, node.deepcopy()))
     for node in [n for n in doctree.findall(nodes.Text) if free(n)]:
         done, parts = 0, []
         for a, b, anchor in stage.mentions(str(node), known['statements']):
@@ -86,18 +101,21 @@ def single(app, doctree, docname):
 def docstrings(app, pagename, templatename, context, doctree):
     "Theorems that a docstring cites are linked too"
     known = book(app)
-    where = {anchor: doc for doc, kinds in app.env.toc_fignumbers.items() for ids in kinds.values() for anchor in ids}
+    numbered = app.env.toc_fignumbers.items()
+    where = {anchor: doc for doc, kinds in numbered for ids in kinds.values() for anchor in ids}
     def link(m):
         out, done = '', 0
         for a, b, anchor in stage.mentions(m[0], known['statements']):
-            out += f'{m[0][done:a]}<a href="{app.builder.get_relative_uri(pagename, where[anchor])}#{anchor}">{m[0][a:b]}</a>'
+            uri = app.builder.get_relative_uri(pagename, where[anchor])
+            out += f'{m[0][done:a]}<a href="{uri}#{anchor}">{m[0][a:b]}</a>'
             done = b
         return out + m[0][done:]
-    if 'body' in context: context['body'] = re.sub(r'<span class="s[\w]*">[^<]*</span>', link, context['body'])
+    strings = r'<span class="s[\w]*">[^<]*</span>'
+    if 'body' in context: context['body'] = re.sub(strings, link, context['body'])
 
 
 def setup(app):
-    app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: no fonts, which a page opened from disk may not load
+    app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
     app.connect('doctree-read', define)
     app.connect('doctree-read', refer)
     app.connect('env-check-consistency', lambda app, env: count(app, env))

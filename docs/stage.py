@@ -1,7 +1,8 @@
-"""Notebooks to book. `stage.py` writes README.md and its pictures from nbs/index.ipynb; `stage.py PLACE` builds the site there as well.
+"""Notebooks to book: README.md and its pictures from nbs/index.ipynb; `stage.py PLACE` builds the site too.
 
-Each notebook of nbs/ becomes one page, named as the chapter without its number: directives turn into cell tags, blockquoted
-theorems into numbered ones, `@proves` into a line below the theorem and below the code that cites it. conf.py reads `book.json` for the rest."""
+Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
+blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
+conf.py reads `book.json` for the rest."""
 import ast, json, math, re, shutil, sys
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]
 NAME = re.compile(r'(?![A-Z][a-z])[\w.-]*\w')
 MENTION = re.compile(rf'\b({"|".join(ENVS)})s? ({NAME.pattern}(?:(?:, | and ){NAME.pattern})*)')
 
-# -- What a chapter says and defines ---------------------------------------------------------------------------------------
+# -- What a chapter says and defines ----------------------------------------------------------------------
 
 def number(stem): return m[1] if (m := re.match(r'(\d+[a-z]*)_', stem)) else ''
 
@@ -38,11 +39,14 @@ def directives(source):
     return found
 
 def signature(node):
-    "How a function is called or an object made, as written; nothing for a value, and for a class that is made as its base is"
+    "How a function is called or an object made, as written; nothing for a value"
     if isinstance(node, ast.FunctionDef): return f'({ast.unparse(node.args)})'
     body = getattr(node, 'body', ())
-    made = [ast.unparse(f.args).removeprefix('self').lstrip(', ') for f in body if isinstance(f, ast.FunctionDef) and f.name == '__init__']
-    start = {s.target.id: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', ast.unparse(s.value)) if s.value else '' for s in body if isinstance(s, ast.AnnAssign)}
+    inits = [f for f in body if isinstance(f, ast.FunctionDef) and f.name == '__init__']
+    made = [ast.unparse(f.args).removeprefix('self').lstrip(', ') for f in inits]
+    typed = [s for s in body if isinstance(s, ast.AnnAssign)]
+    fields = {s.target.id: ast.unparse(s.value) if s.value else '' for s in typed}
+    start = {k: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', v) for k, v in fields.items()}
     if not body or not made and not start and node.bases: return ''
     return f'({made[0] if made else ", ".join(f"{k}={v}" if v else k for k, v in start.items())})'
 
@@ -51,21 +55,24 @@ def definitions(cell):
     source = DIRECTIVE.sub('', cell['source'])
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign):
-            names = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+            found = [n for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            names = [n.id for n in found if isinstance(n.ctx, ast.Store)]
             said = re.search(r'\s\s# (.*)', source.splitlines()[node.end_lineno - 1])
             kind, doc = 'data', said[1] if said else ''
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            kind, names, doc = ('class', 'function')[isinstance(node, ast.FunctionDef)], [node.name], ast.get_docstring(node) or ''
+            kind = ('class', 'function')[isinstance(node, ast.FunctionDef)]
+            names, doc = [node.name], ast.get_docstring(node) or ''
         else: continue
         yield from ((n, kind, signature(node), doc) for n in names if n[0] != '_')
 
 def statements(nb):
     "Each statement with an anchor: its kind, its title and its anchor"
-    found = [HEAD.match(re.sub('^> ?', '', q)) for c in nb.cells if c['cell_type'] == 'markdown' for q in QUOTE.findall(c['source'])]
+    quotes = [q for c in nb.cells if c['cell_type'] == 'markdown' for q in QUOTE.findall(c['source'])]
+    found = [HEAD.match(re.sub('^> ?', '', q)) for q in quotes]
     return [m.groups() for m in found if m and m[3]]
 
 def names(kind, title, anchor):
-    "What prose may call a statement: by its anchor (Theorem siblings) or by its number in the paper (Theorem 3.5)"
+    "What prose may call a statement: by its anchor (Theorem siblings) or the paper's number (Theorem 3.5)"
     prefix, _, name = anchor.partition('-')
     paper = re.search(r'(?:^|, )((?:[A-Z]\.)?\d[\d.]*)$', title or '')
     return {f'{k} {n}' for k in (kind, KINDS.get(prefix, kind)) for n in (name, paper and paper[1]) if n}
@@ -74,14 +81,19 @@ def mentions(said, known):
     "Where a text names statements: (start, end, anchor), `Theorems reject, siblings` giving two"
     for m in MENTION.finditer(said):
         for i, n in enumerate(NAME.finditer(m[2])):
-            if anchor := known.get(f'{m[1]} {n[0]}'): yield (m.start(2) + n.start() if i else m.start()), m.start(2) + n.end(), anchor
+            anchor = known.get(f'{m[1]} {n[0]}')
+            begin = m.start(2) + n.start() if i else m.start()
+            if anchor: yield begin, m.start(2) + n.end(), anchor
 
-# -- Cells -----------------------------------------------------------------------------------------------------------------
+# -- Cells ------------------------------------------------------------------------------------------------
 
 def proved(tests):
     "The line that names the tests which prove something, each file once"
     files = dict.fromkeys(t.partition('::')[0] for t in tests or ())
-    said = [f'`{f if i == 0 else ""}::{t}`' for f in files for i, t in enumerate(t.partition('::')[2] for t in tests if t.startswith(f'{f}::'))]
+    said = []
+    for f in files:
+        own = [t.partition('::')[2] for t in tests if t.startswith(f'{f}::')]
+        said += [f'`{"" if i else f}::{t}`' for i, t in enumerate(own)]
     return f'\n\n{{.proved}}\nchecked by {", ".join(said)}' if said else ''
 
 def theorem(quote, proofs):
@@ -89,59 +101,77 @@ def theorem(quote, proofs):
     body = re.sub(r'^> ?', '', quote[0], flags=re.M)
     if not (m := HEAD.match(body)): return quote[0]
     label = f':label: {m[3]}\n' if m[3] else ''
-    return f':::{{prf:{m[1].lower()}}} {m[2] or ""}\n{label}\n{body[m.end():].rstrip()}{proved(proofs.get(m[3]))}\n:::\n'
+    said = body[m.end():].rstrip() + proved(proofs.get(m[3]))
+    return f':::{{prf:{m[1].lower()}}} {m[2] or ""}\n{label}\n{said}\n:::\n'
 
 def prose(source, nb, book):
-    "Markdown for the site: numbered title and theorems, links between chapters, brackets for citations, the moving figures"
-    md = re.sub(r'^((?:> )?)(\$\$.+\$\$[.,;]?)$', r'\1\n\1\2\n\1', source, flags=re.M)   # a formula is a paragraph
+    "Markdown for the site: numbered title and theorems, links, citations, the moving figures"
+    formula = r'^((?:> )?)(\$\$.+\$\$[.,;]?)$'
+    md = re.sub(formula, r'\1\n\1\2\n\1', source, flags=re.M)   # a paragraph of its own
     md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
     md = re.sub(r'\A# ', f'# {number(nb.path.stem)} '.replace('  ', ' '), md)
-    md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', lambda m: m[1] if m[1] in book['statements'] else m[0], md)   # linked by its name
-    md = re.sub(r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)', r'{prf:ref}`\1 <\2>`', md)
+    def unlinked(m): return m[1] if m[1] in book['statements'] else m[0]   # a statement is linked by its name
+    md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', unlinked, md)
+    anchor = r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)'
+    md = re.sub(anchor, r'{prf:ref}`\1 <\2>`', md)
     md = paged(md)
     md = re.sub(r'\(((?:{cite}`[\w,]+`(?:, )?)+)\)', r'\1', md)
-    return re.sub(r'<!-- figure: (\w+) -->', r'<figure class="moving" data-figure="\1">This figure moves where scripts are allowed.</figure>', md)
+    figure = r'<figure class="moving" data-figure="\1">This figure moves where scripts are allowed.</figure>'
+    return re.sub(r'<!-- figure: (\w+) -->', figure, md)
 
 def pictures(cell):
     "What stands for each picture of a cell where it is not seen: `#| alt: ...`, or the title of a drawing"
     for data in (o.get('data', {}) for o in cell['outputs']):
         title = re.search('<title>(.*?)</title>', text(data.get('image/svg+xml', '')))
-        if any(k.startswith('image/') for k in data): yield directives(cell['source']).get('alt') or (title[1] if title else '')
+        alt = directives(cell['source']).get('alt') or (title[1] if title else '')
+        if any(k.startswith('image/') for k in data): yield alt
 
 def paged(md): return re.sub(r'\]\((?:nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
 
 def linked(output):
     "An output whose Markdown links lead to pages"
     data = output.get('data', {})
-    return output | dict(data=data | {'text/markdown': paged(text(data['text/markdown']))}) if 'text/markdown' in data else output
+    if 'text/markdown' not in data: return output
+    return output | dict(data=data | {'text/markdown': paged(text(data['text/markdown']))})
 
 def staged(cell, nb, book):
     "One cell as the cells of its page, none when it has nothing to show"
     dirs = directives(cell['source'])
     if cell['cell_type'] != 'code': return [cell | dict(source=prose(cell['source'], nb, book))]
     if {'default_exp', 'hide'} & dirs.keys(): return []
-    shown = cell | dict(source=DIRECTIVE.sub('', cell['source']), outputs=[linked(o) for o in cell['outputs']], metadata=dict(tags=list(cell['metadata'].get('tags', []))))
-    for alt in pictures(cell): shown['metadata']['mystnb'] = dict(image=dict(alt=alt or 'A plot of the numbers above'))
+    source, outputs = DIRECTIVE.sub('', cell['source']), [linked(o) for o in cell['outputs']]
+    shown = cell | dict(source=source, outputs=outputs)
+    shown['metadata'] = dict(tags=list(cell['metadata'].get('tags', [])))
+    for alt in pictures(cell):
+        shown['metadata']['mystnb'] = dict(image=dict(alt=alt or 'A plot of the numbers above'))
     if dirs.get('echo') == 'false': shown['metadata']['tags'].append('remove-input')
     if not EXPORTS & dirs.keys(): return [shown]
-    shown['metadata'] |= dict(tags=['export'], module=f'specref.{nb.module}', defines={n: kind for n, kind, *_ in definitions(cell)})
-    tests = {t: 1 for *_, anchor in mentions(cell['source'], book['statements']) for t in book['proofs'].get(anchor, [])}
-    return [shown] + [dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))] * bool(tests)
+    shown['metadata'] |= dict(tags=['export'], module=f'specref.{nb.module}',
+                              defines={n: kind for n, kind, *_ in definitions(cell)})
+    cited = [anchor for *_, anchor in mentions(cell['source'], book['statements'])]
+    tests = {t: 1 for anchor in cited for t in book['proofs'].get(anchor, [])}
+    line = dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))
+    return [shown, line] if tests else [shown]
 
 def wordless(nbs):
     "Pictures that nothing stands for where they are not seen"
-    for nb in nbs: yield from (f'{nb.path.name} cell {c["id"]}: a picture without words; `#| alt: ...` says what it shows' for c in nb.code if '' in pictures(c))
+    says = 'a picture without words; `#| alt: ...` says what it shows'
+    for nb in nbs: yield from (f'{nb.path.name} cell {c["id"]}: {says}' for c in nb.code if '' in pictures(c))
 
-# -- Pages -----------------------------------------------------------------------------------------------------------------
+# -- Pages ------------------------------------------------------------------------------------------------
 
 def contents(nbs, pages):
     "The table of contents, part by part; what has no number stands in front"
-    def tree(caption, docs): return '\n'.join(['```{toctree}', ':hidden:', *[f':caption: {caption}'] * bool(caption), '', *docs, '```'])
-    front = sorted((p for p in pages if p != 'index'), key=lambda p: (FRONT.index(p) if p in FRONT else 99, p))
+    def tree(caption, docs):
+        head = ['```{toctree}', ':hidden:', *[f':caption: {caption}'] * bool(caption)]
+        return '\n'.join([*head, '', *docs, '```'])
+    def place(p): return FRONT.index(p) if p in FRONT else 99, p
+    front = sorted((p for p in pages if p != 'index'), key=place)
     yield tree('', front)
     first = 0
     for part, last in PARTS.items():
-        if docs := [page(nb.path.stem) for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]: yield tree(part, docs)
+        here = [nb for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]
+        if here: yield tree(part, [page(nb.path.stem) for nb in here])
         first = last + 1
     yield tree('Look up', ['api', 'bibliography'])
 
@@ -153,29 +183,50 @@ def api(nbs):
         if found: yield f'\n## specref.{nb.module}\n\n| | |\n|---|---|'
         for name, kind, sig, doc in found:
             says = re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|')
-            yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`' + (f'`{sig}`' if sig else '').replace('|', r'\|') + f' | {says} |'
+            call = (f'`{sig}`' if sig else '').replace('|', r'\|')
+            yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`{call} | {says} |'
+
+def contents_cell(nbs, pages):
+    "The cell below the front page that holds the table of contents"
+    loose = [page(n.path.stem) for n in nbs if n.order[0] == math.inf]
+    loose += [p for p in pages if p != 'bibliography']
+    toc = '\n\n'.join(contents(nbs, loose))
+    return dict(cell_type='markdown', id='contents', metadata={}, source=toc)
+
+def make_book(nbs, pages, root):
+    "What every page must know: tests by anchor, statements and public names with their pages"
+    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={})
+    for nb in nbs:
+        here = page(nb.path.stem)
+        taken = book['pages'].keys() | pages | {'api', 'search'}
+        if here in taken: yield f'{nb.path.name}: another page has its name'
+        book['pages'][here] = number(nb.path.stem)
+        for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
+        for c in nb.exported if nb.module else ():
+            book['defined'] |= {f'specref.{nb.module}.{n}': here for n, *_ in definitions(c)}
+    return book
+
+def complaints(nb):
+    "Figures and directives that nothing knows"
+    for name in re.findall(r'<!-- figure: (\w+) -->', ''.join(c['source'] for c in nb.cells)):
+        if name not in FIGURES: yield f'{nb.path.name}: no figure is called {name}'
+    for c in nb.code:
+        unknown = ', '.join(directives(c['source']).keys() - KNOWN - EXPORTS)
+        if unknown: yield f'{nb.path.name} cell {c["id"]}: no directive is called {unknown}'
 
 def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
-    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={})
-    for nb in nbs:
-        if page(nb.path.stem) in book['pages'].keys() | pages | {'api', 'search'}: yield f'{nb.path.name}: another page has its name'
-        book['pages'][page(nb.path.stem)] = number(nb.path.stem)
-        for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
-        for c in nb.exported if nb.module else (): book['defined'] |= {f'specref.{nb.module}.{n}': page(nb.path.stem) for n, *_ in definitions(c)}
+    book = yield from make_book(nbs, pages.keys(), root)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    for nb in nbs: yield from complaints(nb)
     for nb in nbs:
-        for name in re.findall(r'<!-- figure: (\w+) -->', ''.join(c['source'] for c in nb.cells)):
-            if name not in FIGURES: yield f'{nb.path.name}: no figure is called {name}'
-        for c in nb.code:
-            if unknown := directives(c['source']).keys() - KNOWN - EXPORTS: yield f'{nb.path.name} cell {c["id"]}: no directive is called {", ".join(unknown)}'
         cells = [s for c in nb.cells for s in staged(c, nb, book)]
         if nb.path.stem == 'index':
-            loose = [page(n.path.stem) for n in nbs if n.order[0] == math.inf] + [p for p in pages if p != 'bibliography']
-            cells.append(dict(cell_type='markdown', id='contents', metadata={}, source='\n\n'.join(contents(nbs, loose))))
-        (out/f'{page(nb.path.stem)}.ipynb').write_text(json.dumps(nb.raw | dict(cells=cells)), encoding='utf-8')
+            cells.append(contents_cell(nbs, pages))
+        staged_nb = out/f'{page(nb.path.stem)}.ipynb'
+        staged_nb.write_text(json.dumps(nb.raw | dict(cells=cells)), encoding='utf-8')
     for p in pages.values(): shutil.copy(p, out)
     (out/'api.md').write_text('\n'.join(api(nbs)), encoding='utf-8')
     (out/'book.json').write_text(json.dumps(book), encoding='utf-8')
@@ -186,15 +237,15 @@ def site(place, root=ROOT, work=None):
     root, place, work = Path(root), Path(place), Path(work or Path(root)/'build'/'site')
     wrong, silent = list(stage(work/'source', root)), list(wordless(notebooks(root)))
     for w in wrong + silent: print('WARNING:', w, file=sys.stderr)
-    shutil.rmtree(work/'html', ignore_errors=True)
-    if (place/'objects.inv').is_file(): shutil.rmtree(place)   # an older build: pages that are gone must not stay
-    options = ['-q', '-W', '--keep-going', '-E', '-a', '-c', str(DOCS), '-d', str(work/'doctrees')]
-    failed = build_main([*options, str(work/'source'), str(work/'html')])   # myst-nb writes beside its output too
+    for old in (work/'html', place):   # an older build, and pages that are gone
+        if (old/'objects.inv').is_file(): shutil.rmtree(old)
+    failed = build_main(['-q', '-W', '--keep-going', '-E', '-a', '-c', str(DOCS), '-d', str(work/'doctrees'),
+                         str(work/'source'), str(work/'html')])   # myst-nb writes beside its output too
     shutil.copytree(work/'html', place, dirs_exist_ok=True)
     print(f'{len(list(place.glob("*.html")))} pages; open {place}/index.html')
     return int(bool(failed or wrong or silent))
 
-# -- README ----------------------------------------------------------------------------------------------------------------
+# -- README -----------------------------------------------------------------------------------------------
 
 def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md)
 

@@ -25,7 +25,8 @@ SPENT, WORKERS = Counter(), []
 
 def used():
     "CPU seconds of this process, of the children that have ended, and of the notebooks"
-    return house.SPENT.seconds + sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own = [sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return house.SPENT.seconds + sum(own)
 
 
 def yardstick():
@@ -66,8 +67,11 @@ def pytest_sessionfinish(session):
     total = sum(WORKERS) or used()
     scaled = total * REFERENCE / min(yardstick() for _ in range(3))
     lines = [f"{seconds:8.1f}  {name}" for name, seconds in SPENT.most_common(10)]
-    if notebooks: lines.append(f"{np.mean(notebooks):8.1f}  mean of {len(notebooks)} notebooks, {max(notebooks):.1f} at most")
-    session.config.bill = [*lines, f"{total:8.1f}  in all; {scaled:.0f} on the reference machine (budget {BUDGET})"]
+    if notebooks:
+        most = f"{len(notebooks)} notebooks, {max(notebooks):.1f} at most"
+        lines.append(f"{np.mean(notebooks):8.1f}  mean of {most}")
+    lines.append(f"{total:8.1f}  in all; {scaled:.0f} on the reference machine (budget {BUDGET})")
+    session.config.bill = lines
     if len(notebooks) >= WHOLE and scaled > BUDGET: session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -9,19 +9,22 @@ from specref.core.tree import Tree, edge_laws
 
 
 def drafter_contract(drafter, ctx):
-    "Every edge states its token's conditional law, a tree has the product of its edges, nothing carries over from call to call"
+    "Every edge states its token's conditional law, a tree the product of its edges, no call changes the next"
     trees = law_of(lambda rng: drafter(ctx, rng))
-    for seen, stated, true in edge_laws(trees): assert stated == true, f"{seen}: stated {stated}, drawn from {true}"
+    for seen, stated, true in edge_laws(trees):
+        assert stated == true, f"{seen}: stated {stated}, drawn from {true}"
     for t, w in trees.items():
-        assert t.ctx == ctx and w == prod(t.law[i][t.token[i]] for i in range(1, len(t)) if t.law[i] is not None), t.key()
+        offered = [i for i in range(1, len(t)) if t.law[i] is not None]
+        assert t.ctx == ctx and w == prod(t.law[i][t.token[i]] for i in offered), t.key()
     assert trees == law_of(lambda rng: drafter(ctx, rng))
 
 
 def target_contract(model, tree, same=lambda a, b: tuple(a) == tuple(b)):
-    "One pass over a tree gives what separate passes over its texts give, at every node; in any order of reading"
+    "One pass over a tree gives at every node what a pass over its text gives, in any order of reading"
     p = model(tree)
     assert len(p) == len(tree)
-    for i in reversed(range(len(tree))): assert same(p[i], model(Tree(tree.text(i)))[0]), f"node {i}, text {tree.text(i)}"
+    for i in reversed(range(len(tree))):
+        assert same(p[i], model(Tree(tree.text(i)))[0]), f"node {i}, text {tree.text(i)}"
 
 
 class Sealed:

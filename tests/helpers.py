@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from specref.certify.certificates import ALPHA, MISS, detectable, g_test, pooled   # every statistical assertion says how often it is wrong, and what it cannot see
-from specref.core.rng import Uniforms
+# every statistical assertion states how often it is wrong, and what it cannot see
+from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
+from specref.certify.certificates import g_test as g_test, pooled as pooled
+from specref.core.rng import Streams, Uniforms
 from specref.core.law import exact, greedy, warp
 from specref.core.loop import Drafter
 from specref.core.target import TableModel, random_table
@@ -40,7 +42,9 @@ def refuses(name, f, *args, **kw):
 
 # Laws: small whole numbers as fractions, with zeros, ties and point masses
 
-def laws(V, top=6): return st.lists(st.integers(0, top), min_size=V, max_size=V).filter(any).map(lambda w: exact(*w))
+def laws(V, top=6):
+    weights = st.lists(st.integers(0, top), min_size=V, max_size=V).filter(any)
+    return weights.map(lambda w: exact(*w))
 
 sizes = st.integers(2, 5)
 
@@ -111,7 +115,7 @@ CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # verification.md §17: the four-
 def killer():
     "A target and a draft on three tokens that depend on the last one: the pair that kills every mutant tried"
     def first_order(root, after):
-        law, turn = exact(*after), lambda k: np.roll(exact(*after), -k)
+        turn = lambda k: np.roll(exact(*after), -k)
         return TableModel(3, lambda text: exact(*root) if len(text) == 1 else turn(text[-1]))
     return first_order((1, 1, 2), (3, 2, 1)), first_order((2, 1, 1), (6, 1, 23))
 
@@ -121,8 +125,10 @@ def tiny(V=3, layers=2, seed=0):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
-                                         max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None)).double()
     with torch.no_grad(): [w.mul_(24) for w in model.parameters() if w.dim() > 1]
     return model
 
@@ -132,7 +138,9 @@ def tiny(V=3, layers=2, seed=0):
 class Recorder(Uniforms):
     "An rng that passes on the numbers of `rng` and notes them in `table` at a tape's addresses"
     def __init__(self, rng, table, address=()): self.rng, self.table, self.address = rng, table, address
-    def at(self, i): return type(self.rng.at(i))(*(Recorder(r, self.table, (*self.address, i, name)) for r, name in zip(self.rng.at(i), ("draft", "verify"))))
+    def at(self, i):
+        sides = zip(self.rng.at(i), ("draft", "verify"))
+        return Streams(*(Recorder(rng, self.table, (*self.address, i, name)) for rng, name in sides))
     def uniform(self, kind, at, key):
         where = (*self.address, kind, at) if key is None else ("key", key)
         assert key is not None or where not in self.table, f"asked twice at {where}"
@@ -143,21 +151,23 @@ class Recorder(Uniforms):
 
 def shapes(most=8):
     "Parent lists: node 0 and up to `most` more, each below an earlier one"
-    return st.integers(0, most).flatmap(lambda n: st.tuples(*(st.integers(0, i) for i in range(n)))).map(lambda ps: [-1, *ps])
+    earlier = lambda n: st.tuples(*(st.integers(0, i) for i in range(n)))
+    return st.integers(0, most).flatmap(earlier).map(lambda parents: [-1, *parents])
 
 
 DRAWS = {
     "iid": iid,
     "without replacement": without_replacement,
     "points": lambda q: points(np.argsort(-q, kind="stable"), len(q), exact=True),
-    "mixed": lambda q: in_sequence(points([len(q) - 1], len(q), exact=True), without_replacement(q), iid(q), without_replacement(q)),
+    "mixed": lambda q: in_sequence(points([len(q) - 1], len(q), exact=True), without_replacement(q), iid(q),
+                                   without_replacement(q)),
 }
 draws = st.sampled_from(sorted(DRAWS))
 
 
 @dataclass(frozen=True)
 class Plan(Drafter):
-    "A drafter with honest edges: each step gives children by a draw of `model` to an offered node that has none, or a probe to any node"
+    "A drafter with honest edges: a step gives children by a draw of `model`, or adds a probe"
     model: object
     steps: tuple   # (which node, name of a draw or "probe", how many)
     @property
@@ -165,7 +175,8 @@ class Plan(Drafter):
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for at, how, k in self.steps:
-            free = [i for i in range(len(tree)) if i not in tree.draw and all(tree.law[a] is not None for a in tree.ancestors(i))]
+            offered = lambda i: all(tree.law[a] is not None for a in tree.ancestors(i))
+            free = [i for i in range(len(tree)) if i not in tree.draw and offered(i)]
             if how == "probe": tree.add(at % len(tree), at % self.model.V)
             else: tree.grow(u := free[at % len(free)], DRAWS[how](self.model.law(tree.text(u))), rng, k)
         return tree
@@ -174,4 +185,5 @@ class Plan(Drafter):
 def plans(most=3, k=2, probes=True):
     "Steps of a `Plan`: chains, stars and what lies between, with probes here and there"
     how = st.sampled_from(sorted(DRAWS)*2 + ["probe"]*probes)
-    return st.lists(st.tuples(st.integers(0, 5), how, st.integers(1, k)), min_size=2, max_size=most).map(tuple)
+    step = st.tuples(st.integers(0, 5), how, st.integers(1, k))
+    return st.lists(step, min_size=2, max_size=most).map(tuple)

@@ -1,5 +1,6 @@
-"The house: notebooks read, run, exported and compared, and the rules they keep. `run` and `compat` are its two commands."
-import ast, configparser, difflib, json, math, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time, tomllib
+"The house: notebooks read, run, exported and compared, and their rules; `run` and `compat` are commands"
+import ast, configparser, difflib, json, math, multiprocessing, os, re
+import shutil, subprocess, sys, tempfile, tomllib
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -9,12 +10,13 @@ from warm import IMPORTS, execute
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 110
-BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # _modidx is nbdev's own index, written by every export and tracked by none
-PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'), language_info=dict(name='python'))
+BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
+PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'),
+             language_info=dict(name='python'))
 MACHINE = re.compile(r'(?<![\w.~])/(?:home|root|work|Users|opt|tmp|private)/\w|\w:\\Users|site[-]packages'
                      r'|pypi[.](?:org|io)|[p]ythonhosted|download[.]pytorch|registry[.]npm|deb[.]debian')
 
-# -- Reading ---------------------------------------------------------------------------------------------------------------
+# -- Reading ---------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Notebook:
@@ -30,7 +32,8 @@ class Notebook:
     @property
     def exported(self): return [c for c in self.code if re.search(r'^#\|\s*export', c['source'], re.M)]
     @property
-    def header(self): return next((c for c in self.code if '#|' in c['source'] and 'default_exp' in c['source']), None)
+    def header(self):
+        return next((c for c in self.code if '#|' in c['source'] and 'default_exp' in c['source']), None)
     @property
     def module(self): return self.header and re.search(r'default_exp:?\s*([\w.]+)', self.header['source'])[1]
     @property
@@ -41,7 +44,9 @@ def order(stem):
     m = re.match(r'(\d+)([a-z]*)_', stem)
     return (int(m[1]), m[2]) if m else (math.inf, '')
 
-def notebooks(root=ROOT): return sorted(map(Notebook, (root/'nbs').glob('*.ipynb')), key=lambda nb: (nb.order, nb.path.stem))
+def notebooks(root=ROOT):
+    found = map(Notebook, (root/'nbs').glob('*.ipynb'))
+    return sorted(found, key=lambda nb: (nb.order, nb.path.stem))
 
 def modules(root=ROOT): return sorted(f for f in (root/'specref').rglob('*.py') if f.name not in BY_HAND)
 
@@ -55,9 +60,10 @@ def said(cell):
     "What a cell puts out that must repeat: standard output, text of every kind, and that a picture is there"
     for o in cell['outputs']:
         if o['output_type'] == 'stream' and o['name'] == 'stdout': yield text(o['text'])
-        for kind, x in sorted(o.get('data', {}).items()): yield text(x) if kind.startswith('text/') else f'<{kind}>'
+        for kind, x in sorted(o.get('data', {}).items()):
+            yield text(x) if kind.startswith('text/') else f'<{kind}>'
 
-# -- Running ---------------------------------------------------------------------------------------------------------------
+# -- Running ---------------------------------------------------------------------------------------
 
 class CellFailed(Exception): pass
 
@@ -73,7 +79,8 @@ SPENT = Spent()
 def warm_process():
     "A context whose processes are forked from one that has the heavy imports behind it (tests/warm.py)"
     context, old = multiprocessing.get_context('forkserver'), dict(os.environ)
-    os.environ |= dict(OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=f'{ROOT}:{ROOT/"tests"}', TRITON_INTERPRET='1',
+    paths = f'{ROOT}:{ROOT/"tests"}'
+    os.environ |= dict(OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=paths, TRITON_INTERPRET='1',
                        IPYTHONDIR=tempfile.mkdtemp(), MPLBACKEND='module://matplotlib_inline.backend_inline')
     context.set_forkserver_preload(IMPORTS)
     multiprocessing.forkserver.ensure_running()
@@ -81,18 +88,23 @@ def warm_process():
     os.environ |= old
     return context
 
-def run(path, patience=600):
-    "The notebook run from top to bottom, in a fork of one warm process and always on one thread, and made plain"
-    import nbformat
-    path, nb = Path(path).resolve(), nbformat.read(path, 4)
-    code = [c for c in nb.cells if c.cell_type == 'code']
+def in_fork(path, sources, patience):
+    "What `execute` sends from a fork of the warm process"
     answer, pipe = warm_process().Pipe(duplex=False)
-    process = warm_process().Process(target=execute, args=(path, [c.source for c in code], pipe))
+    process = warm_process().Process(target=execute, args=(path, sources, pipe))
     process.start()
     pipe.close()
     if not answer.poll(patience): process.kill()
-    try: outputs, seconds, start, failure = answer.recv()
-    except EOFError: raise CellFailed(f'{path.name}: the process ended, or took more than {patience} seconds') from None
+    try: return answer.recv()
+    except EOFError:
+        raise CellFailed(f'{path.name}: the process ended, or took more than {patience} seconds') from None
+
+def run(path, patience=600):
+    "The notebook run from top to bottom on one thread, in a fork of the warm process, and made plain"
+    import nbformat
+    path, nb = Path(path).resolve(), nbformat.read(path, 4)
+    code = [c for c in nb.cells if c.cell_type == 'code']
+    outputs, seconds, start, failure = in_fork(path, [c.source for c in code], patience)
     SPENT.seconds, SPENT.warm = SPENT.seconds + seconds + (not SPENT.warm)*start, True
     if failure: raise CellFailed(f'{path.name}: {failure}')
     for c, out in zip(code, outputs, strict=True): c.outputs = [nbformat.from_dict(o) for o in out]
@@ -126,10 +138,10 @@ def changes(path):
         if new.cell_type == 'code' and not measured(new):
             yield from diff(f'stored {new.id}', f'run {new.id}', ''.join(said(old)), ''.join(said(new)))
 
-# -- Exporting -------------------------------------------------------------------------------------------------------------
+# -- Exporting -------------------------------------------------------------------------------------
 
 def export(nbs, config, into, command):
-    "Export a copy of the notebooks, with that configuration alone beside it, by an `nbdev` command of this Python"
+    "Export a copy of the notebooks, with that configuration alone beside it, by an `nbdev` command"
     shutil.copytree(nbs, into/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
     shutil.copy(config, into)
     tool = Path(sys.executable).with_name(command)
@@ -160,29 +172,36 @@ def compat(root=ROOT):
     "Whether this Python's nbdev 2, told `settings.ini` alone, exports the sources in the package"
     with tempfile.TemporaryDirectory() as d:
         lib = export(root/'nbs', root/'settings.ini', Path(d), 'nbdev_export')
-        exact, rest = list(disagreements(root/'specref', lib)), list(disagreements(root/'specref', lib, unmarked))
+        exact = list(disagreements(root/'specref', lib))
+        rest = list(disagreements(root/'specref', lib, unmarked))
         n = len(sources(lib))
     print(*rest, sep='\n', end='\n'*bool(rest))
     less = ', cell markers (`# %%` lines) left out' if exact and not rest else ''
-    print(f'nbdev 2 from settings.ini alone: {n} modules, {"different" if rest else "the same" + less}; {", ".join(sorted(BY_HAND))} not compared')
+    verdict = 'different' if rest else 'the same' + less
+    print(f'nbdev 2 from settings.ini: {n} modules, {verdict}; not compared: {", ".join(sorted(BY_HAND))}')
     return bool(rest) or not n
 
-# -- Rules: each yields its complaints -------------------------------------------------------------------------------------
+# -- Rules: each yields its complaints -------------------------------------------------------------
 
 def mirror(root=ROOT):
     "`settings.ini`, `CITATION.cff` and `CHANGELOG.md` say what `pyproject.toml` and `__version__` say"
     toml = tomllib.loads((root/'pyproject.toml').read_text())
     proj, nbdev = toml['project'], toml['tool']['nbdev']
     version = re.search(r'__version__ = "(.+)"', (root/nbdev['lib_path']/'__init__.py').read_text())[1]
-    want = dict(repo=proj['name'], lib_name=proj['name'], version=version, min_python=proj['requires-python'].lstrip('>='),
-        license={'Apache-2.0': 'apache2'}[proj['license']], description=proj['description'], keywords=' '.join(proj['keywords']),
+    want = dict(repo=proj['name'], lib_name=proj['name'], version=version,
+        min_python=proj['requires-python'].lstrip('>='),
+        license={'Apache-2.0': 'apache2'}[proj['license']], description=proj['description'],
+        keywords=' '.join(proj['keywords']),
         author=proj['authors'][0]['name'], requirements=' '.join(proj['dependencies']),
-        **{k: nbdev[k] for k in ('lib_path', 'nbs_path', 'doc_path')}, update_pyproject=str(nbdev['update_pyproject']))
-    ini = configparser.ConfigParser(); ini.read(root/'settings.ini')
+        **{k: nbdev[k] for k in ('lib_path', 'nbs_path', 'doc_path')},
+        update_pyproject=str(nbdev['update_pyproject']))
+    ini = configparser.ConfigParser()
+    ini.read(root/'settings.ini')
     for k, v in want.items():
-        if ini['DEFAULT'].get(k) != v: yield f'settings.ini: {k} = {ini["DEFAULT"].get(k)}, pyproject.toml: {v}'
-    if f'\nversion: {version}\n' not in (root/'CITATION.cff').read_text(): yield f'CITATION.cff: version is not {version}'
-    if f'## {version}' not in (root/'CHANGELOG.md').read_text(): yield f'CHANGELOG.md: nothing about {version}'
+        got = ini['DEFAULT'].get(k)
+        if got != v: yield f'settings.ini: {k} = {got}, pyproject.toml: {v}'
+    for file, says in {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'## {version}'}.items():
+        if says not in (root/file).read_text(): yield f'{file}: nothing about {version}'
 
 def imported(nodes, package='specref'):
     "Every dotted name that these syntax nodes import, relative ones resolved in `package`"
@@ -194,16 +213,19 @@ def imported(nodes, package='specref'):
             yield base
             yield from (f'{base}.{a.name}' for a in n.names)
 
+def dotted(file, root=ROOT): return '.'.join(file.relative_to(root).with_suffix('').parts)
+
 def package(file, root=ROOT): return '.'.join(file.relative_to(root).parent.parts)
 
 def leaves(root=ROOT):
     "The modules that import nothing of this package: their chapters may stand anywhere"
     for f in modules(root):
         names = imported(ast.walk(ast.parse(f.read_text(encoding='utf-8'))), package(f, root))
-        if not any(name.split('.')[0] == 'specref' for name in names): yield '.'.join(f.relative_to(root).with_suffix('').parts)
+        own = any(name.split('.')[0] == 'specref' for name in names)
+        if not own: yield dotted(f, root)
 
 def upward(root=ROOT):
-    "Imports that do not run strictly downward in chapter number, in modules and in notebook cells; a leaf may stand anywhere"
+    "Imports that do not run downward in chapter number, in modules and cells; leaves may stand anywhere"
     nbs, free = notebooks(root), set(leaves(root))
     at = {f'specref.{nb.module}': nb for nb in nbs if nb.module and f'specref.{nb.module}' not in free}
     def trees(nb):
@@ -213,7 +235,8 @@ def upward(root=ROOT):
     for nb in nbs:
         names = {name for tree, pkg in trees(nb) for name in imported(ast.walk(tree), pkg)}
         for name in sorted(names & at.keys()):
-            if at[name].order >= nb.order: yield f'{nb.path.stem} imports {name}, which is {at[name].path.stem}'
+            place = at[name]
+            if place.order >= nb.order: yield f'{nb.path.stem} imports {name}, which is {place.path.stem}'
 
 def eager(tree):
     "The nodes that run when a module is imported: all but the insides of functions"
@@ -223,8 +246,8 @@ def eager(tree):
 
 def light(root=ROOT):
     "The modules that need numpy alone to be imported"
-    needs = {'.'.join(f.relative_to(root).with_suffix('').parts): set(imported(eager(ast.parse(f.read_text(encoding='utf-8'))), package(f, root)))
-             for f in modules(root)}
+    trees = {f: ast.parse(f.read_text(encoding='utf-8')) for f in modules(root)}
+    needs = {dotted(f, root): set(imported(eager(tree), package(f, root))) for f, tree in trees.items()}
     ours = sys.stdlib_module_names | {'numpy', 'specref'}
     heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
     while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
@@ -241,31 +264,42 @@ def ambiguous(root=ROOT):
             for name in names:
                 if name != '__all__' and module not in defined[name]: defined[name].append(module)
     twins = ['specref/gpu/kernels', 'specref/gpu/verify']
-    yield from (f'{name} is defined in {" and ".join(found)}' for name, found in sorted(defined.items()) if len(found) > 1 and sorted(found) != twins)
+    for name, found in sorted(defined.items()):
+        if len(found) > 1 and sorted(found) != twins: yield f'{name} is defined in {" and ".join(found)}'
 
 def heavy(root=ROOT):
-    "Chapters a newcomer meets before any framework (00 to 06, the verifiers 10 to 19) that need more than numpy"
+    "Chapters a newcomer meets before any framework (00 to 06, 10 to 19) that need more than numpy"
     for nb in notebooks(root):
-        if nb.module and (nb.order[0] < 7 or 10 <= nb.order[0] < 20) and f'specref.{nb.module}' not in light(root):
+        first = nb.order[0] < 7 or 10 <= nb.order[0] < 20
+        if nb.module and first and f'specref.{nb.module}' not in light(root):
             yield f'{nb.path.stem} needs more than numpy'
 
 def wide(root=ROOT):
-    "Lines above 110 columns in the modules, which ruff leaves out because nbdev writes some of them"
+    "Lines above 110 columns in modules and notebooks, but for those that nbdev writes and for directives"
+    for nb in notebooks(root):
+        for c in nb.code:
+            lines = c['source'].splitlines()
+            long = [line for line in lines if len(line) > WIDTH and not line.startswith('#|')]
+            yield from (f'{nb.path.name} cell {c.get("id")}: {len(line)} columns' for line in long)
     for f in modules(root):
         for i, line in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
-            if len(line) > WIDTH and not re.match(r"# %%|__all__|           '", line): yield f'{f.relative_to(root)}:{i}: {len(line)} columns'
+            theirs = re.match(r"# %%|__all__|           '", line)
+            if len(line) > WIDTH and not theirs: yield f'{f.relative_to(root)}:{i}: {len(line)} columns'
 
 def linted(root=ROOT):
     "What ruff finds: width, unused names, several statements in a line, functions of too many statements"
-    r = subprocess.run([sys.executable, '-m', 'ruff', 'check', '-q', '--no-cache', '--output-format', 'concise', '.'], cwd=root, capture_output=True, text=True)
+    ruff = [sys.executable, '-m', 'ruff', 'check', '-q', '--no-cache', '--output-format', 'concise', '.']
+    r = subprocess.run(ruff, cwd=root, capture_output=True, text=True)
     yield from r.stdout.splitlines()
 
 def shows(cell):
     "Whether a cell must have put something out: it prints, or ends on a value that no call made"
     body = parse(cell['source']).body
     calls = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
-    if any(getattr(c.func, 'id', '') in ('print', 'display') and 'file' not in [k.arg for k in c.keywords] for c in calls): return True
-    return bool(body) and isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, (ast.Call, ast.Constant)) \
+    prints = [c for c in calls if getattr(c.func, 'id', '') in ('print', 'display')]
+    if any('file' not in [k.arg for k in c.keywords] for c in prints): return True
+    if not body or not isinstance(body[-1], ast.Expr): return False
+    return not isinstance(body[-1].value, (ast.Call, ast.Constant)) \
         and not cell['source'].rstrip().endswith(';')
 
 def untidy(root=ROOT):
@@ -287,15 +321,17 @@ def untidy_outputs(c):
     if any(o.get('name') == 'stderr' for o in c['outputs']): yield 'standard error is stored'
     if shows(c) and not c['outputs']: yield 'shows something, and no output is stored'
     if any(o.get('execution_count') for o in (c, *c['outputs'])): yield 'an execution count is stored'
-    if m := MACHINE.search(out) or re.search(r' at 0x[0-9a-f]{6,}', out): yield f'the output names this machine: {m[0]}'
+    found = MACHINE.search(out) or re.search(r' at 0x[0-9a-f]{6,}', out)
+    if found: yield f'the output names this machine: {found[0]}'
 
 def tracked(root=ROOT):
     "Files that git tracks or would"
-    r = subprocess.run(['git', 'ls-files', '-coz', '--exclude-standard'], cwd=root, capture_output=True, text=True, check=True)
+    listing = ['git', 'ls-files', '-coz', '--exclude-standard']
+    r = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True)
     return [root/f for f in r.stdout.split('\0') if f and (root/f).is_file()]
 
 def machine_words(root=ROOT):
-    "Machine paths and registry hosts in the text files of the repository; notebooks are read by `untidy`, `specref/data` is quoted text"
+    "Machine paths and registry hosts in text files; `untidy` reads notebooks, `specref/data` is quoted text"
     for f in tracked(root):
         if f.suffix == '.ipynb' or root/'specref'/'data' in f.parents: continue
         try: lines = f.read_text(encoding='utf-8').splitlines()
@@ -303,7 +339,7 @@ def machine_words(root=ROOT):
         for i, l in enumerate(lines, 1):
             if m := MACHINE.search(l): yield f'{f.relative_to(root)}:{i}: {m[0]}'
 
-# -- Theorems and their tests ----------------------------------------------------------------------------------------------
+# -- Theorems and their tests ----------------------------------------------------------------------
 
 def anchors(root=ROOT):
     "Each anchor of a statement in the notebooks, with its chapter"
@@ -322,7 +358,7 @@ def marked(mark, root=ROOT):
     return dict(found)
 
 def unproved(root=ROOT):
-    "Theorems, lemmas and corollaries that no test names; names of no theorem; anchors given twice; proofs that pytest would not collect"
+    "Statements that no test names, names of no theorem, anchors given twice, proofs that are no test"
     stated, named = anchors(root), marked('proves', root)
     names = [a for a, _ in stated]
     for a, where in stated:
@@ -334,13 +370,17 @@ def unproved(root=ROOT):
 
 def unfaithful(root=ROOT):
     "Systems without a test of a property that a toy lacks, and tests of systems that are not in the table"
-    tests, files = marked('faithful', root), [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
-    tables = [n.value for f in files for n in ast.parse(f.read_text(encoding='utf-8')).body if isinstance(n, ast.Assign) and n.targets[0].id in ('SYSTEMS', 'TRAINED')]
+    tests = marked('faithful', root)
+    files = [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
+    bodies = [ast.parse(f.read_text(encoding='utf-8')).body for f in files]
+    assigned = [n for body in bodies for n in body if isinstance(n, ast.Assign)]
+    tables = [n.value for n in assigned if n.targets[0].id in ('SYSTEMS', 'TRAINED')]
     systems = {k.value for t in tables for k in t.keys}
     yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
-    yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in sorted(tests.keys() - systems))
+    unknown = sorted(tests.keys() - systems)
+    yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in unknown)
 
-# -- Commands --------------------------------------------------------------------------------------------------------------
+# -- Commands --------------------------------------------------------------------------------------
 
 def main(command, *paths):
     "`run NOTEBOOKS` stores outputs in place; `compat` exports with nbdev 2"

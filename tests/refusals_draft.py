@@ -13,7 +13,8 @@ from specref.draft.lookup import MostFrequent, NgramPlaces, PromptLookup, longes
 from specref.draft.ouroboros import Ouroboros
 from specref.draft.recycling import Recycling, rank_template
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
-from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree, sequoia, skip_accuracy
+from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
+from specref.draft.shapes import sequoia, skip_accuracy
 from specref.draft.suffix import SAM, Fallback, SuffixDecoding, SuffixTree
 from specref.verify.reject import Chain, reject
 

@@ -62,8 +62,7 @@ def fit(**kw):
     how = dict(steps=10, peak=1e-2, folder="/nowhere/net") | kw
     return harness.train_network(medusa.Medusa(base(), 1), base(), states(9), states(9), **how)
 
-ROWS = [
-    ("model", lambda: TargetModel(soft()), "plain head"),
+ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
         ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),
     ("layers", lambda: texts(x(), (5,)), "5"), ("layers", lambda: to_half_of_huge(), "65,504"),
     *(("x", lambda bad=bad: texts(bad)) for bad in (x()[0], x().astype(float), x()[:0], x() + 5,
@@ -128,8 +127,7 @@ ROWS = [
     ("target", lambda: registry.load_system("EAGLE", model=llama(24, 192, 512)), "head_sha256"),
     ("steps", lambda: registry.train_drafter("eagle", steps=0)),
         ("length", lambda: registry.train_drafter("eagle", length=4)),
-    ("path", lambda: registry.train_drafter("eagle", "/nowhere")),
-]
+    ("path", lambda: registry.train_drafter("eagle", "/nowhere")),]
 
 def to_half_of_huge():
     on = huge()

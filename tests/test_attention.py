@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from transformers import Cache
 
 from helpers import proves, refuses, seeds, shapes
-from specref.models.embedded import embedded, prompts, raw_model
+from specref.models.embedded import raw_model
 from specref.gpu.attention import ancestors, attend, node_depths, check_room, flex_attend, read_bytes, tree_blocks, slot_mask
 from specref.gpu.layout import Batch, batch_positions
 from specref.core.tree import Tree, ancestor_mask

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, killer, laws, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, load_log, logged_round, play_rounds, save_log, watch
+from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, load_log
+from specref.certify.sequential import logged_round, play_rounds, save_log, watch
 from specref.verify.block import block
 from specref.core.rng import law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual
@@ -29,7 +30,7 @@ def chance_of(bits): return (.2, .5, .7)[sum(bits) % 3]   # of the next event, g
 @proves("thm-bets")
 @pytest.mark.parametrize("odds,alpha", [(ODDS, .1), (np.array([2., .5]), .5), (np.array([9.]), .02)])
 def test_wealth_is_a_fair_game(odds, alpha):
-    "All 2,048 futures of eleven bets on events that depend on the past: the mean wealth is 1, and 1/alpha is reached with probability alpha at most"
+    "All 2,048 futures of eleven bets on events that depend on the past: the mean wealth is 1"
     mean = ever = total = 0.
     for bits in product((0, 1), repeat=11):
         bets, p, top = Bets(odds), 1., 1.
@@ -53,7 +54,7 @@ def test_a_factor_has_mean_one(p, odds, token):
 
 @proves("thm-bets")
 def test_several_rivals_are_one_fair_game():
-    "The mean wealth of a claim, over all texts of five tokens of a law that depends on the text: 1; ever above 20 with probability below 1/20"
+    "The mean wealth of a claim, over all texts of five tokens of a law that depends on the text: 1"
     target, draft = killer()
     mean = ever = 0
     for y, w in target_law(target, (0,), 5).items():
@@ -66,17 +67,17 @@ def test_several_rivals_are_one_fair_game():
     assert mean == pytest.approx(1) and ever <= 1/20
 
 
-
 def test_the_odds_cost_little():
     "Published sizes: bits shifted by .16 and .036 around one half are convicted within twice the tokens that the best single bettor needs"
     for shift, most in ((.16, 1000), (.036, 20_000)):
-        n, h = np.arange(1, 2*most), numpy_generator(3).random(2*most) < .5 + shift
+        h = numpy_generator(3).random(2*most) < .5 + shift
         bets, k = Bets(), 0
-        while bets.wealth < 1e9: bets.place(.5, bool(h[k])); k += 1
+        while bets.wealth < 1e9:
+            bets.place(.5, bool(h[k]))
+            k += 1
         a = .5 + shift
         alone = np.log(1e9) / (a*np.log(2*a) + (1 - a)*np.log(2 - 2*a))
         assert alone/2 < k < 2*alone and k < most
-
 
 
 def test_a_wide_vocabulary_without_q():
@@ -87,7 +88,7 @@ def test_a_wide_vocabulary_without_q():
 
 @pytest.mark.parametrize("seed", range(1))
 def test_a_stated_share_is_found(seed):
-    "At the share that is stated, 400 runs on rows of their own are all but MISS convicted; at a third of it few are"
+    "At the share that is stated, 400 runs on rows of their own are all but MISS convicted"
     rng = numpy_generator(11, seed)
     rows = rng.dirichlet(np.ones(6), (300, 2))
     a, r = (np.array([(row*(q > p)).sum() for p, q in rows for row in ((p, q)[k],)]) for k in (0, 1))
@@ -124,7 +125,8 @@ def completed(law, target, n):
     "The law of `n` tokens when the target writes what follows a block"
     out = {}
     for y, w in law.items():
-        for z, v in target_law(target, (0, *y), max(n - len(y), 0)).items(): out[(y + z)[:n]] = out.get((y + z)[:n], 0) + w*v
+        for z, v in target_law(target, (0, *y), max(n - len(y), 0)).items():
+            out[(y + z)[:n]] = out.get((y + z)[:n], 0) + w*v
     return {y: w for y, w in out.items() if w}
 
 
@@ -132,21 +134,27 @@ def completed(law, target, n):
 @settings(max_examples=25)
 @given(models(), plans(probes=False), st.sampled_from(["reject", "match", "kept", "p", "bonus"]))
 def test_token_by_token(pair, steps, rule):
-    "Right and wrong rules on any tree: the finished block has the target's law exactly when each token has it given the beginning"
+    "Right and wrong rules on any tree"
     target, draft = pair
-    verify = dict(reject=reject, match=match, kept=reject_from(accept=lambda *_: True), p=reject_from(after=lambda r, q, x: r), bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
+    verify = dict(reject=reject, match=match, kept=reject_from(accept=lambda *_: True),
+                  p=reject_from(after=lambda r, q, x: r),
+                  bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
     law = block_law(verify, Plan(draft, steps), target)
-    whole = completed(law, target, max(map(len, law))) == {y: w for y, w in target_law(target, (0,), max(map(len, law))).items() if w}
+    whole = completed(law, target, max(map(len, law))) == {y: w for y,
+                                                           w in target_law(target, (0,),
+                                                                   max(map(len, law))).items() if w}
     assert whole == conditional(law, target)
     assert whole or rule not in ("reject", "match")
 
 
 @proves("lem-token-by-token")
 def test_what_must_not_be_given():
-    "Block verification keeps the lemma's law; given that the whole draft was accepted, or refused, no rule does"
+    "Block verification keeps the lemma's law; given that the whole draft was accepted, or refused"
     target, draft = killer()
     assert conditional(block_law(block, Chain(draft, 2), target), target)
-    first = law_of(lambda rng: (lambda r: (r.verdict.node == 0, r.tokens[0]))(next(rounds(target, Chain(draft, 1), reject, (0,), rng))))
+    first = law_of(lambda rng: (lambda r: (r.verdict.node == 0,
+                                           r.tokens[0]))(next(rounds(target, Chain(draft, 1), reject, (0,),
+                                                                     rng))))
     no = normalize(np.array([first.get((True, x), Fraction(0)) for x in range(3)], dtype=object))
     assert (no == residual(target.law((0,)), draft.law((0,)))).all() and (no != target.law((0,))).any()
 
@@ -163,7 +171,8 @@ one = lambda p, tree, i: p[tree.parent[i]] if i else p[i]
 def boastful(model, say=lambda q: int(np.argmax(q))):
     "Offers a token of its choice, and states that it was drawn"
     def drafter(ctx, rng):
-        tree = Tree(ctx); q = model(tree)[0]
+        tree = Tree(ctx)
+        q = model(tree)[0]
         tree.add(0, say(q), q)
         return tree
     return drafter
@@ -172,7 +181,8 @@ def boastful(model, say=lambda q: int(np.argmax(q))):
 def warm(model):
     "Draws from the square root of the law that it states"
     def drafter(ctx, rng):
-        tree = Tree(ctx); q = model(tree)[0]
+        tree = Tree(ctx)
+        q = model(tree)[0]
         tree.add(0, rng.pick(normalize(np.sqrt(q))), q)
         return tree
     return drafter
@@ -185,7 +195,8 @@ WRONG = {   # what is convicted: the first line that says so
     "bonus from the row before": (Chain(draft, 2), reject_from(last=one), "law"),
     "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
     "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
-    "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))), "law"),
+    "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))),
+                            "law"),
     "siblings judged by p alone": (Branching(draft, (3, 1), iid), None, "law"),
     "argmax stated as drawn": (boastful(draft), reject, "draft"),
     "always token 2": (boastful(draft, lambda q: 2), reject, "draft"),
@@ -210,16 +221,17 @@ def test_right_systems_pass(name):
     "Every listed system, on trees and chains, in floats; what would have been seen is said"
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
     found = watch(s, target, (0,), most=200, n=7, seed=4, like=overlap if s.verify is reject else None)
-    assert found.passes and found.title.startswith("200 rounds") and "1e-09" in found.title and "law      ok" in found.words
+    assert found.passes and found.title.startswith("200 rounds") and "1e-09" in found.title
+    assert "law      ok" in found.words
 
 
-@pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, Branching(draft, (2, 2), without_replacement))])
+@pytest.mark.parametrize("verify,drafter",
+                         [(block, Chain(draft, 3)), (reject, Branching(draft, (2, 2), without_replacement))])
 def test_right_rules_pass_a_long_trial(verify, drafter):
     "2,000 rounds; a tenth of the tokens from the draft would have been seen, or nearly"
     trial = Trial(like=None if verify is match else overlap)
     for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 2000): trial.note(round)
     assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .3
-
 
 
 def test_it_stops_when_it_is_sure():
@@ -230,31 +242,34 @@ def test_it_stops_when_it_is_sure():
         heard.append(1)
         return Verdict(0, 2 if len(heard) == 5 else rng.pick(p[0]))
     found = watch(system(no_draft, wrong), zero, (0,), most=100)
-    assert found.wrong == ("law",) and len(heard) == 5 and "token 2 came and has no weight (token 5" in found.words
+    assert found.wrong == ("law",
+                           ) and len(heard) == 5 and "token 2 came and has no weight (token 5" in found.words
     assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
 
 
-
 def test_no_rule_claimed_no_rule_convicted(tmp_path):
-    "Match is exact and keeps fewer: noted by default, convicted only where reject is claimed; names and functions are the same"
+    "Match is exact and keeps fewer: noted by default, convicted only where reject is claimed"
     slow = system(Chain(draft, 2), match)
     for found in (watch(slow, target, (0,), most=1500), certify_rounds(recorded(1500, verify=match))):
-        assert found.passes and found.lines[-1].passes is None and "too few for speculative sampling, and no fault of the law" in found.lines[-1].words
+        assert found.passes and found.lines[-1].passes is None
+        assert "too few for speculative sampling, and no fault of the law" in found.lines[-1].words
     save_log(file := tmp_path/"rounds.npz", recorded(1500, verify=match))
-    assert [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)] == [(), (), ("tokens",), ("tokens",)]
+    assert [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)] == [(), (),
+            ("tokens",), ("tokens",)]
     assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=500).words
 
 
 def test_false_alarms_at_a_rate_that_can_be_seen():
     "At alpha = 1/10, 40 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
-    alarms = sum(not watch(system(Chain(draft, 2), reject), target, (0,), most=60, n=9, seed=s, alpha=.1).passes for s in range(40))
+    alarms = sum(not watch(system(Chain(draft, 2), reject), target, (0,), most=60, n=9, seed=s,
+                           alpha=.1).passes for s in range(40))
     assert alarms <= 40*.1 + 6*np.sqrt(40*.1*.9)
-
 
 
 # Recorded rounds
 
-def recorded(n=40, drafter=Chain(draft, 2), verify=reject): return list(islice(play_rounds(system(drafter, verify), target, (0,), 5, 3), n))
+def recorded(n=40, drafter=Chain(draft, 2), verify=reject):
+    return list(islice(play_rounds(system(drafter, verify), target, (0,), 5, 3), n))
 
 
 def test_a_log_says_what_was_played(tmp_path):
@@ -262,8 +277,11 @@ def test_a_log_says_what_was_played(tmp_path):
     played_rounds = recorded(300)
     save_log(file := tmp_path/"rounds.npz", played_rounds)
     for a, b in zip(played_rounds, load_log(file), strict=True):
-        assert a.tokens == b.tokens and a.verdict == b.verdict and a.tree.token == b.tree.token and a.tree.parent == b.tree.parent
-        for i in range(len(a.tree)): assert np.allclose(a.p[i], b.p[i], atol=1e-6) and (i == 0 or np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6))
+        assert a.tokens == b.tokens and a.verdict == b.verdict and a.tree.token == b.tree.token
+        assert a.tree.parent == b.tree.parent
+        for i in range(len(a.tree)):
+            assert np.allclose(a.p[i], b.p[i],
+                               atol=1e-6) and (i == 0 or np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6))
     told, read = certify_rounds(played_rounds, like=overlap), certify_log(file, like=overlap)
     assert told.passes and read.passes and [x.check for x in read.lines] == ["law", "draft", "tokens"]
     assert told.lines[2].words == read.lines[2].words and os.listdir(tmp_path) == ["rounds.npz"]
@@ -273,10 +291,13 @@ def test_logs_of_all_lengths(tmp_path):
     "Chains of one round longer than those of another, and rounds without a draft"
     mixed = [*recorded(5, Chain(draft, 3)), *recorded(5, Chain(draft, 1)), *recorded(5, no_draft, match)]
     save_log(file := tmp_path/"rounds.npz", mixed)
-    assert [r.tokens for r in load_log(file)] == [r.tokens for r in mixed] and [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
+    assert [r.tokens for r in load_log(file)] == [r.tokens for r in mixed]
+    assert [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
 
 
-@pytest.mark.parametrize("name", ["everything kept", "bonus from the row before", "correction from p", "tokens given away", "argmax stated as drawn"])
+@pytest.mark.parametrize("name",
+                         ["everything kept", "bonus from the row before", "correction from p",
+                          "tokens given away", "argmax stated as drawn"])
 def test_a_log_convicts(tmp_path, name):
     drafter, verify, line = WRONG[name]
     save_log(file := tmp_path/"rounds.npz", recorded(3000, drafter, verify))
@@ -286,20 +307,22 @@ def test_a_log_convicts(tmp_path, name):
 def test_drafts_without_probabilities(tmp_path):
     "A file without q: the drafts are point masses, and match is the rule of ratios"
     def looked_up(ctx, rng):
-        tree = Tree(ctx); tree.add(0, len(ctx) % 4, np.eye(4)[len(ctx) % 4])
+        tree = Tree(ctx)
+        tree.add(0, len(ctx) % 4, np.eye(4)[len(ctx) % 4])
         return tree
     rs = recorded(400, looked_up, match)
     save_log(file := tmp_path/"rounds.npz", rs)
     with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
     told, bare = certify_log(file), certify_log(tmp_path/"bare.npz")
-    assert bare.passes and told.lines == bare.lines and bare.title == f"{told.title}; no array q: drafts read as point masses"
-
+    assert bare.passes and told.lines == bare.lines
+    assert bare.title == f"{told.title}; no array q: drafts read as point masses"
 
 
 def test_rows_are_taken_at_their_word(tmp_path):
     "An engine that computed wrong rows, used them and logged them has a clean log"
     wrong = TableModel(4, lambda text: target.law(text)[::-1])
-    save_log(file := tmp_path/"rounds.npz", list(islice(play_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3), 600)))
+    save_log(file := tmp_path/"rounds.npz",
+             list(islice(play_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3), 600)))
     assert certify_log(file).passes
 
 def test_an_impossible_draft_is_a_finding():
@@ -312,19 +335,15 @@ def test_an_impossible_draft_is_a_finding():
 def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
     save_log(file := tmp_path/"rounds.npz", recorded(3))
     old = file.read_bytes()
-    def broken(f, **kw): f.write(b"half"); raise OSError("full")
+    def broken(f, **kw):
+        f.write(b"half")
+        raise OSError("full")
     monkeypatch.setattr(np, "savez", broken)
     with pytest.raises(OSError, match="full"): save_log(file, recorded(5))
     assert file.read_bytes() == old
 
 
-
-
-
-
-
-
-
 def test_a_report_in_words():
     found = certify_rounds(recorded(200))
-    assert isinstance(found, Report) and str(found) == repr(found) == found.words and found.wrong == () and all(len(l) <= 92 for l in found.words.splitlines()) and " a sampler that takes " in " ".join(found.words.split())
+    assert isinstance(found,
+                      Report) and str(found) == repr(found) == found.words and found.wrong == () and all(len(l) <= 92 for l in found.words.splitlines()) and " a sampler that takes " in " ".join(found.words.split())

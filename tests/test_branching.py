@@ -21,7 +21,6 @@ from specref.verify.reject import Chain, reject
 sources = st.tuples(st.integers(1, 4), st.integers(1, 4))
 shapes = pytest.mark.parametrize("B, tail, gamma", [(2, 1, 3), (2, 2, 3), (3, 1, 3), (2, 3, 2), (3, 2, 2)])
 
-
 def row(B, tail, x): return exact(*(int(y in following(x, B, tail)) for y in range(B*(tail + 1))))
 
 def ahead(B, tail, x, n):
@@ -29,7 +28,6 @@ def ahead(B, tail, x, n):
     q = row(B, tail, x)
     for _ in range(n - 1): q = sum(w*row(B, tail, y) for y, w in enumerate(q) if w)
     return q
-
 
 @settings(max_examples=8)
 @given(sources)
@@ -45,7 +43,6 @@ def test_the_source_is_the_transformer(source):
     assert torch.allclose(states, d**.5 * torch.eye(V, d, dtype=torch.float64), atol=1e-6)
     TargetModel(net)
 
-
 @settings(max_examples=10)
 @given(sources, st.integers(0, 99))
 def test_texts_are_of_the_source(source, seed):
@@ -55,10 +52,8 @@ def test_texts_are_of_the_source(source, seed):
     assert all(b in following(a, B, tail) for text in x for a, b in zip(text, text[1:]))
     assert len({t[0] % (tail + 1) for t in x}) == tail + 1 and len(set(x[:, -1] // (tail + 1))) == B
 
-
 def mean_of(B, tail, gamma, law):
-    """Mean tokens of enumerated rounds, begun at every phase; `law(start, j)` is what the head of depth j
-    states"""
+    "Mean tokens of enumerated rounds, begun at every phase"
     target, means = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1])), []
     for phase in range(tail + 1):
         before = (phase - 1) % (tail + 1)
@@ -68,7 +63,6 @@ def mean_of(B, tail, gamma, law):
                                                              rng)).tokens))
         means.append(sum(one(run).mean() for run in runs) / Fraction(len(runs)))
     return sum(means) / (tail + 1)
-
 
 @proves("thm-capped")
 @shapes
@@ -88,7 +82,6 @@ def test_capped(B, tail, gamma):
     assert mean_of(B, tail, gamma, lambda start, j: ahead(B, tail, start[0], j + 2)) == chain_tokens(B, tail,
                                                                                                      gamma)
 
-
 @proves("thm-capped")
 @pytest.mark.parametrize("B, tail", [(2, 2), (3, 1)])
 def test_no_independent_law_does_better(B, tail):
@@ -98,7 +91,6 @@ def test_no_independent_law_does_better(B, tail):
     tails = [np.eye(V)[b*(tail + 1) + 1] for b in range(B)]
     for q in (*np.eye(V), *rng.dirichlet(np.ones(V), 50)):
         assert np.mean([np.minimum(p, q).sum() for p in tails]) <= 1/B + 1e-12
-
 
 @proves("thm-agreed")
 @pytest.mark.parametrize("B, tail, gamma", [(2, 1, 4), (2, 2, 3), (3, 2, 2)])
@@ -111,7 +103,6 @@ def test_heads_that_agree(B, tail, gamma):
     alone, most = chain_tokens(B, tail, gamma), most_tokens(B, tail, gamma)
     assert mean_of(B, tail, gamma, bet) == most < gamma + 1
     assert alone <= most and (alone < most) == (gamma > 1 and tail > 1)
-
 
 @proves("thm-agreed")
 @settings(max_examples=10)

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings, strategies as st
 from helpers import proves, refuses
 from test_transformer import REFUSED, SMALL, V, bare
-from specref.models.embedded import embedded, prompts, raw_model
+from specref.models.embedded import prompts, raw_model
 from specref.gpu import cache as module
 from specref.gpu.cache import StaticRows, commit, commit_moves
 from specref.gpu.layout import batch_positions
@@ -320,7 +320,7 @@ def test_the_mask_and_the_positions_matter(spoil, monkeypatch):
     net, texts = model("gqa"), [(3, 1, 4), (1, 5, 9, 2, 6)]
     cache = prompted(net, texts, 90)
     if spoil == "positions": monkeypatch.setitem(globals(), "batch_positions", lambda lengths, depth: lengths[:, None] + torch.arange(depth.shape[1]))
-    else: monkeypatch.setitem(globals(), "tree_mask", lambda cache, parent: (torch.arange(cache.size) <= (cache.lengths[:, None] + torch.arange(parent.shape[1]))[:, :, None])[:, None])
+    else: monkeypatch.setitem(globals(), "visible", lambda cache, parent: (torch.arange(cache.size) <= (cache.lengths[:, None] + torch.arange(parent.shape[1]))[:, :, None])[:, None])
     for r in range(4): texts, _ = turn(net, cache, texts, r)
     assert far(net, cache, texts) > 1e-3
 
@@ -456,7 +456,7 @@ def local(): return doubled(transformers.AutoModelForCausalLM.from_config(transf
 def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
     "GPT-Neo counts its window from the end of the table, and has no mask beyond its positions: a table at the bound serves it, a longer one does not, although the text is as short"
     net, text, up, boolean = local(), (3, 1, 4, 1), [-1, 0, 0, 2], visible
-    monkeypatch.setitem(globals(), "tree_mask", lambda cache, parent: (~boolean(cache, parent)).double() * torch.finfo(torch.float64).min)   # its attention adds the mask
+    monkeypatch.setitem(globals(), "visible", lambda cache, parent: (~boolean(cache, parent)).double() * torch.finfo(torch.float64).min)   # its attention adds the mask
     with torch.no_grad():
         for w in net.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     def off(size):

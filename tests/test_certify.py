@@ -240,7 +240,8 @@ def test_pooling():
     big = g_test({0: 3000, 1: 1900, 2: 100}, want)
     assert big.cells == 3 and big.tv == pytest.approx(detectable(5000, 2, big.limit) + .02)
     assert not g_test({0: 10**6, 1: 10**6, 2: 1}, {0: .5, 1: .5, 2: 0}).fits
-    assert g_test({0: 5000, 1: 5000}, {0: .5, 1: .5, 2: 0}).fits and not g_test({0: 99, (3,): 1}, {0: 1.}).fits
+    assert g_test({0: 5000, 1: 5000}, {0: .5, 1: .5, 2: 0}).fits and not g_test({0: 99, (3,): 1},
+            {0: 1.}).fits
     assert g_test({7: 100}, {7: 1}).tv == pytest.approx(1 - MISS**.01)
     assert g_test({0: 10, 1: 10}, {0: .5, 1: .5}).tv == 1
 

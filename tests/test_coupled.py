@@ -13,7 +13,8 @@ from contracts import drafter_contract
 from helpers import CANON, constant, g_test, models, pairs, proves, seeds, tempered
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.verify.coupled import (GumbelMax, PositionKeyed, PositionKeyedRng, by_position, chain_position,
-                                    coupled, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob, list_position,
+                                    coupled,
+                                    gumbel_max_coupling, inverse_cdf_coupling, list_match_prob, list_position,
                                     reused_noise_law)
 from specref.core.law import exact, overlap, residual, tv
 from specref.core.loop import generate, loop_law, match, no_draft, rounds
@@ -259,7 +260,7 @@ def test_racing_is_the_race():
 
 
 def test_racing_is_seeded_elsewhere():
-    "Picks without a key and coins are those of Seeded; a key is the same noise in every round, on either side"
+    "Picks without a key and coins are those of Seeded; a key is the same noise in every round"
     a, b = GumbelMax(5, lists=2), Seeded(5)
     law = exact(1, 2, 3)
     def draws(rng): return [rng.pick(law) for _ in range(9)] + [rng.coin(1, of=2) for _ in range(9)]
@@ -272,7 +273,7 @@ def test_racing_is_seeded_elsewhere():
 
 @given(seeds, st.integers(0, 99), st.integers(1, 4))
 def test_times_belong_to_tokens(seed, t, lists):
-    "The best of the lists, a list for itself, the same for a larger vocabulary; different elsewhere"
+    "The best of the lists, a list for itself, the same for a larger vocabulary"
     rng = GumbelMax(seed, lists=lists)
     each = [rng.times((t, k), 8) for k in range(lists)]
     assert (rng.times(t, 8) == np.min(each, axis=0)).all() and (rng.times(t, 5) == rng.times(t, 8)[:5]).all()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers import random_table
+from helpers import random_table, refuses
 from specref.app.commands import main
 from specref.certify.certificates import certificate
 from specref.core.loop import autoregressive
@@ -24,7 +24,6 @@ from specref.train.registry import TRAINED, load_system, model_and_draw, train_d
 
 torch.set_num_threads(1)
 
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_recipe_is_certified(name):
     "Every way of drafting has the target's law in fractions, at both temperatures of the draw"
@@ -33,7 +32,6 @@ def test_every_recipe_is_certified(name):
     assert certificate(partial(make, temperature=0), V=4, n=2, seeds=(3, 4), stop=()).exact
     system = make(random_table(3, 1))
     assert system.name.startswith(name) and system.cites
-
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
@@ -47,7 +45,6 @@ def test_the_draw_at_temperature_0_is_the_limit(z):
         law = np.asarray(cold(raw / raw.sum())(earlier), float)
         assert law[x] == 1
         earlier = (*earlier, x)
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -70,12 +67,10 @@ def short(monkeypatch):
 def trained(name, folder, out, steps, texts=6):
     train_drafter(name, str(folder), out, steps=steps, texts=texts, length=48)
 
-
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("family, system, steps",
                          [("llama", "Medusa-2", 20), ("llama", "MLP Speculator", 150),
-                          ("llama", "EAGLE-3.1", 20),
-                                                   ("llama", "Falcon", 20), ("gpt", "EAGLE-2", 20)])
+                          ("llama", "EAGLE-3.1", 20), ("llama", "Falcon", 20), ("gpt", "EAGLE-2", 20)])
 def test_one_command_trains(family, system, steps, folders, tmp_path, capsys):
     """Texts, states, training (for the speculator on the corpus first), card, and a system that decodes the
     target's text"""
@@ -89,12 +84,10 @@ def test_one_command_trains(family, system, steps, folders, tmp_path, capsys):
     assert made(target, (1, 2, 3), 8, Seeded(0)) == autoregressive(HFModel(target.model, 0), (1, 2, 3), 8,
                                                                    Seeded(0))
 
-
 @pytest.mark.usefixtures("short")
 def test_interrupted_it_goes_on(folders, tmp_path, monkeypatch):
-    """Stopped while sampling and while training, the command ends with the same weights; other steps are
-    another run in the same folder"""
-    trained("eagle", folders["llama"], tmp_path/"a", 110, 40)
+    "Stopped while sampling and while training, the command ends with the same weights"
+    trained("eagle", folders["llama"], tmp_path/"a", 110, 80)
     whole = recipe.write_whole
     for stop in (1, 3):
         def failing(path, write, seen=[]):
@@ -103,11 +96,16 @@ def test_interrupted_it_goes_on(folders, tmp_path, monkeypatch):
             whole(path, write)
         with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
             m.setattr(recipe, "write_whole", failing)
-            trained("eagle", folders["llama"], tmp_path/"b", 110, 40)
-    for steps in (20, 110): trained("eagle", folders["llama"], tmp_path/"b", steps, 40)
+            trained("eagle", folders["llama"], tmp_path/"b", 110, 80)
+    for steps in (20, 110): trained("eagle", folders["llama"], tmp_path/"b", steps, 80)
     a, b = ((tmp_path/x/"data"/"eagle"/"model.safetensors").read_bytes() for x in "ab")
     assert a == b
 
+def test_a_target_without_a_tokenizer(tmp_path):
+    "Is refused, and nothing is written"
+    llama(2, 32, 64).save_pretrained(tmp_path/"bare")
+    refuses("target", train_drafter, "eagle", str(tmp_path/"bare"), tmp_path/"x")
+    assert not (tmp_path/"x").exists()
 
 def test_at_the_command_line(capsys):
     "A wrong name is one line and status 2"

@@ -29,7 +29,6 @@ from specref.verify.reject import reject
 torch.set_num_threads(1)
 FOLDER = DATA/"drafters"/"eagle"
 
-
 def small(V=5):
     "An untrained network on a tiny target, and a batch of random texts"
     base = TargetModel(tiny(V))
@@ -42,13 +41,11 @@ def shipped(temperature=1.):
     net = load_network("eagle")
     return FeatureDraft(net, HFModel(net.base[0].model, temperature, keep=net.reads, check=False))
 
-
 # The network and its training
 
 @faithful("EAGLE")
 def test_what_is_trained_and_what_is_shared():
-    """fc is (d, 2d) with a bias, one decoder layer without input norm; the head is the target's, the feature
-    is what enters it"""
+    "fc is (d, 2d) with a bias, one decoder layer without input norm"
     base = TargetModel(raw_model("target"))
     net, x = Eagle(base), torch.tensor([prompts("code", 1)[0]])
     assert net.fc.weight.shape == (base.d, 2*base.d) and net.fc.bias.shape == (base.d,)
@@ -59,7 +56,6 @@ def test_what_is_trained_and_what_is_shared():
     assert isinstance(net.layer.input_layernorm, nn.Identity)
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     assert torch.equal(net.logits(net.enter(dict(enumerate(out.hidden_states)))), out.logits)
-
 
 def test_embedding_first():
     "The first half of fc reads the next token, the second the feature; at first both weigh the same"
@@ -74,7 +70,6 @@ def test_embedding_first():
         step = lambda f, x: net.step(f, x, at, causal_attention)
         assert torch.equal(step(f, x), step(-f, x)) and not torch.equal(step(f, x), step(f, x + 1))
 
-
 def test_the_product_is_blind_on_the_source():
     """The elementwise product, as the seeds write it, is zero wherever token and feature differ, and no
     branch is heard; nor does it fit"""
@@ -84,10 +79,8 @@ def test_the_product_is_blind_on_the_source():
     assert all(abs(base.embed(torch.tensor(b*4)) * f).max() < 1e-6 for b in range(4))
     with pytest.raises(RuntimeError): Eagle(base).fc(base.embed(torch.tensor(0)) * f)
 
-
 def test_what_is_blurred():
-    """The features that are read, by uniform noise within ±.1, not those that are learnt; one step on true
-    features, whatever the progress"""
+    "The features that are read, by uniform noise within ±.1, not those that are learnt"
     net, _, batch = small()
     seen, f, missed = [], batch.states[net.reads[0]], net.missed
     net.step = lambda f, x, at, attend: seen.append(f) or f
@@ -97,13 +90,11 @@ def test_what_is_blurred():
     assert len(seen) == 4 and torch.equal(seen[1], f[:, 1:]) and not torch.equal(seen[0], seen[2])
     assert off.abs().max() <= .1 and abs(off.abs().mean() - .05) < .005 and abs(off.mean()) < .01
 
-
 @proves("prop-agree")
 @given(seeds)
 @settings(max_examples=10)
 def test_both_terms_want_the_same(seed):
-    """At the true feature the loss is a tenth of the entropy and its gradient is zero; anywhere near it is
-    more"""
+    "At the true feature the loss is a tenth of the entropy and its gradient is zero"
     net, _, _ = small()
     true = torch.randn(1, 4, net.base[0].d, dtype=torch.float64,
                        generator=torch.Generator().manual_seed(seed))
@@ -113,11 +104,9 @@ def test_both_terms_want_the_same(seed):
     assert torch.allclose(loss, -.1*(p*p.log()).sum(-1).mean(), atol=1e-12) and out.grad.abs().max() < 1e-12
     assert net.missed(true + torch.randn_like(true)*.3, true) > loss
 
-
 @proves("prop-told")
 def test_the_mean_feature_by_hand():
-    """Two branches: the best blind guess of the feature is the mean, its error the variance; the head makes
-    half of each tail of it"""
+    "Two branches: the best blind guess of the feature is the mean, its error the variance"
     base = TargetModel(branching(2, 2))
     x = torch.tensor([[2, 0], [2, 3]])
     with torch.inference_mode():
@@ -129,19 +118,6 @@ def test_the_mean_feature_by_hand():
     variance = (f - mean).square().sum(-1).mean()
     for g in (f[0], f[1], 0*mean, mean + torch.randn_like(mean)):
         assert (f - g).square().sum(-1).mean() > variance + 1e-6
-
-
-def test_the_head_reads_what_is_fed_back():
-    "What the head reads after a row and what the row below it reads as its feature are one tensor"
-    net, target, _ = small()
-    fed, read, step, logits = [], [], net.step, net.logits
-    net.step = lambda f, *a: fed.append(f) or step(f, *a)
-    net.logits = lambda f: read.append(f) or logits(f)
-    tree = Tree((0, 1, 2))
-    for u in range(3): tree.add(u, u)
-    FeatureDraft(net, target)(tree)
-    assert len(fed) == 4 and all(torch.equal(f[0, -1], r[-1]) for f, r in zip(fed[1:], read))
-
 
 # The trees
 
@@ -158,7 +134,6 @@ def test_tables_of_fractions(pair, parent):
         drafter_contract(drafter, (0,))
         verifier_contract(p, drafter, reject, (0,), 2)
 
-
 def ranks(model, tree):
     "The paths of a tree as ranks of the draft's choices"
     q, known = model(tree), {0: ()}
@@ -174,8 +149,7 @@ def certainty(model, tree):
 
 @faithful("EAGLE", "EAGLE-2")
 def test_one_tree_for_all_texts_and_one_for_each():
-    """By ranks EAGLE-1's tree is the same after every text; EAGLE-2's is deeper where the draft is sure, the
-    same at temperature 0 and 1"""
+    "By ranks EAGLE-1's tree is the same after every text"
     draft, hot = UnwarpedModel(shipped(0)), UnwarpedModel(shipped())
     static, dynamic, depth = set(), set(), {}
     for text in (t for domain in DOMAINS for t in prompts(domain, 5)):
@@ -190,15 +164,12 @@ def test_one_tree_for_all_texts_and_one_for_each():
     assert static == {frozenset(map(tuple, [(), *to_choices(EAGLE_TREE)]))} and len(dynamic) > 8
     assert np.mean([depth[c] for c in sure[-4:]]) > np.mean([depth[c] for c in sure[:4]]) + .5
 
-
 def test_the_published_tree():
-    """Twenty-five nodes in five levels, 4, 8, 8, 3 and 2 of them; every node behind its parent and its
-    earlier siblings"""
+    "Twenty-five nodes in five levels, 4, 8, 8, 3 and 2 of them"
     paths = [tuple(p) for p in to_choices(EAGLE_TREE)]
     assert len(paths) == 25 and [sum(len(p) == k for p in paths) for k in range(1, 6)] == [4, 8, 8, 3, 2]
     assert all(p[:-1] in paths or len(p) == 1 for p in paths)
     assert all((*p[:-1], r) in paths for p in paths for r in range(p[-1]))
-
 
 @faithful("EAGLE-2")
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -215,7 +186,6 @@ def test_the_heaviest_of_the_pool(domain):
             best = max(sum(pool[p] for p in some) for some in combinations(pool, n) if connected(some))
             assert len(mine) == n and connected(mine) and abs(sum(pool[p] for p in mine) - best) < 1e-12
 
-
 @proves("prop-grown")
 @given(seeds, st.integers(1, 5))
 @settings(max_examples=15)
@@ -231,7 +201,6 @@ def test_a_draft_that_is_right_about_itself(seed, n):
     for parent in {(-1, *[0]*min(n, 3)), (-1, *range(n)), (-1, 0, 0, 1, 1, 2)[:n+1]}:
         assert mean(StaticTree(UnwarpedModel(p), parent, likeliest_points)) <= best
 
-
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=6).filter(any))
 def test_likeliest(w):
     "Every token that has weight once, likeliest first, the lower id among equals; exact laws stay exact"
@@ -242,29 +211,24 @@ def test_likeliest(w):
     assert likeliest_points(exact(*w))(()).dtype == object
     assert likeliest_points(np.array(w)/sum(w))(()).dtype == float
 
-
 def test_unwarped():
-    """At temperature 0 a row is a point and its raw weights are the whole law; a table's rows are its laws;
-    the meter is the draft's"""
+    "At temperature 0 a row is a point and its raw weights are the whole law; a table's rows are its laws"
     draft, text = shipped(0), Tree(prompts("english", 1)[0])
     raw = UnwarpedModel(draft)
     assert max(draft(text)[0]) == 1 > max(raw(text)[0]) and np.allclose(raw(text)[0], shipped()(text)[0])
     assert raw.meter is draft.meter and raw.V == 512
     assert tuple(UnwarpedModel(constant(1, 3))(Tree((0,)))[0]) == tuple(exact(1, 3))
 
-
 # The shipped drafter
 
 def test_the_figures_of_the_card():
-    """They fall little from depth to depth; two networks, equal but for the noise, were evaluated, and come
-    out nearly the same"""
+    "They fall little from depth to depth"
     card = json.loads((FOLDER/"config.json").read_text())
     noise = json.loads((Path(__file__).parents[1]/"docs"/"benchmarks"/"noise.json").read_text())
     assert card["overlaps"][0] > .5 and card["overlaps"][0] - card["overlaps"][3] < .06
     assert noise["0.1"] == {k: card[k] for k in ("recipe", "tokens", "overlaps")}
     assert noise["0"]["recipe"] == card["recipe"] | dict(name="eagle-0")
     assert np.allclose(noise["0.1"]["overlaps"], noise["0"]["overlaps"], atol=.02)
-
 
 @faithful("EAGLE-2")
 def test_the_grown_tree_is_accepted_longer():
@@ -281,7 +245,6 @@ def test_the_grown_tree_is_accepted_longer():
             count.append(len(out.ledger.rounds))
         gap.append(32/count[1] - 32/count[0])
     assert np.mean(gap) > 2*np.std(gap, ddof=1)/len(gap)**.5 > 0
-
 
 @faithful("EAGLE-2")
 def test_confidence_is_acceptance():

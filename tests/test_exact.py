@@ -28,7 +28,8 @@ def once(f, laws):
 
 def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
     "The law of `n` tokens by the system, as fractions, is the target law; every path, unless `merged`"
-    system, want = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True), target_law(target, ctx, n, stop)
+    system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
+    want = target_law(target, ctx, n, stop)
     drafter, verify = system.drafter, system.verify
     with pytest.MonkeyPatch.context() as patch:   # half of the time: K-SEQ's T(ρ), and whether a law is one
         patch.setattr(transport, "expected_trials", once(transport.expected_trials, 2))

@@ -32,7 +32,6 @@ from specref.verify.traversal import traversal
 
 torch.set_num_threads(1)
 
-
 def small(V=3, k=2):
     "An untrained network on a tiny target; and the target"
     base = TargetModel(tiny(V))
@@ -52,13 +51,11 @@ def chain(ctx, tokens):
     for x in tokens: tree.add(len(tree) - 1, x)
     return tree
 
-
 # The network
 
 @faithful("Falcon")
 def test_what_is_trained_and_what_is_shared():
-    """Two LSTM layers from 2d to d, feature first, both halves as large at the start; one decoder layer
-    without input norm"""
+    "Two LSTM layers from 2d to d, feature first, both halves as large at the start"
     base = TargetModel(raw_model("target"))
     net, d = Falcon(base).eval(), base.d
     lstm = {f"lstm.{w}_{side}_l{i}" for w in ("weight", "bias") for side in ("ih", "hh") for i in (0, 1)}
@@ -75,10 +72,8 @@ def test_what_is_trained_and_what_is_shared():
     assert .5 < feature / token < 2
     assert torch.allclose(net.recur(f, x)[0], net.lstm(torch.cat([f, base.embed(x)], -1))[0])
 
-
 def test_the_published_forward():
-    """nn.LSTM returns a pair that no layer takes; without batch_first a place of a text knows nothing of
-    those before it; ours does"""
+    "nn.LSTM returns a pair that no layer takes"
     x = torch.randn(1, 5, 8)
     theirs, ours = nn.LSTM(8, 4, num_layers=2), nn.LSTM(8, 4, num_layers=2, batch_first=True)
     with pytest.raises((TypeError, AttributeError)): nn.Linear(4, 4)(theirs(x))
@@ -86,7 +81,6 @@ def test_the_published_forward():
     changed[0, 0] += 1
     same = lambda lstm: torch.equal(lstm(x)[0][0, 1:], lstm(changed)[0][0, 1:])
     assert same(theirs) and not same(ours) and small()[0].lstm.batch_first
-
 
 # Blocks
 
@@ -111,7 +105,6 @@ def off(draft, tree):
                                              tree.path(i)).softmax(-1).numpy()
     return max(abs(rows[i] - law(i)).max() for i in range(len(tree)))
 
-
 nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6)
 
 @proves("thm-in-blocks")
@@ -129,13 +122,11 @@ def test_any_history(k, history):
         assert off(draft, tree) < 1e-10
         ctx = (*tree.text(at % len(tree)), x)[:most]
 
-
 @faithful("Falcon")
 @proves("thm-anywhere")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_training_blocks_are_those_of_every_place(k):
-    """The pass of training, at every shift of its blocks, makes what `guesses` makes at every place; before
-    the first block, nothing"""
+    "The pass of training, at every shift of its blocks, makes what `guesses` makes at every place"
     net, target = small(7, k)
     batch = batch_of(target, [text(7, 15)])
     with torch.inference_mode():
@@ -144,13 +135,11 @@ def test_training_blocks_are_those_of_every_place(k):
             for r in range(k): assert (net.logits(grid[t-k+1+r]) - z[r][0, t]).abs().max() < 1e-10
     assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
 
-
 @proves("thm-anywhere")
 @given(st.integers(1, 3), seeds)
 @settings(max_examples=6)
 def test_what_is_stored_knows_no_blocks(k, seed):
-    """Keys, values and states of rows under networks of the same weights and another k are the same; the
-    features made are not"""
+    "Keys, values and states of rows under networks of the same weights and another k are the same"
     (a, target), (b, _) = small(5, k), small(5, k + 1)
     x, at = text(5, 13, seed), torch.arange(12)[None]
     f, x = target.states(x)[2][None, :12], torch.tensor([x[1:]])
@@ -158,13 +147,11 @@ def test_what_is_stored_knows_no_blocks(k, seed):
     assert torch.equal(s, t) and all(map(torch.equal, a.keys(u, at), b.keys(v, at)))
     assert (a.grid(f, x) - b.grid(f, x)).abs().max() > 1e-6
 
-
 @faithful("Falcon")
 @proves("thm-in-blocks")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_passes(k):
-    """A chain of gamma takes ceil(gamma/k) passes, in every round; the rows that are fed are those of whole
-    blocks"""
+    "A chain of gamma takes ceil(gamma/k) passes, in every round"
     net, target = small(7, k)
     for gamma in (1, 4, 5):
         draft, calls = BlockDraft(net, target), []
@@ -176,10 +163,8 @@ def test_passes(k):
     assert draft.meter.tokens == 7 + 4//k*k
     assert draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
 
-
 def test_a_short_context_and_a_failed_pass():
-    """Without a block laws are uniform and no pass is made; after an exception in a pass the next answer is
-    that of plain passes"""
+    "Without a block laws are uniform and no pass is made"
     net, target = small(k=3)
     draft = BlockDraft(net, target)
     for ctx in ((0,), (0, 1), (0, 1, 2)):
@@ -191,7 +176,6 @@ def test_a_short_context_and_a_failed_pass():
     net.ask = ask
     assert off(draft, chain(text(3, 9), (1, 2, 0, 1))) < 1e-10
 
-
 @faithful("Falcon")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_relaxed_mask(k):
@@ -199,7 +183,6 @@ def test_the_relaxed_mask(k):
     q, eye = torch.zeros(1, 1, 7, 4, dtype=torch.float64), torch.eye(7, dtype=torch.float64)[None, None]
     met = relaxed_causal_mask(k)(q, q, eye)[0, 0] > 0
     assert all(met[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
-
 
 # The training
 
@@ -221,17 +204,14 @@ def test_a_run_of_the_misses(seed, T, share):
         assert len(at) == int(np.floor(np.float32(share) * np.float32(miss.sum())))
         assert (len(at) == 0 or at[-1] - at[0] == len(at) - 1)
 
-
 @proves("prop-glances")
 def test_every_beginning_is_as_likely():
-    """A run of three in a text of eight: each of the six beginnings, one in six; the share falls in a
-    straight line"""
+    "A run of three in a text of eight: each of the six beginnings, one in six"
     torch.manual_seed(0)
     seen = Counter(row.nonzero()[0, 0].item() for row in glancing_mask(torch.ones(6000, 8, dtype=torch.bool),
                                                                        3.2/8))
     assert sorted(seen) == list(range(6)) and g_test(seen, {i: 1/6 for i in range(6)}).fits
     assert [annealed_share(.4, a) for a in (0, .5, 1)] == [.4, .2, 0]
-
 
 def watched(net):
     "What the two passes of a loss read, and what is learnt"
@@ -244,8 +224,7 @@ def watched(net):
 @proves("prop-glances")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_pairs_are_given_away_whole(k):
-    """Pass one has no gradient; pass two reads, in runs of floor(.4 misses), the pair that the row should
-    make; labels are k places on"""
+    "Pass one has no gradient; pass two reads, in runs of floor(.4 misses), the pair that the row should make"
     net, target = small(11, k)
     batch, seen = batch_of(target, [text(11, 40, s) for s in range(5)]), watched(net)
     net.loss(batch, 0.).backward()
@@ -268,7 +247,6 @@ def test_at_the_end_nothing_is_given_away():
     net.loss(batch, 1.)
     assert all(map(torch.equal, seen[0][:2], seen[1][:2]))
 
-
 # Trees
 
 @faithful("Falcon")
@@ -283,7 +261,6 @@ def test_trees_in_blocks(shape, k, count):
     draft = BlockDraft(net, target)
     tree = StaticTree(UnwarpedModel(draft), block_tree(shape, k), likeliest_points)(text(7, 9), Enumerator())
     assert len(tree) == count + 1 and draft.meter.calls == len(shape) and off(draft, tree) < 1e-10
-
 
 # What a block can reach
 
@@ -304,7 +281,6 @@ def test_the_best_laws_enumerated(B, tail, gamma, k):
         means.append(law_of(lambda rng: len(next(rounds(target, drafter, reject, start, rng)).tokens)).mean())
     assert sum(means) / Fraction(tail + 1) == block_tokens(B, tail, gamma, k)
 
-
 @proves("thm-within")
 @given(st.integers(2, 5), st.data())
 @settings(max_examples=25)
@@ -316,14 +292,12 @@ def test_no_better_laws_for_two(B, data):
     one, both = sum(min(Fraction(1, B), w) for w in q[0]), sum(min(Fraction(1, B), w)*v for w, v in zip(*q))
     assert one <= 1 and both <= Fraction(1, B)
 
-
 def test_between_independent_and_sequential():
     "Blocks of one are sequential, longer ones fall, and any block is above independent heads"
     for (B, tail), gamma in (((2, 1), 3), ((4, 3), 6), ((3, 5), 6)):
         by_k = [block_tokens(B, tail, gamma, k) for k in range(1, gamma + 1)]
         assert by_k[0] == gamma + 1 >= by_k[1] and min(by_k) > chain_tokens(B, tail, gamma)
     assert block_tokens(4, 3, 4, 2) == Fraction(17, 4) and overlap_within(4, 3, 3, 1, 2) == Fraction(1, 4)
-
 
 # The law
 
@@ -340,7 +314,6 @@ def test_other_verifiers(way):
     (net, target), (drafter, verify) = small(2), WAYS[way]
     found = loop_law(target, drafter(BlockDraft(net, target)), verify, (0, 1, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, check=False), (0, 1, 1), 3)) < 1e-12
-
 
 def rows_of(q, k=2):
     """A table as a draft in blocks after a context of one token: a place inside a block reads the text up to
@@ -361,7 +334,6 @@ def test_tables_of_fractions(seed):
     for drafter in (Chain(rows, 3), StaticTree(rows, block_tree((2,), 2)), likeliest):
         drafter_contract(drafter, (0,))
         verifier_contract(p, drafter, reject, (0,), 2)
-
 
 def test_a_law_that_was_not_drawn_from():
     "The second place claimed conditional on the first: the drafter contract fails and the output is off"

@@ -8,10 +8,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from helpers import proves, random_table
-from specref.core.loop import autoregressive, generate, loop_law, match, rounds
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import target_law
+from helpers import proves
+from specref.core.loop import autoregressive, generate, match, rounds
+from specref.core.rng import Seeded
 from specref.core.tree import Tree
 from specref.models.transformer import HFModel
 from specref.train.features import DraftLayer, FeatureDraft, causal_attention, layer_config
@@ -19,7 +18,6 @@ from specref.train.harness import TargetModel
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
-
 
 def tiny(V=32, seed=0, d=32):
     torch.manual_seed(seed)
@@ -32,7 +30,6 @@ def gpt2():
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=None,
                                       eos_token_id=None)).double()
-
 
 class Little(nn.Module):
     "One matrix on token and feature, one layer; attention reads what the stream carries, or (wide) both"
@@ -48,7 +45,6 @@ class Little(nn.Module):
         return self.block(both if self.wide else self.fc(both), self.fc(both), at, attend)
     def logits(self, out): return self.base[0].head(out)
 
-
 def pair(V=32, wide=False, seed=0, **kw):
     "A target that keeps its last state, and a network on it"
     bare = tiny(V, seed)
@@ -58,7 +54,6 @@ def pair(V=32, wide=False, seed=0, **kw):
         # attention that tells rows apart
         for n, w in net.named_parameters(): w.mul_(3 if "proj" in n else 1)
     return HFModel(bare, keep=(2,), check=False, **kw), net
-
 
 @torch.inference_mode()
 def plain(net, target, ctx, path):
@@ -70,7 +65,6 @@ def plain(net, target, ctx, path):
         out = net.step(f, torch.tensor([x]), torch.arange(len(x))[None], causal_attention)
         f, x = torch.cat([f, out[:, -1:]], 1), [*x, y]
     return net.logits(out[0, -1])
-
 
 texts = st.lists(st.integers(0, 31), min_size=9, max_size=14).map(tuple)
 nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=5)
@@ -91,7 +85,6 @@ def test_rows_are_those_of_plain_passes(text, wide, history):
             want = plain(net, target, tree.ctx, tree.path(i)).softmax(-1).numpy()
             assert abs(rows[i] - want).max() < 1e-10
 
-
 def test_the_layer_is_the_librarys():
     "`DraftLayer` with causal attention is transformers' own decoder layer behind its input norm"
     config = layer_config(TargetModel(tiny()))
@@ -103,7 +96,6 @@ def test_the_layer_is_the_librarys():
     want = theirs(h, position_embeddings=mine.rotary(h, at))
     want = want[0] if isinstance(want, tuple) else want
     assert torch.allclose(mine(theirs.input_layernorm(h), h, at, causal_attention), want, atol=1e-12)
-
 
 def test_the_layer_is_of_the_targets_make():
     "Heads, their width, the norm's eps and the rotation are the target's; the MLP is as wide as asked"
@@ -119,10 +111,8 @@ def test_the_layer_is_of_the_targets_make():
     assert own.post_attention_layernorm.variance_epsilon == .03
     assert DraftLayer(layer_config(base, 20)).mlp.up_proj.out_features == 20
 
-
 def test_what_a_round_feeds():
-    """A chain of four: what was accepted and the target's token in one pass, then three drafted tokens; the
-    states cost no pass"""
+    "A chain of four: what was accepted and the target's token in one pass, then three drafted tokens"
     target, net = pair()
     net.train().layers = 3
     draft, seen = FeatureDraft(net, target), []
@@ -131,7 +121,6 @@ def test_what_a_round_feeds():
     for (a, b, c, accepted), (d, e, f, _) in zip(seen, seen[1:]):
         assert (d - a, e - b, f - c) == (accepted + 1 + 3, 4, 1)
     assert draft.meter.layer_tokens == 3*draft.meter.tokens and not net.training
-
 
 def test_a_failed_pass_leaves_nothing():
     """After an error in the network or in the target, and after other use of the target, the next answer is
@@ -148,27 +137,6 @@ def test_a_failed_pass_leaves_nothing():
         net.step, target.forward = step, forward
         assert abs(draft(Tree(text[:n]))[0] - FeatureDraft(net, target)(Tree(text[:n]))[0]).max() < 1e-10
 
-
-class Table(FeatureDraft):
-    "`FeatureDraft` with exact laws in place of the network's: the same rows are fed, in the same passes"
-    def __init__(self, net, target, law):
-        super().__init__(net, target)
-        self.exact = law
-    def __call__(self, tree):
-        rows = super().__call__(tree)
-        rows.row = lambda i: self.exact(tree.text(i))
-        return rows
-
-def test_tabular_laws_through_the_same_rows():
-    """The drafter's code path with a table's laws on the edges: the table's laws on the tree, the target's
-    law for the text"""
-    (target, net), table = pair(V=3), random_table(3, 4, zeros=True)
-    draft = Table(net, target, lambda text: table.law(text).astype(float))
-    assert np.allclose(Chain(draft, 2)((0, 1), Seeded(0)).law[1], table.law((0, 1)).astype(float))
-    assert tv_outcomes(loop_law(target, Chain(draft, 2), reject, (0, 1), 2),
-                       target_law(target, (0, 1), 2)) < 1e-9
-
-
 def test_laws_are_warped_as_the_targets():
     "Temperature and top-k of the target act on the network's logits; the raw weights come before"
     target, net = pair(temperature=.5, top_k=3)
@@ -180,7 +148,6 @@ def test_laws_are_warped_as_the_targets():
     assert abs(draft(tree)[0] - want.numpy()).max() < 1e-12
     assert np.allclose(draft(tree).raw(0), (z - z.max()).exp().numpy())
 
-
 def test_where_one_token_stands_each_node_has_its_own_law():
     "There is no state yet; a processor that looks back still sees the text of each node"
     # never the last token again
@@ -189,7 +156,6 @@ def test_where_one_token_stands_each_node_has_its_own_law():
     for x in (1, 2): tree.add(0, x)
     want = [[1/3, 1/3, 1/3, 0], [1/3, 0, 1/3, 1/3], [1/3, 1/3, 0, 1/3]]
     assert np.allclose([list(row) for row in FeatureDraft(net, target)(tree)], want, atol=1e-6)
-
 
 def test_on_another_family():
     """On GPT-2, which has no rotation and no gate, the layer is a Llama's of its width, and greedy text is
@@ -201,7 +167,6 @@ def test_on_another_family():
     for verify in (match, reject):
         assert generate(target, Chain(draft, 3), verify, (1, 2), 12, Seeded(0)) == want
 
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_other_precisions(dtype):
     "In the target's own precision, whatever it is, laws are laws, and decoding goes on"
@@ -211,12 +176,10 @@ def test_other_precisions(dtype):
     assert abs(draft(Tree((1, 2, 3)))[0].sum() - 1) < 1e-12
     assert len(generate(target, Chain(draft, 3), reject, (1, 2, 3), 12, Seeded(0))) == 12
 
-
 @pytest.mark.parametrize("other, differs", [(dict(V=48), "vocab_size"), (dict(d=64), "hidden_size"),
                                             (dict(seed=7), "head_sha256")])
 def test_a_target_that_it_was_not_made_for(other, differs):
-    """Refused with the name of what differs, its precision among it; the same weights again are the same
-    target"""
+    "Refused with the name of what differs, its precision among it"
     _, net = pair()
     with pytest.raises(ValueError, match=f"^target: .*{differs}"):
         FeatureDraft(net, HFModel(tiny(**other), keep=(2,), check=False))

@@ -16,15 +16,13 @@ from specref.core.tree import Tree
 from specref.models.transformer import HFModel
 from specref.train.harness import TargetModel
 from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft,
-                                 ScaledUnitRMS, module_at,
-                                 unit_rms)
+                                 ScaledUnitRMS, module_at, unit_rms)
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 FAMILIES = {"hydra": (Hydra, PathDraft), "hydra++": (HydraPlus, PrefixDraft),
             "mlp": (MLPSpeculator, PathDraft)}
 CTX = (1, 4, 0, 2)
-
 
 def target_on(V=5): return TargetModel(tiny(V))
 
@@ -39,12 +37,10 @@ def network(make, base, **settings):
 def reader(base, temperature=1.):
     return HFModel(base.model, temperature=temperature, keep=(base.layers,), check=False)
 
-
 @faithful("Hydra")
 @pytest.mark.parametrize("layers", [1, 4])
 def test_heads_read_the_growing_concatenation(layers):
-    """Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i};
-    untrained, a projection and its head"""
+    "Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i}"
     base, xs = target_on(), (3, 1, 4, 2)
     net, louder = (Hydra(base, heads=4, layers=layers, gain=gain).double() for gain in (1., 3.))
     s = want = torch.randn(base.d, dtype=torch.float64)
@@ -58,11 +54,9 @@ def test_heads_read_the_growing_concatenation(layers):
     assert torch.equal(louder.step(s, torch.tensor(2), 4), torch.cat([s, 3*base.embed(torch.tensor(2))]))
     assert len(net.again) == (4 if layers > 1 else 0) and len(net.lm) == 1
 
-
 @faithful("Hydra++")
 def test_four_layers_and_a_prefix_layer_of_llama():
-    """Four residual layers a head, the last three of them one block; before them transformers' own model of
-    one layer and its norm"""
+    "Four residual layers a head, the last three of them one block"
     base = target_on()
     net, f = network(HydraPlus, base, layers=4), torch.randn(2, 7, base.d, dtype=torch.float64)
     s = torch.randn(2*base.d, dtype=torch.float64)
@@ -77,18 +71,15 @@ def test_four_layers_and_a_prefix_layer_of_llama():
         ours, theirs = net.enter({base.layers: f}), model(inputs_embeds=f, use_cache=False).last_hidden_state
     assert abs(ours - theirs).max() < 1e-4 < .1 < abs(ours - f).max()
 
-
 @faithful("MLP Speculator")
 def test_the_speculators_tables_are_its_own():
-    """An embedding, a head and a norm for each stage, none of the target's; tied, one of each and two
-    projections"""
+    "An embedding, a head and a norm for each stage, none of the target's"
     base = target_on()
     net, tied = network(MLPSpeculator, base), MLPSpeculator(base, stages=3, tie_weights=True)
     assert len({e.weight.data_ptr() for e in (*net.emb, base.embed)}) == 4
     assert [len(m) for m in (net.emb, net.head, net.proj, net.ln)] == [3, 3, 3, 3]
     assert [len(m) for m in (tied.emb, tied.head, tied.proj, tied.ln)] == [1, 1, 2, 1]
     assert module_at(tied.proj, 2) is module_at(tied.proj, 1) is not module_at(tied.proj, 0)
-
 
 # The variance of the terms
 
@@ -122,7 +113,6 @@ def test_the_terms_keep_their_proportion(stages):
     weight = np.exp(-z*z/2) / (2*math.pi)**.5 * (z[1] - z[0])
     assert abs((weight * F.gelu(torch.from_numpy(z)).numpy()**2).sum() - GELU) < 1e-9
 
-
 def test_the_norm_takes_no_mean_away():
     "A row's mean square becomes 1, then it is scaled and shifted"
     x, norm = 5 + torch.randn(3, 64, dtype=torch.float64), ScaledUnitRMS(64).double()
@@ -131,7 +121,6 @@ def test_the_norm_takes_no_mean_away():
         norm.weight.fill_(2.)
         norm.bias.fill_(3.)
     assert torch.allclose(unit_rms(x), want, atol=1e-6) and torch.allclose(norm(x), 2*want + 3, atol=1e-6)
-
 
 # Paths
 
@@ -158,11 +147,9 @@ def test_each_path_once(family, trees):
         assert spent.calls == len({len(path) for path in new}) + bool(prefix)
         seen |= paths
 
-
 @faithful("Hydra++")
 def test_the_prefix_layer_reads_what_is_new():
-    """Each round feeds the rows that were accepted since, and no others; after a failed pass the next answer
-    is right"""
+    "Each round feeds the rows that were accepted since, and no others"
     base = target_on()
     net, target, fed, emitted = network(HydraPlus, base), reader(base), [], []
     draft = PrefixDraft(net, target)
@@ -176,7 +163,6 @@ def test_the_prefix_layer_reads_what_is_new():
     with pytest.raises(ZeroDivisionError): draft(Tree((*CTX, 3)))
     net.enter = enter
     assert abs(draft(Tree((*CTX, 3)))[0] - PrefixDraft(net, reader(base))(Tree((*CTX, 3)))[0]).max() < 1e-12
-
 
 # Candidates
 
@@ -195,7 +181,6 @@ def test_the_best_sequences_are_chosen(seed, n):
     assert {tree.path(i) for i in range(len(tree)) if not tree.children(i)} == set(best)
     assert len(tree) - 1 == len({path[:i] for path in best for i in (1, 2, 3)})
     assert all(max(tree.law[i]) == 1 for i in range(1, len(tree)))
-
 
 def test_candidates_are_ranked_before_the_warp():
     """At temperature 0 a law is a point, but the second guess is still known: the same tree as at

@@ -372,12 +372,12 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path/"gpu.json").write_text("old")
     def kept(command, out, minutes):
         assert not out.exists()
-        asked.extend(command); m.saved(out, got)
+        asked.extend(command); m.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(m, "fused_kernels", lambda: (verify_trees, verify_chains))
     monkeypatch.setattr(m, "supervise", kept)
     m.run(["--out", str(tmp_path), "--minutes", "3"])
-    assert asked[1:] == ["-m", "specref.gpu.bench.device", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
+    assert asked[1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
     monkeypatch.setattr(m, "supervise", lambda *a: None)
     with pytest.raises(SystemExit, match="was not written"): m.run(["--out", str(tmp_path/"none")])
 

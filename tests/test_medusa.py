@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from contracts import drafter_contract
 from helpers import cold, faithful, laws, models, proves, seeds
 from helpers import tiny as tiny_llama
 from specref.core.law import exact, one_hot, overlap, tv
@@ -18,18 +17,15 @@ from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import Rows, TableModel, Target, random_table, target_law
 from specref.core.tree import Tree, from_choices, points
-from specref.draft.shapes import ParallelHeadTree, medusa_choices, skip_accuracy, top_tokens
+from specref.draft.shapes import medusa_choices, skip_accuracy, top_tokens
 from specref.models.embedded import DOMAINS, embedded, prompts, raw_model
 from specref.models.transformer import HFModel
-from specref.train.harness import StateDataset, TargetModel, evaluate, train_network
+from specref.train.harness import StateDataset, TargetModel, evaluate
 from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft,
-                                  MedusaTree, accept_longest,
-                                  head_accuracy, medusa_loss)
+                                  MedusaTree, accept_longest, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
 from specref.verify.lossy import AcceptanceRule, typical
 from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-
 
 @pytest.fixture(scope="module")
 def base(): return TargetModel(raw_model("target"))
@@ -54,15 +50,13 @@ def batch_of(base, x):
 
 def random_batch(base, n=3, T=12): return batch_of(base, np.random.default_rng(0).integers(0, base.V, (n, T)))
 
-
 # Blindness
 
 @proves("thm-blind")
 @settings(max_examples=25)
 @given(laws(3), laws(6), st.tuples(*[laws(2)] * 3))
 def test_what_is_not_read_costs(P, q, inner):
-    """Disjoint next laws: a law blind to b overlaps by max P at most, n points hit the n largest at most;
-    points reach the bounds"""
+    "Disjoint next laws: a law blind to b overlaps by max P at most, n points hit the n largest at most"
     # tokens 2b, 2b + 1
     after = [np.concatenate([w if b == c else 0 * w for c in range(3)]) for b, w in enumerate(inner)]
     sharp = [one_hot(2*b, 6, exact=True) for b in range(3)]
@@ -73,14 +67,12 @@ def test_what_is_not_read_costs(P, q, inner):
                             for C in combinations(range(6), n))
         assert hit(after) <= sum(sorted(P)[-n:]) == hit(sharp)
 
-
 # The heads
 
 @proves("prop-untrained")
 @faithful("Medusa")
 def test_untrained_heads_are_the_targets(base):
-    """Its logits bit for bit, on real text; with upstream's random bias they are not; the first gradient is
-    half the state's, times it"""
+    "Its logits bit for bit, on real text; with upstream's random bias they are not"
     x = torch.tensor([text for d in DOMAINS for text in prompts(d, 2, length=48)])
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     net, upstream, f = Medusa(base), Medusa(base), out.hidden_states[-1].clone()
@@ -94,7 +86,6 @@ def test_untrained_heads_are_the_targets(base):
     want = (net.heads[0].lm.weight.T @ w.T / 2) @ f.detach()
     assert torch.allclose(net.heads[0].step.weight.grad, want, rtol=1e-3, atol=1e-4) and want.abs().max() > 1
     assert sum(w.numel() for w in net.parameters()) == 4 * (base.d**2 + base.d + base.d * base.V)
-
 
 @faithful("Medusa")
 def test_one_pass_of_the_heads_a_round(base):
@@ -110,7 +101,6 @@ def test_one_pass_of_the_heads_a_round(base):
         calls[make] = model.meter.calls
     assert calls[MedusaDraft] == 1 + 6 < calls[Late]   # the prompt before the first draft, and a pass a round
 
-
 # The tree
 
 class Table(Target):
@@ -118,32 +108,6 @@ class Table(Target):
     def __init__(self, V, seed): self.V, self.rows = V, random_table(V, seed)
     def __call__(self, tree):
         return Rows(lambda i: self.rows.law((*tree.ctx[:-1], tree.depth[i] % self.V)), len(tree), self.V)
-
-@settings(max_examples=15)
-@given(models(3), seeds)
-def test_the_law_in_fractions(both, seed):
-    """Tabular heads are lossless: an independent sampled chain, siblings, a planned tree and slots; every
-    edge states its law"""
-    target, heads = both[0], Table(3, seed)
-    rows, want = HeadMarginals(heads, 2), target_law(target, (0, 1), 2)
-    planned = MedusaTree(rows, ((0,), (1,), (0, 0)), exact=True)
-    for drafter in (Chain(heads, 2), Branching(heads, (2,)), planned, ParallelHeadTree(rows, 3, exact=True)):
-        drafter_contract(drafter, (0, 1))
-        assert loop_law(target, drafter, reject, (0, 1), 2) == want
-
-
-def test_a_soft_law_claimed_for_first_choices_is_found():
-    "By the law of the text and by the drafter contract"
-    class Claimed(MedusaTree):
-        def __call__(self, ctx, rng):
-            tree = Tree(ctx)
-            for i, q in enumerate(self.marginals(ctx)): tree.add(i, top_tokens(q, 1)[0], q)
-            return tree
-    target, wrong = random_table(3, 1, zeros=False), Claimed(HeadMarginals(Table(3, 8), 1), ((0,),),
-                                                             exact=True)
-    assert tv_outcomes(loop_law(target, wrong, reject, (0, 1), 2), target_law(target, (0, 1), 2)) > .01
-    with pytest.raises(AssertionError, match="stated"): drafter_contract(wrong, (0, 1))
-
 
 def test_choices_come_from_the_unwarped_rows():
     "At temperature 0 the draft model's law is a point; the rows for a tree are the heads' laws as they are"
@@ -156,14 +120,12 @@ def test_choices_come_from_the_unwarped_rows():
         assert all(abs(row - z[j].softmax(-1).numpy()).max() < 1e-12 for j,
                    row in enumerate(HeadMarginals(heads, 2)((0, 1))))
 
-
 paths = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
 @settings(max_examples=25)
 @given(seeds, st.lists(paths, unique=True, min_size=1, max_size=9), st.booleans())
 def test_ranks_become_tokens(seed, some, short):
-    """A path of ranks is the path of the heads' choices of these ranks; ranks that a head has no token for
-    are left out"""
+    "A path of ranks is the path of the heads' choices of these ranks"
     choices = sorted({v[:i] for v in some for i in range(1, len(v) + 1)}, key=lambda v: (len(v), v))
     weights = [0, 0, 3, 5] if short else [1, 2, 3, 5]
     law = lambda text: exact(*np.random.default_rng([seed, len(text)]).permutation(weights).tolist())
@@ -174,7 +136,6 @@ def test_ranks_become_tokens(seed, some, short):
     assert {tree.path(i) for i in range(1, len(tree))} == {tuple(best[j][r] for j, r in enumerate(v))
                                                            for v in there}
     assert len(tree) == len(there) + 1 and all(tree.law[i][tree.token[i]] == 1 for i in range(1, len(tree)))
-
 
 @faithful("Medusa")
 @pytest.mark.parametrize("n", [2, 4])
@@ -188,7 +149,6 @@ def test_the_calibrated_tree_is_the_best_of_all(base, n):
     connected = [c for c in combinations(nodes, n) if all(len(v) == 1 or v[:-1] in c for v in c)]
     assert abs(worth(medusa_choices(table, n)) - max(map(worth, connected))) < 1e-12
     from_choices(medusa_choices(table, n))
-
 
 def test_head_accuracy_counts_ranks():
     "By hand, and as chapter 20 counts place by place, less the first places, where there is no state"
@@ -204,7 +164,6 @@ def test_head_accuracy_counts_ranks():
                                                                     t]).argsort(descending=True)[:k].tolist()]
     assert np.allclose(head_accuracy(net, batch, k), slow / 33) and np.allclose(by_hand, slow)
 
-
 # Typical acceptance
 
 @proves("prop-typical")
@@ -214,19 +173,16 @@ def test_the_threshold_falls_with_the_entropy():
     many = lambda p: int((typical(.09, .3).kept(p, exact(*[1] * len(p))) > 0).sum())
     assert many(exact(97, 1, 1, 1)) == 1 and many(exact(*[1] * 50)) == 50
 
-
 @proves("prop-typical")
 @settings(max_examples=15)
 @given(models(3), seeds)
 def test_typical_is_greedy_where_the_target_is(both, seed):
-    """Rows that are points: the longest typical path is plain greedy decoding; the likeliest token of every
-    row is typical"""
+    "Rows that are points: the longest typical path is plain greedy decoding"
     target, rows = cold(both[0]), HeadMarginals(Table(3, seed), 2)
     drafter = MedusaTree(rows, ((0,), (1,), (0, 0), (0, 1), (1, 0)), exact=True)
     assert loop_law(target, drafter, accept_longest(typical()), (0, 1), 4) == target_law(target, (0, 1), 4)
     p = both[0].law((0, 1))
     assert typical().kept(p, p)[int(np.argmax(p))] > 0
-
 
 def test_the_longest_path_wins_and_of_equals_the_likeliest():
     "Against an enumeration of all paths"
@@ -244,15 +200,12 @@ def test_the_longest_path_wins_and_of_equals_the_likeliest():
         found = accept_longest(rule)(p, tree, Seeded(0)).node
         assert score(found) == max(score(i) for i in range(len(tree)) if good(i))
 
-
 def test_a_point_that_is_accepted_in_part_is_not_followed():
-    """A rule that accepts points with their probability follows none where nothing is sure; where all is
-    sure, it follows the text"""
+    "A rule that accepts points with their probability follows none where nothing is sure"
     part, tree = AcceptanceRule(np.minimum, lambda p, q: p), Tree((0,))
     tree.grow(0, points([1, 0], 2, exact=True), Seeded(0), 2)
     assert accept_longest(part)([exact(1, 3)] * 3, tree, Seeded(0)).node == 0
     assert accept_longest(part)([exact(0, 1)] * 3, tree, Seeded(0)).node == 1
-
 
 def test_typical_is_not_lossless():
     "Its distance on a table, exactly; reject has none"
@@ -260,7 +213,6 @@ def test_typical_is_not_lossless():
     drafter, want = MedusaTree(rows, ((0,), (1,), (0, 0)), exact=True), target_law(target, (0, 1), 2)
     assert loop_law(target, drafter, reject, (0, 1), 2) == want
     assert tv_outcomes(loop_law(target, drafter, accept_longest(typical()), (0, 1), 2), want) > .1
-
 
 # Medusa-2
 
@@ -272,8 +224,7 @@ def gpt2():
 
 @pytest.mark.parametrize("make, names", [(lambda: tiny(5, V=7), 7), (gpt2, 8)])
 def test_the_adapter_is_off_at_first_and_never_changes_the_target(make, names):
-    """At zero the changed target is the target bit for bit; later a merged copy is the changed one; GPT-2's
-    matrices are changed too"""
+    "At zero the changed target is the target bit for bit; later a merged copy is the changed one"
     b = make()
     batch, before, adapter = random_batch(b), {n: w.clone() for n,
                                                w in b.model.named_parameters()}, Adapter(b, 2)
@@ -290,12 +241,10 @@ def test_the_adapter_is_off_at_first_and_never_changes_the_target(make, names):
     assert torch.equal(W[n], before[n] + 8 * adapter.up[0] @ adapter.down[0])   # alpha / rank = 16/2
     assert torch.linalg.matrix_rank(W[n] - before[n]) == 2
 
-
 @faithful("Medusa-2")
 @proves("prop-held-back")
 def test_at_first_only_the_heads_pull():
-    """With the adapter at zero, KL and its gradient are zero, the heads' loss has one; away from zero KL is
-    positive and pulls back"""
+    "With the adapter at zero, KL and its gradient are zero, the heads' loss has one"
     b = tiny(6, V=7)
     batch, net = random_batch(b), trained(b, 2, Medusa2, rank=2)
     up, kl_of = list(net.adapter.up), lambda: net.kept(net.adapter.states(batch.x), batch)
@@ -307,7 +256,6 @@ def test_at_first_only_the_heads_pull():
         for w in up: w.normal_(std=.05)
     kl = kl_of()
     assert kl > 1e-5 and sum((g * w).sum() for g, w in zip(torch.autograd.grad(kl, up), up)) > 0
-
 
 @faithful("Medusa-2")
 def test_what_is_trained_when():
@@ -327,20 +275,6 @@ def test_what_is_trained_when():
     assert abs(got[0] - same[0]) < 1e-9 and np.allclose(got[1], same[1])
     assert abs(got[0] - evaluate(net, b, batch, 2)[0]) > 1e-4
 
-
-def test_training_together_through_the_harness(tmp_path):
-    """Warm-up, then adapter and heads, evaluated on the changed states; the target that was given keeps
-    every bit"""
-    b = TargetModel(tiny_llama(7, 1, 9).float())
-    batch, key = random_batch(b, 64, 24), b.key
-    train = StateDataset(batch.x.numpy(), {b.layers: batch.states[b.layers].numpy()})
-    net, held = Medusa2(b, 2, rank=2, warm=.3), batch.x[:8]
-    net, marks = train_network(net, b, train, AdaptedStates(net, held), 40, 1e-3, tmp_path/"two", look=20,
-                               rows=8, depth=2)
-    assert len(marks) == 2 and max(w.abs().max() for w in net.adapter.up) > 0
-    assert TargetModel(b.model).key == key
-
-
 @proves("prop-other")
 @settings(max_examples=20)
 @given(models(3))
@@ -351,25 +285,11 @@ def test_two_targets_are_as_far_apart_as_their_steps(both):
     bound = sum(w * steps(y) for y, w in target_law(p, (0,), 3).items())
     assert tv_outcomes(target_law(p, (0,), 3), target_law(q, (0,), 3)) <= bound
 
-
-@faithful("Medusa-2")
-def test_lossless_for_the_changed_target_only():
-    "The changed target is another one, and decoding has its law"
-    b = tiny(10)
-    net = trained(b, 2, Medusa2, up=.3, rank=2)
-    changed, original = (HFModel(m, keep=(b.layers,), check=False) for m in (net.adapter.merged(), b.model))
-    law = loop_law(changed, Chain(MedusaDraft(net, changed), 2), reject, (0, 1), 3)
-    assert tv_outcomes(law, target_law(changed, (0, 1), 3)) < 1e-12
-    assert tv_outcomes(law, target_law(original, (0, 1), 3)) > .01
-
-
 @faithful("Medusa-2")
 def test_the_shipped_pair(base):
-    """Medusa-2's heads are nearly as good as Medusa-1's on the changed target, worse on the original; the
-    two targets are near"""
+    "Medusa-2's heads are nearly as good as Medusa-1's on the changed target, worse on the original"
     one, two = load_network("medusa"), load_network("medusa2")
-    human, changed = batch_of(base, [text for d in DOMAINS
-                                     for text in prompts(d, 8, length=64,
+    human, changed = batch_of(base, [text for d in DOMAINS for text in prompts(d, 8, length=64,
                                                          seed=3)]), TargetModel(two.adapter.merged())
     theirs = batch_of(changed, human.x)
     first, second = evaluate(one, base, human, 4)[0], evaluate(two, changed, theirs, 4)[0]

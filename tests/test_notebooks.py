@@ -9,11 +9,11 @@ from house import PLAIN, CellFailed, changes, notebooks
 @pytest.mark.parametrize("path", [nb.path for nb in notebooks()], ids=lambda p: p.stem)
 def test_runs_as_stored(path):
     found = "\n".join(changes(path))
-    assert not found, f"{path.name}: a run differs from its stored outputs (`make nbs` stores them anew)\n{found}"
+    assert not found, f"{path.name} gives other outputs than the stored (`make nbs` stores them anew)\n{found}"
 
 
 def test_run_has_teeth(tmp_path):
-    "A stored output that a run does not give is found; what is measured is not compared; a cell that fails, fails"
+    "An output that a run does not give is found; what is measured is not compared; a cell that fails, fails"
     def cell(source, output, **metadata):
         return v4.new_code_cell(source, metadata=metadata, outputs=[v4.new_output("stream", text=output)])
     def found(*cells):

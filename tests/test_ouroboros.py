@@ -79,7 +79,7 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
 @settings(max_examples=40)
 @given(st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4), st.integers(0, 99))
 def test_answers_and_corrected_phrases(paths, n, seed):
-    "Answers are the greedy path down the tree and one step beyond; a phrase is corrected at each of its places"
+    "Answers are the greedy path down the tree and one step beyond; a phrase is corrected place by place"
     tree, target = add_paths(Tree((0,)), paths, 3, Enumerator(), exact=True), random_table(3, seed)
     p, greedy = target(tree), lambda text: int(np.argmax(target.law(text)))
     nodes = {tree.path(i) for i in range(len(tree))}
@@ -126,18 +126,6 @@ def test_refused_drafts_become_phrases(pair, inner, ctx, gamma, phrases, seed):
     assert hash(drafter.learn(round)) == hash(drafter.learn(round))
 
 
-@settings(max_examples=20, deadline=None)
-@given(models(), inners(), contexts, st.integers(1, 2))
-def test_equal_trees_carry_equal_states(pair, inner, ctx, gamma):
-    "The drafter is a function of what was emitted and drafted"
-    drafter = Ouroboros(pair[1], gamma, inner, 2)
-    def both(rng):
-        tree = drafter(ctx, rng)
-        return tree, tree.inner
-    states = law_of(both)
-    assert len({tree for tree, _ in states}) == len(states)
-
-
 def test_a_round_without_a_draft():
     target, draft = random_table(3, 0), random_table(3, 1)
     drafter, tree = Ouroboros(draft, 2, Lookahead(3, 2, 3, 2)), Tree((0,))
@@ -149,7 +137,7 @@ def test_a_round_without_a_draft():
 # The law
 
 @proves("thm-ouroboros")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2), st.sampled_from([reject, match]))
 def test_exact(pair, inner, ctx, gamma, phrases, verify):
     "One round, and three tokens in fractions with all that is learnt on the way"
@@ -174,7 +162,8 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
         for v in range(gamma + 1, len(tree)): weight[v] = weight[tree.parent[v]] * p(tree, v)
         gain += accepted * (sum(weight.values()) - 1)
     alone = replace(ours, phrases=0)
-    assert mean(target, alone, ctx) == mean(target, Chain(draft, gamma), ctx) == mean(target, ours, ctx) - gain
+    want = mean(target, ours, ctx) - gain
+    assert mean(target, alone, ctx) == mean(target, Chain(draft, gamma), ctx) == want
 
 
 # At size
@@ -187,12 +176,12 @@ def test_fewer_draft_calls_at_size(temperature):
     target, prompt, inner = model("target"), prompts("english", 1)[0], Lookahead(512, 7, 5, 7)
     draft = model("small")
     ways = Chain(draft, 6), Ouroboros(draft, 6, inner, 0), Ouroboros(draft, 6, inner, 3)
-    chain, alone, ours = (generate(target, drafter, reject, prompt, 24, Seeded(2)) for drafter in ways)
+    chain, alone, ours = (generate(target, drafter, reject, prompt, 40, Seeded(2)) for drafter in ways)
     assert alone == chain and alone.ledger.column("accepted") == chain.ledger.column("accepted")
     for out in (alone, ours):
         n = len(out.ledger.rounds)
         assert out.ledger.models["target"].calls == n <= out.ledger.models["draft"].calls < 6*n
-    assert temperature or ours == autoregressive(target, prompt, 24, Seeded(0))
+    assert temperature or ours == autoregressive(target, prompt, 40, Seeded(0))
 
 
 @faithful("Ouroboros")
@@ -203,7 +192,8 @@ def test_phrases_at_size():
     for drafter in (Ouroboros(draft, 2, Lookahead(512, 7, 5, 7)), Chain(draft, 2)):
         outs = [generate(target, drafter, reject, start, 48, Seeded(0)) for start in starts]
         emitted[type(drafter)] = [k for out in outs for k in out.ledger.column("emitted")]
-    assert max(emitted[Ouroboros]) > 3 == max(emitted[Chain]) and len(emitted[Ouroboros]) < len(emitted[Chain])
+    ours, chain = emitted[Ouroboros], emitted[Chain]
+    assert max(ours) > 3 == max(chain) and len(ours) < len(chain)
     drafter, new = Ouroboros(draft, 6, Lookahead(512, 7, 5, 7)), 0
     for _, round in zip(range(8), rounds(target, drafter, reject, starts[0], Seeded(0))):
         drafter, tree = drafter.learn(round), round.tree

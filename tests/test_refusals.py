@@ -1,4 +1,4 @@
-"Bad input is answered by a `ValueError` that names the argument, says what was given and what is wanted: one table for each part"
+"Bad input raises a `ValueError` that names the argument, what was given and wanted: a table for each part"
 import re
 from importlib import import_module
 from pathlib import Path

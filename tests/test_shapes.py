@@ -191,9 +191,6 @@ def test_best_size_is_exhaustive(a, c, rest, ks, most, depth):
     assert n <= most and levels <= depth and gain == pytest.approx(again)
 
 
-def test_best_size_may_be_none(): assert best_size(PAPER, Costs({1: 1, 2: 3}, .1), 8, 8) == (0, 0, 1.)
-
-
 @settings(max_examples=25, deadline=None)
 @given(models(), shapes(4), draws)
 def test_a_static_tree(pair, parent, how):
@@ -309,13 +306,6 @@ def test_opt_tree_is_the_best_tree_of_the_layers_seen(pair, n, threshold):
     calls = q.meter.calls - before
     assert calls == next((d for d in (1, 2) if best[d] - best[d-1] <= threshold), 3)
     assert connected(offered(tree)) and sum(draft_tree(q, (0,), 3)[v] for v in offered(tree)) == best[calls]
-
-
-@faithful("OPT-Tree")
-def test_the_promise_may_be_too_high_or_too_low():
-    "One node: 3/4 promised and 1/2 accepted; 3/5 promised and 1 accepted; the threshold lies between calls"
-    for q, p, accepted in ((constant(3, 1), constant(1, 1), F(1, 2)), (constant(3, 2), constant(1, 0), 1)):
-        assert mean_tokens(p, opt_tree(q, 1, 1, exact=True)) == 1 + accepted
 
 
 # Slots

@@ -115,7 +115,7 @@ def small(root, *cells):
         return dict(cell_type=kind, id=f'c{abs(hash(source))}'[:8], metadata={}, source=source) | (dict(outputs=[], execution_count=None) if kind == 'code' else {})
     for d in ('nbs', 'docs', 'tests'): (root/d).mkdir(parents=True)
     shutil.copy(ROOT/'docs/bibliography.md', root/'docs')
-    for stem, sources in {'index': ['# Front'], '00_law': ['# Law', '#| default_exp law', *cells]}.items():
+    for stem, sources in {'index': ['# Front'], '00_law': ['# Law', '#| default_exp core.law', *cells]}.items():
         (root/f'nbs/{stem}.ipynb').write_text(json.dumps(dict(cells=[cell(s) for s in sources], metadata=PLAIN, nbformat=4, nbformat_minor=5)))
     return root
 
@@ -139,14 +139,15 @@ def test_build_has_teeth(tmp_path):
 def test_names_and_theorems_are_links(tmp_path):
     "A sound house builds in silence; what its prose, its docstrings and its tests name is found and linked"
     root = small(tmp_path/'sound', '> **Theorem (Twice, 3.5).**<a id="thm-two"></a> One and one.', '#| export\ndef twice(x):\n    "Two of them (Theorem two)"\n    return 2*x',
-                 "See `twice`, `twice(2)`, another's `twice`, [the front](index.ipynb), Theorem two, Theorems 3.5, ten and {cite}`leviathan2023`.")
+                 "See `twice`, `specref.core.law.twice`, another's `twice`, [the front](index.ipynb), Theorem two, Theorems 3.5, ten and {cite}`leviathan2023`.")
     (root/'tests/test_law.py').write_text('@proves("thm-two")\ndef test_a(): pass\n@proves("thm-two")\ndef test_b(): pass\n')
     made = build(tmp_path/'site', root)
     assert not made.returncode and not made.stderr, made.stderr
+    assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'sound'}   # nothing is left beside the site
     said = re.sub('<(?!a |/a)[^>]*>', '', html(tmp_path/'site', 'law'))
-    assert 'Theorem 00.1  (Twice, 3.5)' in said and said.count('proved by tests/test_law.py::test_a, ::test_b') == 2
+    assert 'Theorem 00.1  (Twice, 3.5)' in said and said.count('checked by tests/test_law.py::test_a, ::test_b') == 2
     assert re.search(r'href="#thm-two">Theorem two</a>\)"', said) and re.search(r'href="#thm-two">Theorem two</a>, <a [^>]*href="#thm-two">Theorems 3.5</a>, ten', said)
-    assert len(re.findall(r'href="#specref.core.law.twice"[^>]*>twice(?:\(2\))?</a>', said)) == 2 and 'another’s twice' in said
+    assert len(re.findall(r'href="#specref.core.law.twice"[^>]*>(?:specref\.core\.law\.)?twice</a>', said)) == 2 and 'another’s twice' in said
 
 
 def test_readme_is_the_front_page():

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, models, proves, random_table
+from helpers import faithful, models, proves
 from specref.core.law import one_hot
-from specref.core.loop import Drafter, generate, loop_law, match, rounds
+from specref.core.loop import generate, loop_law, match
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree
 from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding, SuffixTree
 from specref.models.embedded import embedded, prompts
 from specref.verify.reject import Chain, reject
@@ -95,18 +94,6 @@ def test_forgetting(past, more, depth, data):
         assert len({id(v.text) for v, _ in nodes(tree)}) <= len(tree.held)
 
 
-@pytest.mark.parametrize("high", [1, 2])
-def test_long_texts(high):
-    "Nothing recurses along the text; a few counts by hand, and all forgotten again"
-    text = np.random.default_rng(0).integers(0, high, 3000).tolist()
-    tree, joined = read([text], 24), "".join(map(str, text))
-    for s in ((0,), (0, 1), tuple(text[100:124])):
-        string = "".join(map(str, s))
-        assert tree.count(s) == sum(joined.startswith(string, i) for i in range(len(text)))
-    tree.remove(text)
-    assert not tree.root.below
-
-
 # What is offered
 
 def by_hand(drafter, past, text):
@@ -129,8 +116,9 @@ def by_hand(drafter, past, text):
 @st.composite
 def drafters(draw):
     some = lambda *xs: draw(st.sampled_from(xs))
-    return SuffixDecoding(3, some(1, 2, 4, 6), some(2, 3, 5, 7), some(0., .5, 1., 2.5), some(-1., 0., 1.5),
-                          some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5), past=draw(shelves), exact=True)
+    sizes = some(1, 2, 4, 6), some(2, 3, 5, 7), some(0., .5, 1., 2.5), some(-1., 0., 1.5)
+    bounds = some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5)
+    return SuffixDecoding(3, *sizes, *bounds, past=draw(shelves), exact=True)
 
 
 @proves("prop-suffix-score")
@@ -323,20 +311,3 @@ def test_exact(pair, ctx, tree, corpus, threshold, verify):
         drafter_contract(drafter, ctx)
         verifier_contract(pair[0], drafter, verify, ctx, 3)
         assert loop_law(pair[0], drafter, reject, ctx, 2) == target_law(pair[0], ctx, 2)
-
-
-def test_either_is_a_drafter():
-    "Depth and models of both; both learn; probes alone are no offer"
-    class Learner(Drafter):
-        def __init__(self, k=0): self.k = k
-        def __call__(self, ctx, rng):
-            tree = Tree(ctx)
-            tree.add(0, 1)
-            return tree
-        def learn(self, round): return Learner(self.k + 1)
-    draft = random_table(3, seed=4)
-    either = Fallback(Learner(), Chain(draft, 2))
-    assert either.depth == 2 and either.models == (draft,) and len(either((0,), Seeded(0))) == 3
-    after = either.learn(next(rounds(random_table(3, seed=3), either, reject, (0,), Seeded(0))))
-    assert after.first.k == 1 and after.second is either.second
-    assert Fallback(SAM(3), Chain(draft, 2)) == Fallback(SAM(3, corpus=[]), Chain(draft, 2))

@@ -8,7 +8,7 @@ from specref.core.loop import System, Verdict
 from specref.core.rng import Seeded
 from specref.verify.reject import Chain
 
-OURS = {"autoregressive", "mass-transfer tree"}   # no paper: plain decoding, and a rule that chapter 13 derives
+OURS = {"autoregressive", "mass-transfer tree"}   # no paper: plain decoding, a rule of chapter 13
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

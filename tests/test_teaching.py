@@ -18,19 +18,16 @@ from specref.models.transformer import HFModel, RowAnswer
 from specref.train import harness
 from specref.train.features import NetworkDraft
 from specref.train.harness import (StateDataset, TargetModel, batch_at, evaluate, load_checkpoint,
-                                   no_progress, save_network,
-                                   state_dataset, train_network)
+                                   no_progress, save_network, state_dataset, train_network)
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
-
 
 def tiny(V=8, seed=0, d=16, **kw):
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, initializer_range=.4, bos_token_id=None, eos_token_id=None, **kw))
-
 
 class Lines(torch.nn.Module):
     "A matrix on f_t for each depth"
@@ -47,17 +44,14 @@ class Lines(torch.nn.Module):
         return noise * sum(F.cross_entropy(q[:, :-2-j].flatten(0, 1), batch.x[:, 2+j:].flatten()) for j,
                            q in enumerate(z))
 
-
 class LinesDraft(NetworkDraft):
     "`Lines` as a draft model"
     def answers(self, tree):
         rows = self.net.rows(self.states(tree.ctx)[self.net.reads[0]][-1])
         return [RowAnswer(rows[min(len(tree.path(i)), len(rows) - 1)]) for i in range(len(tree))]
 
-
 def states_of(model, x):
     with torch.inference_mode(): return model(input_ids=x, output_hidden_states=True).hidden_states
-
 
 @proves("prop-mark")
 @pytest.mark.parametrize("depth", [1, 2])
@@ -80,10 +74,8 @@ def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
     want = sum(first[a][b] * begun(a, b) for a in range(V) for b in range(V))
     assert abs(sum(w * one(x, s) for w, x, s in zip(share, texts, states)) - want) < 1e-9
 
-
 def test_overlaps_are_those_of_the_laws():
-    """The second value of `evaluate` is Σ min(p, q), depth by depth; the state after x_{t+1+j} verifies
-    depth j"""
+    "The second value of `evaluate` is Σ min(p, q), depth by depth"
     model = tiny().double()
     base, x = TargetModel(model), torch.randint(0, 8, (2, 7))
     net, s = Lines(base).double(), states_of(model, x)[2]
@@ -92,7 +84,6 @@ def test_overlaps_are_those_of_the_laws():
     for j in range(2):
         overlaps = [torch.minimum(p[n, t+1+j], q[j][n, t]).sum().item() for n in range(2) for t in range(4)]
         assert abs(betas[j] - np.mean(overlaps)) < 1e-9
-
 
 @pytest.fixture(scope="module")
 def school(tmp_path_factory):
@@ -103,7 +94,6 @@ def school(tmp_path_factory):
                      half=False).numpy().astype(np.uint16)
     folder = tmp_path_factory.mktemp("states")
     return base, *(state_dataset(base, part, (2,), folder) for part in (x[:48], x[48:])), x, folder
-
 
 def run(school, folder, stops=(None,), **kw):
     "A training run, stopped and begun again at `stops`; randomness outside is another each time"
@@ -118,11 +108,9 @@ def run(school, folder, stops=(None,), **kw):
 
 def same(a, b): return all(map(torch.equal, a.parameters(), b.parameters()))
 
-
 @proves("prop-taught")
 def test_interrupted_training_ends_the_same(school, tmp_path):
-    """Stopped after each look, and inside one (marks.json lost behind last.pt): the same weights and marks;
-    another seed gives others"""
+    "Stopped after each look, and inside one (marks.json lost behind last.pt): the same weights and marks"
     one, marks = run(school, tmp_path/"a")
     two, again = run(school, tmp_path/"b", (10, 30, None))
     run(school, tmp_path/"c", (20,))
@@ -131,7 +119,6 @@ def test_interrupted_training_ends_the_same(school, tmp_path):
     three, third = run(school, tmp_path/"c")
     assert len(marks) == 4 and marks == again == third and same(one, two) and same(one, three)
     assert not same(one, run(school, tmp_path/"d", seed=1)[0])
-
 
 class Interrupted:
     "`write_whole` that fails at call number `at`, before it writes (leaving half a file beside) or after"
@@ -143,7 +130,6 @@ class Interrupted:
             raise KeyboardInterrupt
         self.write(path, write)
         if self.left == 0: raise KeyboardInterrupt
-
 
 @proves("prop-taught")
 def test_interrupted_anywhere(school, tmp_path, monkeypatch):
@@ -161,10 +147,8 @@ def test_interrupted_anywhere(school, tmp_path, monkeypatch):
             two, again = run(school, folder, steps=20)
             assert again == marks and same(net, two)
 
-
 def test_another_recipe_is_refused(school, tmp_path):
-    """Training does not go on with other numbers, texts, settings or another target, and changes nothing;
-    more patience is allowed"""
+    "Training does not go on with other numbers, texts, settings or another target, and changes nothing"
     base, train, held, x, folder = school
     one, marks = run(school, tmp_path)
     before = {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
@@ -179,10 +163,8 @@ def test_another_recipe_is_refused(school, tmp_path):
     assert before == {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
     assert run(school, tmp_path, patience=9)[1] == marks
 
-
 def test_training_improves_and_stops(school, tmp_path):
-    """The best weights are returned, the target is as it was; until step 0 nothing is learnt; a ruinous rate
-    ends early, or is refused"""
+    "The best weights are returned, the target is as it was; until step 0 nothing is learnt"
     base, _, held, *_ = school
     before = [w.clone() for w in base.model.parameters()]
     untrained, none = run(school, tmp_path/"none", (0,))
@@ -195,13 +177,11 @@ def test_training_improves_and_stops(school, tmp_path):
     assert no_progress(marks, 2) and not no_progress(marks[:-1], 2)
     for _ in range(2): refuses("peak", run, school, tmp_path/"c", peak=float("inf"))
 
-
 @pytest.mark.parametrize("steps, stops", [(7, [7]), (25, [10, 20, 25])])
 def test_every_step_is_taken(school, tmp_path, steps, stops):
     "Steps that are fewer than a look, or no multiple of it, are taken and evaluated all the same"
     _, marks = run(school, tmp_path, steps=steps)
     assert [at for at, _ in marks] == stops and torch.load(tmp_path/"net"/"last.pt")["step"] == steps
-
 
 @cache
 def key(name=None, **kw):
@@ -212,8 +192,7 @@ def key(name=None, **kw):
     return TargetModel(model).key
 
 def test_states_belong_to_a_target(school):
-    """The key hears every weight, and what no weight tells; targets of one head keep states of their own in
-    the same folder"""
+    "The key hears every weight, and what no weight tells"
     base, train, _, x, folder = school
     other = tiny(V=16, seed=3)
     other.lm_head.load_state_dict(base.model.lm_head.state_dict())
@@ -221,7 +200,6 @@ def test_states_belong_to_a_target(school):
                               train.states[2])
     assert key() == base.key and key(rope_theta=20.) != base.key
     assert all(key(name) != base.key for name, _ in base.model.named_parameters())
-
 
 class Reading(TargetModel):
     "A target whose passes are counted, and fail at one of them"
@@ -233,8 +211,7 @@ class Reading(TargetModel):
         return self.real(**kw)
 
 def test_states_are_read_once_and_whole(school, tmp_path):
-    """States are those of a plain pass in half precision, for the texts as cut; kept files are read; an
-    interrupted pass leaves none"""
+    "States are those of a plain pass in half precision, for the texts as cut; kept files are read"
     base, train, _, x, folder = school
     want = states_of(base.model, torch.from_numpy(x[:48].astype(np.int64)))
     assert torch.equal(train[:].states[2], want[2].half().float())
@@ -247,14 +224,12 @@ def test_states_are_read_once_and_whole(school, tmp_path):
         state_dataset(Reading(base, 2), x[:8], (1, 2), tmp_path/"b", rows=4)
     assert not list((tmp_path/"b").iterdir())
 
-
 def test_batches_are_numbered(school):
     "Batch number 3 is the same whenever it is asked for, without a text twice, and another than number 4"
     _, train, *_ = school
     a, b, c, d = (batch_at(train, step, 8, seed).x for step, seed in ((3, 0), (3, 0), (4, 0), (3, 1)))
     assert torch.equal(a, b) and not torch.equal(a, c) and not torch.equal(a, d) and a.shape == (8, 20)
     assert len(batch_at(train, 0, 100, 0).x) == 48
-
 
 def test_a_checkpoint_is_whole_or_not_there(school, tmp_path, monkeypatch):
     "Interrupted between weights and card, cut off, of another kind or without weights: the folder is refused"
@@ -276,7 +251,6 @@ def test_a_checkpoint_is_whole_or_not_there(school, tmp_path, monkeypatch):
     (tmp_path/"model.safetensors").unlink()
     refuses("folder", load_checkpoint, Lines, base, tmp_path)
 
-
 @pytest.mark.parametrize("bad", [1e5, float("nan")])
 def test_what_half_precision_cannot_hold(school, tmp_path, bad):
     "A weight beyond 65,504, or one that is no number, is refused by its name, and what was there stays"
@@ -285,7 +259,6 @@ def test_what_half_precision_cannot_hold(school, tmp_path, bad):
     with torch.no_grad(): net.w[1].weight[0, 0] = bad
     with pytest.raises(ValueError, match="^net: got w.1.weight"): save_network(net, base, tmp_path)
     assert load_checkpoint(Lines, base, tmp_path)
-
 
 @pytest.mark.parametrize("how, differs", [(dict(V=16, d=32), "hidden_size"), (dict(V=8), "vocab_size"),
                                           (dict(V=16, seed=5), "head_sha256")])

@@ -29,8 +29,7 @@ from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, block_tokens, relaxed_causal_mask
 from specref.train.features import FeatureDraft, UnrolledAttention, causal_attention, unroll
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
-                                   save_network,
-                                   state_dataset, train_network)
+                                   save_network, state_dataset, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from specref.train.medusa import Medusa, Medusa2, MedusaDraft
 from specref.train.mtp import DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft
@@ -40,7 +39,6 @@ from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 V = 7
-
 
 # The losses of the papers, place by place; `off` moves every label that many places
 
@@ -106,7 +104,6 @@ def block_terms(net, batch, off=0):
         return smooth((out[n, t] - f[n, t+2]).abs()) + .09*kl + .01*nats(z)[x[n, t+3]]
     return torch.stack([term(n, t) for n in range(len(x)) for t in range(m)]).mean()
 
-
 # The table
 
 def nothing(t, j): return range(0)
@@ -131,8 +128,7 @@ def eagle3(base, **switches):
     reads = (1, 2, 3) if base.layers > 2 else (0, 1, 1)
     return Eagle3(base, len(ids), reads=reads, **switches).speak(ids)
 
-CASES = {
-    "medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, token_terms(.8, .64, .512)),
+CASES = {"medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, token_terms(.8, .64, .512)),
     "medusa2": Case(lambda b: Medusa2(b, 3, rank=2), MedusaDraft, 3, nothing, last, joint_terms),
     "hydra": Case(lambda b: Hydra(b, 3, layers=2), PathDraft, 3, path, last, token_terms(1, 1, 1)),
     "hydra++": Case(lambda b: HydraPlus(b, 3), PrefixDraft, 3, path, all_before, law_terms),
@@ -148,10 +144,8 @@ CASES = {
     "eagle3": Case(eagle3, FeatureDraft, 4, text, all_before, short_terms),
     "eagle31": Case(lambda b: eagle3(b, fc_norm=True, norm_output=True), FeatureDraft, 4, text, all_before,
                     short_terms),
-    "falcon": Case(Falcon, BlockDraft, 4, whole_blocks, all_before, block_terms),
-}
+    "falcon": Case(Falcon, BlockDraft, 4, whole_blocks, all_before, block_terms),}
 cases, systems = pytest.mark.parametrize("name", CASES), pytest.mark.parametrize("system", TRAINED)
-
 
 def network(name, base):
     "An untrained network in double precision, every weight of it stirred"
@@ -180,7 +174,6 @@ def states_of(model, x):
 
 def random_batch(base, n=2, T=9):
     return states_of(base.model, torch.randint(base.V, (n, T), generator=torch.Generator().manual_seed(0)))
-
 
 # Rows: a cache that looks, and a draft that is what was trained
 
@@ -213,8 +206,7 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10),
                      max_size=5)
 
 @proves("thm-unroll", "prop-refreshed", "prop-own-rows", "thm-chain-rows", "thm-paths", "prop-prefix-rows",
-        "thm-anywhere",
-        "thm-in-blocks")
+        "thm-anywhere", "thm-in-blocks")
 @faithful("Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "HASS", "EAGLE-3",
           "Falcon")
 @cases
@@ -230,10 +222,8 @@ def test_rows_are_those_of_a_plain_pass(name, one, place, other, history):
         tree = grown(some[:n], [(u, some[n + x]) for u, x in nodes], CASES[name].depth)
         assert rows_off(draft, tree) < 1e-10
 
-
 def script(depth):
-    """Trees after each of which a whole branch is accepted; then two texts as long as the last, which differ
-    in tokens"""
+    "Trees after each of which a whole branch is accepted"
     t, step = (3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 0, 2, 6, 4, 3, 1, 2, 0), depth - 1
     for n in (5, 6 + step, 7 + 2*step):
         yield grown(t[:n], [(0, t[n]), (0, 6), (1, t[n+1]), (2, 1), (3, t[n+2])], depth)
@@ -301,20 +291,17 @@ def unmarked(net, target):
     return draft
 
 WRONG_ROWS = [("medusa", LateState), ("hydra", GreedyPath), ("mlp", UnshiftedPath),
-              ("hydra++", CountedPrefix), ("chain", EveryRow),
-              ("falcon", Forgetful), ("falcon", CausalBlock),
+              ("hydra++", CountedPrefix), ("chain", EveryRow), ("falcon", Forgetful), ("falcon", CausalBlock),
               *product(("chain", "deepseek", "eagle", "hass", "eagle3", "falcon"), [unmarked])]
 
 @faithful("Medusa", "EAGLE")
 @pytest.mark.parametrize("name, wrong", WRONG_ROWS, ids=lambda x: getattr(x, "__name__", x))
 def test_wrong_rows_are_caught(name, wrong):
-    """On one script the right draft model is the plain one and the wrong one is not; stale rows show after a
-    verdict only"""
+    "On one script the right draft model is the plain one and the wrong one is not"
     trees = list(script(CASES[name].depth))
     assert max(rows_off(draft, tree) for draft in [drafting(name)] for tree in trees) < 1e-10
     off = [rows_off(draft, tree) for draft in [drafting(name, model=wrong)] for tree in trees]
     assert max(off) > 1e-4 and (wrong is not unmarked or off[0] < 1e-10)
-
 
 def walked(net, batch, steps, tokens, places, attend, next_feature):
     "Steps of a network on its own features, everything that may be wrong passed in"
@@ -327,8 +314,7 @@ def walked(net, batch, steps, tokens, places, attend, next_feature):
 
 def own(out, f): return out
 
-WRONG_UNROLLS = {
-    "own rows only": lambda net, b, n: walked(net, b, n, 1, 1, causal_attention, own),
+WRONG_UNROLLS = {"own rows only": lambda net, b, n: walked(net, b, n, 1, 1, causal_attention, own),
     "places of the first step": lambda net, b, n: walked(net, b, n, 1, 0, UnrolledAttention(), own),
     "tokens of the first step": lambda net, b, n: walked(net, b, n, 0, 1, UnrolledAttention(), own),
     "the first feature again": lambda net, b, n: unroll(net, b, n,
@@ -337,21 +323,18 @@ WRONG_UNROLLS = {
                                                           between=lambda f: F.rms_norm(f, f.shape[-1:])),
     "features mixed in one row": lambda net, b, n: [F.pad(o[:, s:], (0, 0, 0, s)) for s,
                                                     o in enumerate(walked(
-        net, b, n, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0))))],
-}
+        net, b, n, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0))))],}
 
 @faithful("HASS", "EAGLE-3")
 @pytest.mark.parametrize("name, wrong", [(name, wrong) for name in ("deepseek", "eagle", "hass", "eagle3")
                                          for wrong in WRONG_UNROLLS
                                          if (name, wrong) != ("deepseek", "normed without the switch")])
 def test_other_unrollings_are_caught(name, wrong):
-    """Right at the first depth, wrong from the second on; DeepSeek's module norms what it reads, so one more
-    norm changes nothing"""
+    "Right at the first depth, wrong from the second on"
     draft = drafting(name)
     net, ctx = draft.net, (3, 1, 4, 1, 5, 2)
     net.guesses = lambda batch, depth: [net.logits(f) for f in WRONG_UNROLLS[wrong](net, batch, depth)]
     assert rows_off(draft, Tree(ctx)) < 1e-10 and rows_off(draft, grown(ctx, [(0, 6), (1, 0)], 4)) > 1e-4
-
 
 def dependence(net, depth, T=9):  # -> [entry][place] -> (tokens, states) that move it
     "Which tokens and which states move a guess, each changed alone"
@@ -409,8 +392,7 @@ def untold_modules(base):
 WRONG_READERS = [("hydra", Untold), ("eagle", BlindEagle), ("eagle", UnshiftedEagle),
                  ("chain", untold_modules),
                  ("eagle3", lambda base: UnshiftedEagle3(base, reads=(1, 2, 3))), ("falcon", UntoldFalcon),
-                 ("falcon", CausalFalcon),
-                 ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
+                 ("falcon", CausalFalcon), ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
 
 @pytest.mark.parametrize("name, make", WRONG_READERS)
 def test_who_reads_something_else_is_caught(name, make):
@@ -418,7 +400,6 @@ def test_who_reads_something_else_is_caught(name, make):
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match="entry"):
         reads_what_it_may(name, make(target_on(V)).double().eval())
-
 
 # The loss
 
@@ -436,7 +417,6 @@ def test_the_loss_is_the_papers(name):
     assert abs(found - hand(net, batch)) < 1e-9 * abs(found)
     assert all(abs(found - hand(net, batch, off)) > 1e-3 for off in (-1, 1))
 
-
 @cases
 def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
     base = target_on(V)
@@ -446,7 +426,6 @@ def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
                 or not w.grad.any()]
     assert all(w.grad is None and not w.requires_grad for w in base.model.parameters())
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in base.model.parameters()}
-
 
 class Precisions(TorchDispatchMode):
     "The types in which softmaxes and products are taken"
@@ -470,13 +449,11 @@ def test_no_law_is_taken_in_half_precision(name):
     with Precisions() as seen, torch.autocast("cpu", torch.bfloat16): net.loss(batch, .9).backward()
     assert seen.softmax == {torch.float32} and torch.bfloat16 in seen.product
 
-
 # Checkpoints
 
 @cases
 def test_saved_and_loaded_it_is_the_same(name, tmp_path):
-    """Settings and guesses come back, from half precision bit for bit; another target and another network
-    are refused"""
+    "Settings and guesses come back, from half precision bit for bit"
     base = target_on(V)
     net, batch = network(name, base), random_batch(base)
     with torch.no_grad():
@@ -488,7 +465,6 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     refuses("target", load_checkpoint, type(net), target_on(V + 1), tmp_path)
     refuses("folder", load_checkpoint, Medusa if name != "medusa" else Hydra, base, tmp_path)
 
-
 # The law
 
 def ways(system):
@@ -498,8 +474,7 @@ def ways(system):
     return [lambda q: make(q, gamma=3).drafter, lambda q: make(q, gamma=4, temperature=0).drafter, chain]
 
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "EAGLE-2",
-          "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
+          "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
 @systems
 def test_the_law_is_the_targets(system):
     """Every path enumerated through the network and its cache: honest edges, and the joint law of three
@@ -512,7 +487,6 @@ def test_the_law_is_the_targets(system):
         alone = HFModel(draft.target.model, .7, check=False)
         assert tv_outcomes(loop_law(draft.target, drafter, reject, ctx, 3), target_law(alone, ctx, 3)) < 1e-12
 
-
 @systems
 def test_greedy_text_is_plain_text(system):
     "At temperature 0, on a random target, past the first token, before which there is no state"
@@ -520,7 +494,6 @@ def test_greedy_text_is_plain_text(system):
     draft = drafting(name, temperature=0)
     out = make(draft, temperature=0)(draft.target, (3,), 16, Seeded(0))
     assert out == autoregressive(HFModel(draft.target.model, 0, check=False), (3,), 16, Seeded(0))
-
 
 P, Q = CANON
 
@@ -550,7 +523,6 @@ def test_dishonest_edges():
     assert tv_outcomes(first_law(likelier_of_two(without_replacement(Q))), right) == Fraction(19, 200)
     assert first_law(likelier_of_two(likeliest_points(Q))) == right
     assert first_law(lambda tree, rng: tree.grow(0, likeliest_points(Q), rng, 1)) == right
-
 
 # The branching source
 
@@ -598,12 +570,10 @@ def silenced(net):
 
 @proves("thm-within")
 @faithful("Medusa", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "EAGLE",
-          "HASS", "EAGLE-3",
-          "EAGLE-3.1", "Falcon")
+          "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
 @pytest.mark.parametrize("name", LEARNT)
 def test_the_source_is_learnt_as_far_as_the_family_goes(name, source, tmp_path):
-    """A few seconds of training reach the closed form of the family and no more; without its tokens the
-    network is at the cap"""
+    "A few seconds of training reach the closed form of the family and no more"
     (base, train, held), (make, reach, steps) = source, LEARNT[name]
     torch.manual_seed(0)
     net = make(base)
@@ -613,12 +583,10 @@ def test_the_source_is_learnt_as_far_as_the_family_goes(name, source, tmp_path):
     assert abs(tokens - reach) < .12, (tokens, overlaps)
     assert evaluated(silenced(net), base, held[:])[1][0] < CAP + .02
 
-
 # The shipped checkpoints
 
 def test_what_is_shipped():
-    """A card and weights for every recipe and no more, for the embedded target, from the same texts;
-    together at most 20 MB"""
+    "A card and weights for every recipe and no more, for the embedded target, from the same texts"
     facts, cards = TargetModel(raw_model("target")).facts(), {name: read_card(SHIPPED_DRAFTERS/name)
                                                               for name in RECIPES}
     assert sorted(f.name for f in SHIPPED_DRAFTERS.iterdir()) == sorted(RECIPES)
@@ -655,11 +623,9 @@ def test_the_figures_on_the_card_can_be_measured_again(name):
     assert tokens == pytest.approx(card["tokens"], rel=.15)
     assert overlaps == pytest.approx(card["overlaps"], abs=.1)
 
-
 @systems
 def test_shipped_it_writes_plain_text_and_its_states_cost_no_pass(system):
-    """In double precision, at temperature 0, some drafts are accepted; the target is called once a round,
-    and once for the prompt"""
+    "In double precision, at temperature 0, some drafts are accepted"
     double, start = raw_model("target", torch.float64), prompts([*DOMAINS][len(system) % 2], 1, seed=9)[0]
     target, made = load_system(system, 0, model=double)
     out = made(target, start, 14, Seeded(0))

@@ -19,8 +19,8 @@ from specref.verify.siblings import Branching
 from specref.core.target import Rows, TableModel, target_law
 from specref.verify.traversal import (acceptance_bound, all_donate, all_donors, best_rule, by_transfer,
                                       capped_ratio, later_donate, layer_donors, mean_accepted,
-                                      not_deeper_donate, parent_donates, reachable, scaled_residual, seen_layers, transfer_mass,
-                                      traversal)
+                                      not_deeper_donate, parent_donates, reachable, scaled_residual,
+                                      seen_layers, transfer_mass, traversal)
 from specref.core.tree import Tree, iid, without_replacement
 
 F = Fraction

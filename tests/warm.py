@@ -1,16 +1,17 @@
-"How a notebook is run in a fork of the warm process; imported by both sides, so what is heavy is imported inside"
+"How a notebook runs in a fork of the warm process; both sides import this, so heavy imports stand inside"
 import os
 import resource
 import sys
 import traceback
 from pathlib import Path
 
-IMPORTS = ["execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats", "torch", "tqdm.auto",
-           "transformers.generation", "transformers.models.auto", "transformers.models.llama.modeling_llama"]
+IMPORTS = ["execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats",
+           "torch", "tqdm.auto", "transformers.generation", "transformers.models.auto",
+           "transformers.models.llama.modeling_llama"]
 
 
 def execute(path, sources, pipe):
-    "Run the cells `sources` of the notebook at `path`; send their outputs, the CPU seconds and, after a failure, what it was"
+    "Run the cells `sources` of the notebook at `path`; send outputs, CPU seconds and any failure"
     import psutil
     from execnb.shell import CaptureShell
     warm = sum(psutil.Process(os.getppid()).cpu_times()[:2])   # what every notebook but the first is spared

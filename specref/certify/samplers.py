@@ -20,7 +20,7 @@ from ..core.law import as_law, exact, greedy, normalize
 from ..core.rng import Uniforms, law_of, numpy_generator
 from ..core.target import TableModel, check_context, random_table
 from ..verify.reject import Chain, reject
-from .certificates import ALPHA, MISS, check_model, count_evidence, detectable
+from .certificates import ALPHA, MISS, check_model, count_evidence
 from .certificates import evidence, g_test, partition
 from .sequential import SIGMAS, Claim, Finding, Report, least_share, logged_round
 from .sequential import mean_wealth, token_list

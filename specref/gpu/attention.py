@@ -21,22 +21,24 @@ def check_tensor(name, x, shape, dtypes, beside=None):
     if x.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, x.shape)) or not x.numel():
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {shape} and no empty axis".replace("None", "any"))
     if x.dtype not in dtypes: raise ValueError(f"{name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
-    if beside is not None and x.device != beside.device: raise ValueError(f"{name}: got a tensor on {x.device}, wanted {beside.device}, where the others are")
+    if beside is not None and x.device != beside.device:
+        raise ValueError(f"{name}: got a tensor on {x.device}, wanted {beside.device}, where the others are")
 
 # %% ../../nbs/41_attention.ipynb #fbfe8377
 def ancestors(parent):  # (B, N), -1 for a root -> (B, N, N) bool
-    "Entry (b, i, j): is j the node i or one of its ancestors? By doubling; raises `ValueError`"
+    "Entry (b, i, j): is j the node i or one of its ancestors? By doubling"
     check_tensor("parent", parent, (None, None), INTEGERS)
     N = parent.shape[1]
     own = torch.arange(N, device=parent.device)
-    up, see = torch.where(parent < 0, own, parent), torch.eye(N, dtype=torch.bool, device=parent.device).expand(len(parent), N, N)
+    up = torch.where(parent < 0, own, parent)
+    see = torch.eye(N, dtype=torch.bool, device=parent.device).expand(len(parent), N, N)
     for _ in range((N - 1).bit_length()):
         see = see | see.gather(1, up[..., None].expand_as(see))
         up = up.gather(1, up)
     return see
 
 def node_depths(ancestors):  # (B, N, N) bool -> (B, N)
-    "The depth of each node, which is the number of its ancestors; raises `ValueError`"
+    "The depth of each node, which is the number of its ancestors"
     check_tensor("ancestors", ancestors, (None,)*3, (torch.bool,))
     return ancestors.sum(2) - 1
 
@@ -47,7 +49,7 @@ def check_trees(lengths, ancestors):
     check_tensor("lengths", lengths, (len(ancestors),), INTEGERS, ancestors)
 
 def slot_mask(lengths, ancestors, size):  # (B,), (B, N, N) bool -> (B, 1, N, size) bool
-    "Which slots each node sees: the context, its ancestors and itself (Definition slots); raises `ValueError`"
+    "Which slots each node sees: the context, its ancestors and itself (Definition slots)"
     check_trees(lengths, ancestors)
     check_at_least(N := ancestors.shape[1], size=size)
     node = torch.arange(size, device=lengths.device) - lengths[:, None]
@@ -56,10 +58,12 @@ def slot_mask(lengths, ancestors, size):  # (B,), (B, N, N) bool -> (B, 1, N, si
 
 # %% ../../nbs/41_attention.ipynb #42996924
 def check_room(lengths, nodes, size):
-    "Refuse, with a `ValueError`, a length that leaves no room for the tree; this reads the device, so it stands outside the loop"
+    "Refuse a length that leaves no room for the tree; this reads the device, so it stands outside the loop"
     check_tensor("lengths", lengths, (None,), INTEGERS)
     low, high = lengths.min().item(), lengths.max().item()
-    if low < 0 or high + nodes > size: raise ValueError(f"lengths: got {low} to {high}, wanted 0 to {size - nodes}, or {nodes} nodes do not fit in {size} slots")
+    if low < 0 or high + nodes > size:
+        raise ValueError(f"lengths: got {low} to {high}, wanted 0 to {size - nodes}, "
+                         f"or {nodes} nodes do not fit in {size} slots")
 
 # %% ../../nbs/41_attention.ipynb #e564d86e
 def check_heads(q, k, v):
@@ -69,8 +73,8 @@ def check_heads(q, k, v):
     check_tensor("v", v, (*k.shape[:3], None), (q.dtype,), q)
     if q.shape[1] % k.shape[1]: raise ValueError(f"q: got {q.shape[1]} heads, wanted a multiple of the {k.shape[1]} of k")
 
-def attend(q, k, v, mask, scale=None):  # (B, H, N, d), (B, H_kv, size, d) twice, (B, 1, N, size) bool -> (B, H, N, d)
-    "Attention under a boolean mask, heads in groups as more rows (Theorem tree-attention); raises `ValueError`"
+def attend(q, k, v, mask, scale=None):  # (B, H, N, d), (B, H_kv, size, d) twice, (B, 1, N, size) -> as q
+    "Attention under a boolean mask, heads in groups as more rows (Theorem tree-attention)"
     check_heads(q, k, v)
     (B, H, N, _), (heads, size) = q.shape, k.shape[1:3]
     check_tensor("mask", mask, (B, 1, N, size), (torch.bool,), q)
@@ -80,7 +84,7 @@ def attend(q, k, v, mask, scale=None):  # (B, H, N, d), (B, H_kv, size, d) twice
 
 # %% ../../nbs/41_attention.ipynb #14da742c
 def tree_blocks(lengths, ancestors, size, create=create_block_mask):  # (B,), (B, N, N) bool -> BlockMask
-    "The mask of `slot_mask` as a rule for FlexAttention, made by `create`, which may be compiled; raises `ValueError`"
+    "The mask of `slot_mask` as a rule for FlexAttention, made by `create`, which may be compiled"
     check_trees(lengths, ancestors)
     B, N = ancestors.shape[:2]
     check_at_least(N, size=size)
@@ -90,9 +94,11 @@ def tree_blocks(lengths, ancestors, size, create=create_block_mask):  # (B,), (B
     return create(sees, B, None, N, size, device=lengths.device)
 
 def flex_attend(q, k, v, blocks, attention=flex_attention, scale=None):  # as `attend`, with a BlockMask -> (B, H, N, d)
-    "The same attention by FlexAttention; on a GPU pass `attention=torch.compile(flex_attention, dynamic=False)`; raises `ValueError`"
+    "The same attention by FlexAttention; on a GPU pass it compiled, with `dynamic=False`"
     check_heads(q, k, v)
-    if tuple(blocks.shape) != (wanted := (len(q), 1, q.shape[2], k.shape[2])): raise ValueError(f"blocks: got shape {tuple(blocks.shape)}, wanted {wanted}")
+    wanted = len(q), 1, q.shape[2], k.shape[2]
+    if tuple(blocks.shape) != wanted:
+        raise ValueError(f"blocks: got shape {tuple(blocks.shape)}, wanted {wanted}")
     return attention(q, k, v, block_mask=blocks, scale=scale, enable_gqa=True)
 
 # %% ../../nbs/41_attention.ipynb #65b97cdb

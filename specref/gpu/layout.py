@@ -110,7 +110,8 @@ def flat(parent, token, q_row=None, without_replacement=None, offered=None, devi
         if earlier: sibling[earlier[-1]] = i
         else: child[u] = i
         earlier.append(i)
-    def array(x, fill, dtype=torch.int32): return torch.as_tensor([fill]*n if x is None else x, dtype=dtype, device=device)
+    def array(x, fill, dtype=torch.int32):
+        return torch.as_tensor([fill]*n if x is None else x, dtype=dtype, device=device)
     links = [array(x, -1) for x in (token, parent, depth, child, sibling, q_row)]
     root = array([i for i, u in enumerate(parent) if u < 0], -1)
     height, width = max((depth[k[0]] for k in kids.values()), default=0), max(map(len, kids.values()), default=0)
@@ -181,7 +182,7 @@ def unpack(batch, q, ctxs):  # q: (rows, V) tensor, or array of fractions -> tre
 
 # %% ../../nbs/40_layout.ipynb #f90ad201
 def add_nodes(tree, root, q, lists, probes):  # -> tree
-    "The nodes below `root` added to `tree`, the lowest number first among those whose parent and earlier siblings are there"
+    "Add the nodes below `root`, the lowest number first whose parent and earlier siblings are there"
     _, token, parent, _, child, sibling, q_row, exclusive = lists.values()
     at, ready, unoffered = {root: 0}, [], {i for nodes in probes.values() for i in nodes}
     def free(*nodes):
@@ -236,13 +237,16 @@ def renumber(ids, at):  # (m,) nodes or -1, (n,) new places -> (m,)
 
 def pad_batch(batch, N):  # -> Batch
     "The same trees on `N` nodes each, the new ones never offered; reads the sizes on the host; raises `ValueError` where a tree is larger"
-    if (most := int(batch.slot.max()) + 1) > N: raise ValueError(f"N: got {N}, wanted at least {most}, the nodes of the largest tree")
+    most = int(batch.slot.max()) + 1
+    if most > N: raise ValueError(f"N: got {N}, wanted at least {most}, the nodes of the largest tree")
     ids = torch.arange(batch.B * N, dtype=torch.int32, device=batch.device)
     at, root = N*batch.tree + batch.slot, ids[::N]
     def spread(fill, x): return torch.full_like(ids, fill, dtype=x.dtype).index_copy(0, at.long(), x)
     parent = (ids // N * N).index_copy(0, at.long(), renumber(batch.parent, at))
     links = [spread(-1, renumber(x, at)) for x in (batch.child, batch.sibling)]
-    return Batch(root, spread(0, batch.token), parent, spread(1, batch.depth), *links, spread(-1, batch.q_row), spread(False, batch.without_replacement), batch.height, batch.width)
+    drawn = spread(-1, batch.q_row), spread(False, batch.without_replacement)
+    nodes = root, spread(0, batch.token), parent, spread(1, batch.depth), *links, *drawn
+    return Batch(*nodes, batch.height, batch.width)
 
 def repeat_batch(batch, B, rows=0):  # -> Batch
     "The trees of a batch `B` times over, each time `rows` rows of q further on"

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'fixed_point', 'Probs', 'power', 'Logits', 'check_floats',
-           'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn', 'free_to_ask', 'masked_requests',
-           'select_rows', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token',
-           'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'verify_chains', 'reject_child',
-           'DecisionCell', 'MiddleOfCell', 'decision_cells']
+           'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn', 'free_to_ask',
+           'masked_requests', 'select_rows', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict',
+           'final_token', 'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'verify_chains',
+           'reject_child', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
 
 # %% ../../nbs/42_verify.ipynb #1e630238
 from dataclasses import dataclass
@@ -108,6 +108,13 @@ def check_floats(name, x, shape, device, dtype=None):
         raise ValueError(f"{name}: got a tensor on {x.device}, wanted {device}, as the batch")
     if dtype and x.dtype != dtype: raise ValueError(f"{name}: got {x.dtype}, wanted {dtype}")
 
+def check_vocab(V, q):
+    "Rows of p and q of one size, of which sums have room"
+    if not 0 < V < 2**18:
+        raise ValueError(f"p: got rows of {V} tokens, wanted 1 to {2**18 - 1}, of which sums have room")
+    if q and q.x.shape[1] != V:
+        raise ValueError(f"q: got rows of {q.x.shape[1]} tokens, wanted {V} as in p")
+
 def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
     "The arguments of a verifier before anything is launched; their numbers are read only if `check`"
     if not isinstance(batch, Batch): raise ValueError(f"batch: got {type(batch).__name__}, wanted a Batch")
@@ -117,11 +124,7 @@ def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
     check_floats("coins", coins, (batch.n,), batch.device, torch.float64)
     check_floats("picks", picks, (batch.B,), batch.device, torch.float64)
     if q is not None and not len(q.x): q = None
-    V = p.x.shape[1]
-    if not 0 < V < 2**18:
-        raise ValueError(f"p: got rows of {V} tokens, wanted 1 to {2**18 - 1}, of which sums have room")
-    if q and q.x.shape[1] != V:
-        raise ValueError(f"q: got rows of {q.x.shape[1]} tokens, wanted {V} as in p")
+    check_vocab(p.x.shape[1], q)
     if check: read_arguments(batch, p, q, coins, picks)
     return p, q
 

@@ -9,7 +9,6 @@ __all__ = ['frequent_tokens', 'vocab_maps', 'top_k_loss', 'Hass', 'Eagle3']
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least, check_between
 from .eagle import Eagle, add_feature_noise

@@ -9,10 +9,10 @@ __all__ = ['TREE_SHAPES', 'AGREEMENT', 'RULES', 'DRAWN_AS', 'NOT_RETURNED', 'dev
            'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts', 'text_counts',
            'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks',
            'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'GpuSizes', 'parity_tasks', 'speed_tasks',
-           'engine_tasks', 'gpu_tasks', 'reference_verify', 'against_reference', 'copy_speed', 'cpu_tasks',
-           'processor_name', 'installed', 'driver_version', 'machine_facts', 'parse', 'run', 'supervised_run',
-           'remaining_tasks', 'valid_rows', 'verify_speed', 'reasons', 'failures', 'parity_lines', 'speed_lines',
-           'engine_lines', 'gpu_table', 'Wish', 'time_ratios', 'wishes', 'wanted_table', 'cpu_table']
+           'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'against_reference', 'copy_speed',
+           'cpu_tasks', 'processor_name', 'installed', 'driver_version', 'machine_facts', 'parse', 'run',
+           'supervised_run', 'remaining_tasks', 'valid_rows', 'verify_speed', 'reasons', 'failures', 'parity_lines',
+           'speed_lines', 'engine_lines', 'gpu_table', 'Wish', 'time_ratios', 'wishes', 'wanted_table', 'cpu_table']
 
 # %% ../../../nbs/45_measured.ipynb #6814f93e
 import argparse, json, os, platform, subprocess, sys
@@ -442,15 +442,15 @@ def reference_verify(case, cast=np.float64):  # -> () -> token lists
     return lambda: [*map(verify, range(len(trees)))]
 
 # %% ../../../nbs/45_measured.ipynb #2b4385d7
+def token_lists(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
+
 def against_reference(tree, V, B, kind, threads, laps, device=torch.device("cpu")):
     "Milliseconds of the twin and of the reference for `B` trees, medians over `laps` turns, and the bytes"
     torch.set_num_threads(threads)
-    dtype = getattr(torch, kind)
-    cases = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device)
+    cases, dtype = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device), getattr(torch, kind)
     cases = [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
     runs = [(partial(verify_trees, *c, check=False), reference_verify(c, kind)) for c in cases]
-    def tokens(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
-    same = all(tokens(twin()) == reference() for twin, reference in runs)
+    same = all(token_lists(twin()) == reference() for twin, reference in runs)
     took = [[1e3 * on_host([f], 1) for f in pair] for pair in islice(cycle(runs), laps)]
     twin, reference = np.median(took, axis=0)
     ratio = float(np.median([a / b for a, b in took]))
