@@ -43,7 +43,7 @@ def test_transformers_writes_what_it_is_asked_for(name, seen):
     plain = autoregressive(embedded(temperature=0), PROMPT, 9, Seeded(0))
     assert tuple(out[0, len(PROMPT):].tolist()) == plain and (assistant is None) == (name[1] == "")
     assert before == {k: raw_model(k).generation_config.to_dict() for k in before}
-    if name[0] == b.SAME: assert b.CONSTANT.items() <= assistant.generation_config.to_dict().items()
+    if name[0] == b.SAME_SETTINGS: assert b.CONSTANT.items() <= assistant.generation_config.to_dict().items()
 
 
 def test_time_inside_is_that_of_the_forward_passes(monkeypatch):

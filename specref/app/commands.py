@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOG_FORMAT', 'load_model', 'load_pair', 'loaded_models', 'same_words', 'fresh_copy', 'build_system', 'encode_prompt',
-           'measure_pair', 'counted_noun', 'decode', 'check_room', 'timed_run', 'report_texts', 'compare_texts',
+           'measure_pair', 'counted_noun', 'decode', 'check_prompt_room', 'timed_run', 'report_texts', 'compare_texts',
            'report_speed', 'bench', 'held_out_texts', 'mean_acceptance', 'report_costs', 'certify_command',
            'model_certifier', 'report_certificates', 'indent', 'certify_recorded', 'check_folder', 'check_file',
            'Parser', 'parser', 'add_command', 'add_decode', 'add_models', 'add_bench', 'add_certify', 'add_tour',
@@ -123,14 +123,14 @@ def decode(prompt, n=128, gamma=None, temperature=0., top_k=None, seed=123, targ
     tok, p, q = load_pair(target, draft, temperature, top_k)
     ids = encode_prompt(tok, prompt, p, n)
     built = build_system(system, p, q, gamma)
-    check_room(built.drafter, p, ids)
+    check_prompt_room(built.drafter, p, ids)
     built(fresh_copy(p), ids, min(n, 8), Seeded(seed))   # warms the machine
     plain = timed_run(autoregressive, fresh_copy(p), ids, n, seed, tok)
     fast = timed_run(build_system(system, p, q, gamma), fresh_copy(p), ids, n, seed, tok)
     report_texts({"plain": plain, system: fast}, tok, ids, temperature)
     report_speed(*fast, plain, p, q, ids)
 
-def check_room(drafter, p, ids):
+def check_prompt_room(drafter, p, ids):
     "Refuse a draft that would not fit between the prompt and the target's last position"
     if len(ids) + drafter.depth > bounded(p, drafter).most:
         got = f"{drafter.depth} drafts after a prompt of {counted_noun(len(ids), 'token')}"

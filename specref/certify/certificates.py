@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ALPHA', 'MISS', 'MORE_RUNS', 'in_words', 'Certificate', 'exact_certificate', 'Cells', 'partition', 'split_cell',
            'as_stop', 'split_row', 'load_scipy', 'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest',
-           'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence', 'check_power', 'count_evidence',
-           'check_model', 'check_system', 'certify_system', 'certificate']
+           'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence', 'check_sees', 'count_evidence', 'check_model',
+           'check_system', 'certify_system', 'certificate']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -264,7 +264,7 @@ def evidence(cells, seen, alpha=ALPHA):  # Cells, {cell: count} -> Evidence
     test = g_test(seen, cells.weight, alpha, 0)
     return Evidence(test, cells.hidden, (worst, due.get(worst, 0.), seen.get(worst, 0)), alpha)
 
-def check_power(cells, runs, alpha):
+def check_sees(cells, runs, alpha):
     "Refuse so few runs that nothing would be seen on the cells"
     limit, df = safe_limit(runs, tuple(map(float, cells.weight.values())), alpha), len(cells.weight) - 1
     if detectable(runs, df, limit) == 1 if df else cells.hidden:
@@ -273,7 +273,7 @@ def check_power(cells, runs, alpha):
 def count_evidence(sample, noise, target, ctx, n, stop, runs, due, alpha, progress):  # -> Evidence
     "Evidence from the texts `sample(ctx, n, noise(run))` of `runs` runs, on cells fixed before the first"
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
-    check_power(cells, runs, alpha)
+    check_sees(cells, runs, alpha)
     if progress: each = import_module("tqdm.auto").tqdm(each, unit="run")
     texts = (clip(sample(ctx, n, noise(run)), n, cells.stop) for run in each)
     return evidence(cells, Counter(map(cells.of, texts)), alpha)

@@ -6,7 +6,7 @@
 __all__ = ['ONE', 'ROOM', 'TINY', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'RowPointers', 'RowTop', 'NodeState', 'OfferedBefore',
            'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'power', 'load_row', 'row_weights', 'row_top',
            'offer_row_weights', 'offer', 'residual_weights', 'residual_blocks', 'drawn_token', 'covered_weight',
-           'verify_trees_kernel', 'PrefixPath', 'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power',
+           'verify_trees_kernel', 'PrefixPath', 'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power_of_two',
            'launch', 'fused_verify_trees', 'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
@@ -129,7 +129,7 @@ def row_top(rows, row, BLOCK: tl.constexpr):
 # %% ../../nbs/42a_kernels.ipynb #1f6ad21f
 @triton.jit
 def offer_row_weights(q, v, l, past, w, last):
-    "The weights w_l at the tokens `v` (Definition offers), those of its row, and the row; `w`: those of row `last`"
+    "The weights w_l at tokens `v` (Definition offers), its row's, and the row; `w`: those of row `last`"
     row = entry(past.row, l)
     if (row >= 0) & (row != last): w = row_weights(q, row, v, top_entry(past.top, l))
     x = tl.where((entry(past.flat, l) > 0) & (v < q.V), 1.0, w)
@@ -197,7 +197,8 @@ def covered_weight(q, j, past, BLOCK: tl.constexpr):
 def verify_trees_kernel(p, q, p_slope, q_slope, p_slopes, q_slopes,   # noqa: PLR0915  one loop in registers
                         root, token, child, sibling, q_row, without_replacement, coins, picks,
                         tokens, nodes, length, V, height,
-                        K: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
+                        K: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
+                        P: tl.constexpr, Q: tl.constexpr):
     "One program verifies one tree (Theorem walk)"
     b, k = tl.program_id(0), tl.arange(0, K)
     p = RowPointers(p, V, tl.load(p_slope + b % p_slopes), P)
@@ -278,10 +279,11 @@ def prefix_offer(path, d, token, child, q_row):  # -> NodeState, number of offer
 
 # %% ../../nbs/42a_kernels.ipynb #882a2b1a
 @triton.jit
-def verify_chains_kernel(p, q, p_slope, q_slope, p_slopes, q_slopes,   # noqa: PLR0915  one loop over registers
+def verify_chains_kernel(p, q, p_slope, q_slope, p_slopes, q_slopes,   # noqa: PLR0915  one loop
                          root, token, child, sibling, q_row, without_replacement, coins, picks,
                          tokens, nodes, length, V, height,
-                         K: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
+                         K: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
+                        P: tl.constexpr, Q: tl.constexpr):
     "One program verifies one chain from its end: the first yes stands (Theorem block)"
     b, k = tl.program_id(0), tl.arange(0, K)
     p = RowPointers(p, V, tl.load(p_slope + b % p_slopes), P)
@@ -303,7 +305,7 @@ def verify_chains_kernel(p, q, p_slope, q_slope, p_slopes, q_slopes,   # noqa: P
     tl.store(length + b, d + 1)
 
 # %% ../../nbs/42a_kernels.ipynb #2daddab3
-def check_power(most, **given):
+def check_power_of_two(most, **given):
     "Refuse, with a `ValueError`, a named argument that is not a power of two up to `most`"
     for name, x in given.items():
         if type(x) is not int or not 0 < x <= most or x & x - 1:
@@ -326,15 +328,15 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps):  # -> BatchVerdi
 
 def fused_verify_trees(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> BatchVerdict
     "`verify_trees` in one launch (Theorem same-integers), over rows in blocks of `block` tokens"
-    check_power(2**18, block=block)
-    check_power(32, warps=warps)
+    check_power_of_two(2**18, block=block)
+    check_power_of_two(32, warps=warps)
     p, q = check_arguments(batch, p, q, coins, picks, check)
     return launch(verify_trees_kernel, max(batch.width, 1), batch, p, q, coins, picks, block, warps)
 
 def fused_verify_chains(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> BatchVerdict
     "`verify_chains` in one launch (Theorem same-integers)"
-    check_power(2**18, block=block)
-    check_power(32, warps=warps)
+    check_power_of_two(2**18, block=block)
+    check_power_of_two(32, warps=warps)
     p, q = check_arguments(batch, p, q, coins, picks, check)
     if batch.width > 1:
         raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains")

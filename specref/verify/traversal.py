@@ -80,7 +80,7 @@ layer_donors, all_donors = by_transfer(not_deeper_donate), by_transfer(all_donat
 
 # %% ../../nbs/13_traversal.ipynb #c6940b38
 def traversal(p, tree, rng, u=0, a=1):
-    "Verify children before their parent, earlier siblings first; the residual goes on to the next (Theorem traversal)"
+    "Verify children before their parent, earlier siblings first (Theorem traversal)"
     if not a > 0: return None
     r = LeafResiduals(p)
     for c in tree.children(u):

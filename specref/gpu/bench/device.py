@@ -9,7 +9,7 @@ __all__ = ['TREE_SHAPES', 'AGREEMENT', 'RULES', 'DRAWN_AS', 'NOT_RETURNED', 'dev
            'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts', 'text_counts',
            'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks',
            'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'GpuSizes', 'parity_tasks', 'speed_tasks',
-           'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'against_reference', 'copy_speed',
+           'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'rows_in', 'against_reference', 'copy_speed',
            'cpu_tasks', 'processor_name', 'installed', 'driver_version', 'machine_facts', 'parse', 'run',
            'supervised_run', 'remaining_tasks', 'valid_rows', 'verify_speed', 'reasons', 'failures', 'parity_lines',
            'speed_lines', 'engine_lines', 'gpu_table', 'Wish', 'time_ratios', 'wishes', 'wanted_table', 'cpu_table']
@@ -207,8 +207,9 @@ def random_trees(rule, B, V, most=12, seed=0):  # -> Batch, p, q, coins, picks
     q, other = (x / x.sum(1, keepdims=True) for x in own)
     near = rng.choice([0., .7, 1.], (n, 1))
     p = near*q + (1 - near) * other
-    kind = np.where(slot > 0, rng.choice(DRAWN_AS.get(rule, [1]), n), 0)   # 0 a point, 1 the parent's row, 2 its own,
-    row = np.select([kind == 0, kind == 2], [-1, np.arange(n)], parent)    # 3 the parent's, without replacement
+    # of a child: 0 a point, 1 drawn from the parent's row, 2 from its own, 3 from the parent's without replacement
+    kind = np.where(slot > 0, rng.choice(DRAWN_AS.get(rule, [1]), n), 0)
+    row = np.select([kind == 0, kind == 2], [-1, np.arange(n)], parent)
     token = np.minimum((q[parent].cumsum(1) <= rng.random((n, 1))).sum(1), V - 1)
     r = rng.random(n)
     coins = np.select([r < .02, r < .04], [0., 1 - 2.**-53], rng.random(n))
@@ -444,11 +445,14 @@ def reference_verify(case, cast=np.float64):  # -> () -> token lists
 # %% ../../../nbs/45_measured.ipynb #2b4385d7
 def token_lists(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
 
+def rows_in(dtype, cases):
+    "The same cases, with the rows of both models in this precision"
+    return [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
+
 def against_reference(tree, V, B, kind, threads, laps, device=torch.device("cpu")):
     "Milliseconds of the twin and of the reference for `B` trees, medians over `laps` turns, and the bytes"
     torch.set_num_threads(threads)
-    cases, dtype = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device), getattr(torch, kind)
-    cases = [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
+    cases = rows_in(getattr(torch, kind), make_cases(TREE_SHAPES[tree], V, B, 2, .7, device))
     runs = [(partial(verify_trees, *c, check=False), reference_verify(c, kind)) for c in cases]
     same = all(token_lists(twin()) == reference() for twin, reference in runs)
     took = [[1e3 * on_host([f], 1) for f in pair] for pair in islice(cycle(runs), laps)]
