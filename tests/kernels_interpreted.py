@@ -1,5 +1,12 @@
-"The kernels of chapter 42a, group by group: `python kernels_interpreted.py GROUP`, in a process that has chosen triton's interpreter, or not, by its environment"
-import importlib.util, json, re, subprocess, sys, tempfile, time, traceback
+"The kernels of chapter 42a, group by group: `python kernels_interpreted.py GROUP`, interpreted or not"
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +30,9 @@ LAST, known, CHECKS = 1 - 2.**-53, set(), {}
 
 
 def called(self, *args, **kw):
-    "A function inside a kernel: the interpreter looks through the whole language at each call, and once for each module is enough"
-    if id(self.fn.__globals__) not in known: interpreter._patch_lang(self.fn); known.add(id(self.fn.__globals__))
+    "A function inside a kernel: the interpreter patches the language at each call; once a module is enough"
+    if id(self.fn.__globals__) not in known: interpreter._patch_lang(self.fn)
+    known.add(id(self.fn.__globals__))
     return self.rewrite()(*args, **kw)
 
 
@@ -33,7 +41,9 @@ interpreter.InterpretedFunction.__call__ = called
 
 def check(group):
     "Registers a check, which may return a count"
-    def note(f): CHECKS.setdefault(group, []).append(f); return f
+    def note(f):
+        CHECKS.setdefault(group, []).append(f)
+        return f
     return note
 
 
@@ -65,16 +75,23 @@ def grown(*draws):
 
 
 A, B, C = exact(1, 2, 3), exact(2, 0, 1), exact(1, 1, 0, 0)
-RULES = {  # the target, the drafter, the reference, twin and kernel, the temperature of the target's logits
+def exact_points(*tokens, V=4): return points([*tokens], V, exact=True)
+
+
+MIXED = in_sequence(exact_points(2, V=3), iid(A), exact_points(0, V=3), iid(B))
+CHAIN = grown((0, iid(A), 1), (1, iid(B), 1))
+COLD = TableModel(3, lambda text: greedy(random_table(3, 4).law(text)))
+RULES = {  # the target, the drafter, the temperature of the target's logits
     "iid": (random_table(3, 5), grown((0, iid(A), 2), (1, iid(B), 1)), 1),
-    "without replacement": (random_table(3, 6), grown((0, without_replacement(A), 2), (1, without_replacement(B), 2)), 1),
+    "without replacement": (random_table(3, 6), grown((0, without_replacement(A), 2),
+                                                      (1, without_replacement(B), 2)), 1),
     "support used up": (random_table(4, 1), grown((0, without_replacement(C), 3)), 1),
-    "points": (random_table(4, 2), grown((0, points([2, 0, 3], 4, exact=True), 3), (1, points([1, 3], 4, exact=True), 2)), 1),
-    "mixed": (random_table(3, 3), grown((0, in_sequence(points([2], 3, exact=True), iid(A), points([0], 3, exact=True), iid(B)), 4)), 1),
+    "points": (random_table(4, 2), grown((0, exact_points(2, 0, 3), 3), (1, exact_points(1, 3), 2)), 1),
+    "mixed": (random_table(3, 3), grown((0, MIXED, 4)), 1),
     "mixed without replacement": (random_table(3, 8), grown((0, DRAWS["mixed"](B), 3)), 1),
-    "chain": (random_table(3, 9), grown((0, iid(A), 1), (1, iid(B), 1)), 1),
-    "greedy": (TableModel(3, lambda text: greedy(random_table(3, 4).law(text))), grown((0, iid(A), 2), (1, without_replacement(A), 2)), 0),
-    "block": (random_table(3, 7, zeros=False), grown((0, iid(A), 1), (1, iid(B), 1)), 1),
+    "chain": (random_table(3, 9), CHAIN, 1),
+    "greedy": (COLD, grown((0, iid(A), 2), (1, without_replacement(A), 2)), 0),
+    "block": (random_table(3, 7, zeros=False), CHAIN, 1),
 }
 
 
@@ -87,40 +104,68 @@ def celled(name):
         for cell in decision_cells(lambda rng: verify(p, tree, rng)): yield tree, [p[i] for i in range(len(tree))], mass * cell.volume, cell
 
 
+def both(chains):
+    return (verify_chains, kernels.fused_verify_chains) if chains else (verify_trees, kernels.fused_verify_trees)
+
+
+def doubles(x): return torch.tensor([float(u) for u in x], dtype=torch.float64)
+
+
+def celled_numbers(found):
+    "Coins and picks in the middle of each cell, and the extremes where the cell does not use them"
+    coins, picks = [], []
+    for k, (tree, *_, cell) in enumerate(found):
+        free = (0., LAST)[k % 2]
+        coins += [cell.coins.get(i, free) for i in range(len(tree))]
+        picks.append(next(iter(cell.picks.values()), free))
+    return doubles(coins), doubles(picks)
+
+
+def outcomes(out, root):
+    "Tokens and nodes (in the tree) of each request"
+    tokens = [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
+    return tokens, [[i - r for i in nodes if i >= 0] for r, nodes in zip(root.tolist(), out.nodes.tolist())]
+
+
 def agreed(name):
-    "Reference, twin and kernel on all cells of a rule, with probabilities and logits; the volumes by the kernel's outcome are the target's law"
+    "Reference, twin and kernel on all cells of a rule, on probabilities and logits; the volumes are the target's law"
     target, _, temperature = RULES[name]
-    found, twin, kernel = [*celled(name)], *((verify_chains, kernels.fused_verify_chains) if name == "block" else (verify_trees, kernels.fused_verify_trees))
+    found, (twin, kernel) = [*celled(name)], both(name == "block")
     batch, q = pack([tree for tree, *_ in found])
-    free = (0., LAST)
-    coins = torch.tensor([float(cell.coins.get(i, free[k % 2])) for k, (tree, *_, cell) in enumerate(found) for i in range(len(tree))], dtype=torch.float64)
-    picks = torch.tensor([float(next(iter(cell.picks.values()), free[k % 2])) for k, (*_, cell) in enumerate(found)], dtype=torch.float64)
-    p = floats([law for _, rows, *_ in found for law in rows])
-    raw = p if temperature else floats([random_table(3, 4).law(tree.text(i)) for tree, *_ in found for i in range(len(tree))])
-    want = [cell.outcome.tokens(tree) for tree, *_, cell in found]
-    for k, args in enumerate(((p, q), (Logits(raw.log(), temperature), Logits(q.log())))):
-        a = twin(batch, *args, coins, picks)
-        assert [tuple(t[:n]) for t, n in zip(a.tokens.tolist(), a.length.tolist())] == want, f"{name}: the twin is not the reference"
-        if k and name != "greedy": args = args[0], q      # logits and probabilities together
-        b = kernel(batch, *args, coins, picks, block=(4, 2)[k])
-        assert same(a, b), f"{name}: the kernel is not the twin"
-        assert [[i - r for i in nodes if i >= 0] for r, nodes in zip(batch.root.tolist(), b.nodes.tolist())] == [path(tree, cell.outcome.node) for tree, *_, cell in found]
-    law, due = {}, target_law(target, (0,), batch.height + 1)
-    for (*_, volume, _), t, n in zip(found, b.tokens.tolist(), b.length.tolist()): law[tuple(t[:n])] = law.get(tuple(t[:n]), 0) + volume
-    assert sum(law.values()) == 1
-    assert {text: w for text, w in continued(law, target, batch.height + 1).items() if w} == {text: w for text, w in due.items() if w}, f"{name}: another law"
+    numbers, p = celled_numbers(found), floats([law for _, rows, *_ in found for law in rows])
+    hot = [random_table(3, 4).law(tree.text(i)) for tree, *_ in found for i in range(len(tree))]
+    x = Logits((p if temperature else floats(hot)).log(), temperature)
+    want = ([cell.outcome.tokens(tree) for tree, *_, cell in found],
+            [path(tree, cell.outcome.node) for tree, *_, cell in found])
+    for size, args in (4, (p, q)), (2, (x, Logits(q.log()))):
+        a = twin(batch, *args, *numbers)
+        assert outcomes(a, batch.root)[0] == want[0], f"{name}: the twin is not the reference"
+        if size == 2 and name != "greedy": args = args[0], q      # logits and probabilities together
+        b = kernel(batch, *args, *numbers, block=size)
+        assert same(a, b) and outcomes(b, batch.root) == want, f"{name}: the kernel is not the twin"
+    complete(name, target, batch.height + 1, zip(want[0], [volume for *_, volume, _ in found]))
     return 2 * len(found)
+
+
+def complete(name, target, n, texts):
+    "Asserts that the texts' volumes, continued by the target, are its law of n tokens"
+    law = {}
+    for text, volume in texts: law[text] = law.get(text, 0) + volume
+    assert sum(law.values()) == 1
+    got, want = continued(law, target, n), target_law(target, (0,), n)
+    assert {t: w for t, w in got.items() if w} == {t: w for t, w in want.items() if w}, f"{name}: another law"
 
 
 def path(tree, i): return [] if i == 0 else path(tree, tree.parent[i]) + [i]
 
 
 def continued(law, target, n):
-    "The law of texts of `n` tokens whose beginnings have the law given, and whose rest the target says"
+    "The law of texts of `n` tokens whose beginnings have the law given, the rest sampled from the target"
     for k in range(n):
         out = {text: w for text, w in law.items() if len(text) != k}
-        for text, w in law.items():
-            if len(text) == k: out |= {text + (x,): out.get(text + (x,), 0) + w * share for x, share in enumerate(target.law((0,) + text))}
+        for text in [text for text in law if len(text) == k]:
+            for x, share in enumerate(target.law((0,) + text)):
+                out[text + (x,)] = out.get(text + (x,), 0) + law[text] * share
         law = out
     return law
 

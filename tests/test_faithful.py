@@ -59,14 +59,15 @@ def test_plain_decoding_reads_every_token_once(domain):
 @domains
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_chain_feeds_what_is_new(domain, gamma):
-    """The target reads its own last token and the drafts, in one call; the draft model reads one token a call, and two after a full
-    acceptance, when its last token was never read; the rejected are read by nobody again"""
+    """The target reads its own last token and the drafts, in one call; the draft model reads one token a
+    call, and two after a full acceptance, when its last was never read; rejected tokens are not read again"""
     target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts(domain, 1)[0]
     seen = first(Chain(draft, gamma), reject, target, prompt, 12)
     assert target.calls == [len(prompt) + gamma] + [1 + gamma] * 11
     full = [r.verdict.node == gamma for r in seen]
     assert any(full) and not all(full)
-    assert draft.calls == [len(prompt)] + [1] * (gamma - 1) + [n for f in full[:-1] for n in [2 if f else 1] + [1] * (gamma - 1)]
+    later = [[2 if f else 1] + [1] * (gamma - 1) for f in full[:-1]]
+    assert draft.calls == [len(prompt)] + [1] * (gamma - 1) + sum(later, [])
 
 
 @faithful("speculative sampling")
@@ -76,20 +77,21 @@ def test_a_chain_of_one_is_accepted_with_the_overlap(domain):
     target, draft = embedded(), embedded("small")
     seen = first(Chain(draft, 1), reject, target, prompts(domain, 1)[0], 200)
     beta = np.array([overlap(np.asarray(r.p[0]), np.asarray(r.tree.law[1])) for r in seen])
-    assert abs(np.mean([r.verdict.node for r in seen]) - beta.mean()) < 5 * np.sqrt((beta * (1 - beta)).sum()) / len(beta)
+    assert agree([r.verdict.node for r in seen], beta)
     assert beta.std() > .1
 
 
 @faithful("sample and match")
 @domains
 def test_matching_draws_as_if_there_were_no_draft(domain):
-    "The judge of a round draws its first token from p alone"
+    "The first token of a round is drawn from p alone"
     prompt, seeds = prompts(domain, 1)[0], range(30)
-    firsts = lambda drafter: [generate(target, drafter, match, prompt, 1, Seeded(s)) for s in seeds]
     target, small, large = embedded(), embedded("small"), embedded("large")
+    def firsts(drafter): return [generate(target, drafter, match, prompt, 1, Seeded(s)) for s in seeds]
     said = firsts(Chain(small, 3))
-    assert len(set(said)) > 3 and said == firsts(Chain(large, 2)) == firsts(Branching(small,
-            (2, 1))) == firsts(PromptLookup(target.V))
+    assert len(set(said)) > 3
+    others = Chain(large, 2), Branching(small, (2, 1)), PromptLookup(target.V)
+    assert all(firsts(other) == said for other in others)
     for s, (x,) in zip(seeds, said):
         r = first(Chain(small, 3), match, target, prompt, 1, s)[0]
         assert (r.verdict.node > 0) == (r.tree.token[1] == x)
@@ -104,10 +106,11 @@ def test_lookup_copies_from_what_was_just_written(domain):
     seen = []
     for r in first(system.drafter, system.verify, target, prompt * 2, 12):
         seen.append(len(r.tree) - 1)
-        places = [i for i in range(len(r.tree.ctx) - 3) if r.tree.ctx[i:i+3] == r.tree.ctx[-3:]]
-        if places: assert r.tree.path(len(r.tree) - 1) == r.tree.ctx[places[0] + 3:places[0] + 13]
-    assert seen[0] == 10 and list(generate(target, system.drafter, system.verify, prompt * 2, 9,
-                                           Seeded(0)).ledger.models) == ["target"]
+        ctx = r.tree.ctx
+        places = [i for i in range(len(ctx) - 3) if ctx[i:i+3] == ctx[-3:]]
+        if places: assert r.tree.path(len(r.tree) - 1) == ctx[places[0] + 3:places[0] + 13]
+    text = generate(target, system.drafter, system.verify, prompt * 2, 9, Seeded(0))
+    assert seen[0] == 10 and list(text.ledger.models) == ["target"]
 
 
 @faithful("sampled tree")
@@ -118,7 +121,8 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(domain):
     system = SYSTEMS["sampled tree"](draft, shape=(3, 2))
     for k, r in enumerate(first(system.drafter, system.verify, target, prompt, 6)):
         kids = [[r.tree.token[c] for c in r.tree.children(u)] for u in range(len(r.tree))]
-        assert [len(x) for x in kids] == [3, 2, 2, 2] + [0] * 6 and all(len(set(x)) == len(x) for x in kids)
+        assert [len(x) for x in kids] == [3, 2, 2, 2] + [0] * 6
+        assert all(len(set(x)) == len(x) for x in kids)
         assert target.calls[k] == 9 + (len(prompt) if k == 0 else 1)
         alone = HFModel(target.model.model, check=False)
         assert max(abs(alone.law(r.tree.text(i)) - r.p[i]).max() for i in range(len(r.tree))) < 1e-4
@@ -127,18 +131,18 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(domain):
 
 @faithful("block verification")
 @domains
-def test_a_chain_is_judged_as_a_whole(domain):
-    """At least i drafts are accepted as often as the weight of the prefix says, on real rows; the weight is above the product of the
-    capped ratios wherever a token that came too rarely follows one that came too often, and such prefixes occur"""
+def test_a_chain_is_verified_as_a_whole(domain):
+    """At least i drafts are accepted as often as the weight of the prefix states, on real rows; the weight is
+    above the product of the capped ratios where a token drawn too rarely follows one drawn too often"""
     target, draft = embedded(), embedded("small")
     seen = first(SYSTEMS["block verification"](draft).drafter, block, target, prompts(domain, 1)[0], 150)
+    def ratio(r, i): return min(1, r.p[i-1][r.tree.token[i]] / r.tree.law[i][r.tree.token[i]])
     above = 0
     for i in range(1, 5):
-        w = [prefix_weights(r.p, r.tree).get(i, 0.) for r in seen]
-        kept = [np.prod([min(1,
-                             r.p[j][r.tree.token[j+1]] / r.tree.law[j+1][r.tree.token[j+1]]) for j in range(i)]) for r in seen]
-        assert agree([r.verdict.node >= i for r in seen], w) and all(a >= b - 1e-9 for a, b in zip(w, kept))
-        above += sum(a > b + .01 for a, b in zip(w, kept))
+        weight = np.array([prefix_weights(r.p, r.tree).get(i, 0.) for r in seen])
+        product = np.array([np.prod([ratio(r, j) for j in range(1, i + 1)]) for r in seen])
+        assert agree([r.verdict.node >= i for r in seen], weight) and (weight >= product - 1e-9).all()
+        above += (weight > product + .01).sum()
     assert above > 20
 
 
@@ -146,16 +150,15 @@ def test_a_chain_is_judged_as_a_whole(domain):
 @domains
 def test_the_text_does_not_know_its_drafter(domain):
     "Temperature 1, one seed: plain decoding, two drafts and two lengths write one and the same text"
-    fresh = lambda name: HFModel(raw_model(name, torch.float64), check=False)
+    def fresh(name): return HFModel(raw_model(name, torch.float64), check=False)
     prompt, calls = prompts(domain, 1)[0], set()
-    for seed in range(1):
-        ways = [no_draft,
-                *(SYSTEMS["Gumbel coupling"](fresh(d), gamma=g).drafter for d,
-                  g in (("small", 4), ("large", 4), ("small", 2)))]
-        texts = [generate(fresh("target"), drafter, coupled, prompt, N, Seeded(seed)) for drafter in ways]
+    drafters = [no_draft, *(SYSTEMS["Gumbel coupling"](fresh(name), gamma=gamma).drafter
+                            for name, gamma in (("small", 4), ("large", 4), ("small", 2)))]
+    for seed in range(2):
+        texts = [generate(fresh("target"), drafter, coupled, prompt, N, Seeded(seed)) for drafter in drafters]
         assert len(set(texts)) == 1 and len(texts[0]) == N
         calls |= {len(t.ledger.rounds) for t in texts}
-    assert len(calls) > 1
+    assert len(calls) > 3
 
 
 @faithful("independent siblings", "K-SEQ")
@@ -170,20 +173,21 @@ def test_equal_siblings_stay_two_trials(domain):
         assert len(kids) == 3 and len(r.tree) == 10
         assert all(r.tree.law[c] is r.tree.law[kids[0]] for c in kids)
         texts = len({r.tree.text(i) for i in range(1, 10)})
-        assert target.calls[k] <= texts + 1 if k else target.calls[k] == texts + len(prompt)   # what was drafted before and is so again was read before
+        if k == 0: assert target.calls[k] == texts + len(prompt)
+        else: assert target.calls[k] <= texts + 1   # fewer where the round before has read the same text
     assert twice > 3 and len(draft.calls) == 3 * 25
 
 
 @faithful("K-SEQ")
 @domains
-def test_k_seq_judges_every_sibling_by_one_stricter_test(domain):
+def test_k_seq_verifies_every_sibling_by_one_stricter_test(domain):
     "Its number is found anew at every place of a real text"
     system = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,))
     seen = first(system.drafter, system.verify, embedded(), prompts(domain, 1)[0], 150)
     laws = [(r.p[0], r.tree.law[1]) for r in seen]
     rho = [smallest_rho(p, q, 3) for p, q in laws]
-    assert agree([r.verdict.node > 0 for r in seen],
-                 [expected_trials(p, q, 3, x) * np.minimum(q, p / x).sum() for (p, q), x in zip(laws, rho)])
+    chances = [expected_trials(p, q, 3, x) * np.minimum(q, p / x).sum() for (p, q), x in zip(laws, rho)]
+    assert agree([r.verdict.node > 0 for r in seen], chances)
     assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
 
 
@@ -207,21 +211,25 @@ def test_every_pair_has_the_hub(domain):
 @faithful("optimal transport")
 @domains
 def test_siblings_are_used_as_well_as_can_be(domain):
-    "On the eight likeliest tokens of real rows a child is kept as often as the closed form allows any exact rule, and that is more than offering in turn"
+    """On the eight likeliest tokens of real rows a child is accepted as often as the closed form allows any
+    exact rule, and that is more than offering in sequence"""
     system = SYSTEMS["optimal transport"](embedded("small", top_k=8), shape=(2,))
     hits, chances, in_turn = [], [], []
     for r in first(system.drafter, system.verify, embedded(top_k=8), prompts(domain, 1)[0], 120):
-        p, q, (a, b) = r.p[0], r.tree.law[1], r.tree.children(0)
         hits.append(r.verdict.node > 0)
-        chances.append(optimal_acceptance(p, sibling_sets_at(r.tree, 0)))
-        left = np.maximum(p - q, 0)
-        second = lambda x: np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
-        once = overlap(p, q)
-        in_turn.append(once + sum(max(q[x] - p[x], 0) * overlap(left / left.sum(),
-                                                                second(x)) for x in np.flatnonzero(q)) if left.sum() > 1e-9 else 1.)
-    assert agree(hits, chances) and all(o >= t - 1e-9 for o,
-                                        t in zip(chances,
-                                                 in_turn)) and np.mean(chances) > np.mean(in_turn) + .001
+        chances.append(optimal_acceptance(r.p[0], sibling_sets_at(r.tree, 0)))
+        in_turn.append(two_in_sequence(r.p[0], r.tree.law[1]))
+    assert agree(hits, chances) and (np.array(chances) >= np.array(in_turn) - 1e-9).all()
+    assert np.mean(chances) > np.mean(in_turn) + .001
+
+
+def two_in_sequence(p, q):
+    "The acceptance probability of two children without replacement, offered one after the other"
+    left = np.maximum(p - q, 0)
+    if left.sum() <= 1e-9: return 1.
+    def second(x): return np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
+    rejected = [(x, max(q[x] - p[x], 0)) for x in np.flatnonzero(q)]
+    return overlap(p, q) + sum(w * overlap(left / left.sum(), second(x)) for x, w in rejected)
 
 
 @faithful("mass-transfer tree")
@@ -242,9 +250,9 @@ def test_every_node_makes_room(domain):
 
 @faithful("traversal verification")
 @domains
-def test_leaves_are_judged_before_their_parents(domain):
-    """On a chain of a real pair it is block verification, verdict by verdict from the same noise; on trees the leaves are asked
-    first, so a node is accepted whose parent alone would have been refused; one pass reads the tree"""
+def test_leaves_are_verified_before_their_parents(domain):
+    """On a chain of a real pair it is block verification, verdict by verdict from the same noise; on trees
+    leaves come first, so a node is accepted whose parent alone would have been rejected, in one pass"""
     target, draft, prompt = Fed(embedded()), embedded("small"), prompts(domain, 1)[0]
     for k, r in enumerate(first(Chain(draft, 4), block, embedded(), prompt, 30)):
         assert traversal(r.p, r.tree, Seeded(k)) == block(r.p, r.tree, Seeded(k))
@@ -252,6 +260,7 @@ def test_leaves_are_judged_before_their_parents(domain):
     saved = 0
     for k, r in enumerate(first(system.drafter, system.verify, target, prompt, 60)):
         assert len(r.tree) == 7 and target.calls[k] == 6 + (len(prompt) if k == 0 else 1)
-        parent = r.tree.ancestors(r.verdict.node)[0] if r.tree.depth[r.verdict.node] == 2 else None
-        saved += parent == 1 and r.p[0][r.tree.token[1]] < r.tree.law[1][r.tree.token[1]]
+        deep = r.tree.depth[r.verdict.node] == 2
+        first_child = deep and r.tree.ancestors(r.verdict.node)[0] == 1
+        saved += first_child and r.p[0][r.tree.token[1]] < r.tree.law[1][r.tree.token[1]]
     assert saved > 3

@@ -15,11 +15,16 @@ def tokens(seed=1): return torch.randint(600, (4, 64), generator=torch.Generator
 def test_early_layers_are_a_draft():
     "The draft shares its weights with the target; an eighth of the bytes at full size, and about a billion parameters"
     target, draft = small(CPU)
-    assert draft.model.layers[0] is target.model.layers[0] and draft.lm_head.weight is target.lm_head.weight and len(draft.model.layers) == 2 and draft.model.norm is target.model.norm
-    with torch.device("meta"): full = [r.AutoModelForCausalLM.from_config(r.LlamaConfig(num_hidden_layers=n, vocab_size=32_000, hidden_size=2048, intermediate_size=5632, num_attention_heads=32, num_key_value_heads=4, tie_word_embeddings=True)) for n in (26, 2)]
-    assert .12 < r.weight_bytes(full[1]) / r.weight_bytes(full[0]) < .13 and 1e9 < sum(w.numel() for w in full[0].parameters()) < 1.4e9
+    assert draft.model.layers[0] is target.model.layers[0] and len(draft.model.layers) == 2
+    assert draft.lm_head.weight is target.lm_head.weight and draft.model.norm is target.model.norm
+    sizes = dict(vocab_size=32_000, hidden_size=2048, intermediate_size=5632, num_attention_heads=32,
+                 num_key_value_heads=4, tie_word_embeddings=True)
+    def of_layers(n): return r.AutoModelForCausalLM.from_config(r.LlamaConfig(num_hidden_layers=n, **sizes))
+    with torch.device("meta"): whole, early = map(of_layers, (26, 2))
+    assert .12 < r.weight_bytes(early) / r.weight_bytes(whole) < .13
+    assert 1e9 < sum(w.numel() for w in whole.parameters()) < 1.4e9
 
-@pytest.mark.parametrize("temperature", [0., .7, 1.])
+@pytest.mark.parametrize("temperature", [0., .7])
 def test_acceptance_falls_with_the_scale(temperature):
     "With late layers that write nothing all is accepted; the more they write, the less"
     target, draft = small(CPU, wanted=0.)
@@ -30,35 +35,42 @@ def test_acceptance_falls_with_the_scale(temperature):
     assert found[0] == pytest.approx(1, abs=1e-5) and found == sorted(found, reverse=True) and found[-1] < .7
 
 @pytest.mark.parametrize("temperature", [0., 1.])
-@pytest.mark.parametrize("wanted", [.6, .8, .95])
+@pytest.mark.parametrize("wanted", [.6, .95])
 def test_the_acceptance_is_what_was_asked_for(wanted, temperature):
     "Also on tokens that the bisection has not seen"
-    assert r.overlap_on_texts(*small(CPU, temperature, wanted), temperature, tokens()) == pytest.approx(wanted, abs=.08)
+    found = r.overlap_on_texts(*small(CPU, temperature, wanted), temperature, tokens())
+    assert found == pytest.approx(wanted, abs=.08)
 
 def test_acceptance_is_the_overlap_of_two_laws():
     "By hand, from the logits; at temperature 0 how often the heaviest tokens agree; from a position on"
     target, draft = small(CPU)
     with torch.inference_mode(): p, q = (f(input_ids=tokens()).logits for f in (target, draft))
-    assert r.overlap_on_texts(target, draft, .5, tokens(), 60) == pytest.approx(torch.minimum((2*p).softmax(-1), (2*q).softmax(-1)).sum(-1)[:, 60:].mean().item(), abs=1e-6)
-    assert r.overlap_on_texts(target, draft, 0., tokens()) == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item(), abs=.02)
+    overlap = torch.minimum((2*p).softmax(-1), (2*q).softmax(-1)).sum(-1)[:, 60:].mean().item()
+    assert r.overlap_on_texts(target, draft, .5, tokens(), 60) == pytest.approx(overlap, abs=1e-6)
+    agree = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
+    assert r.overlap_on_texts(target, draft, 0., tokens()) == pytest.approx(agree, abs=.02)
 
 def test_shipped_models_are_copies():
     "What is moved to a device is not what other chapters hold"
     target, draft = r.embedded_pair(CPU)
-    assert target is not raw_model("target") and draft is not raw_model("small") and torch.equal(target.lm_head.weight, raw_model("target").lm_head.weight)
+    assert target is not raw_model("target") and draft is not raw_model("small")
+    assert torch.equal(target.lm_head.weight, raw_model("target").lm_head.weight)
 
 @pytest.mark.parametrize("temperature, B", [(0., 1), (1., 2)])
 def test_the_race(temperature, B):
-    "Everyone who can run has run, and the figures stand beside each other; at temperature 0 all write the same text"
+    "All that can run have run, and the figures stand side by side; at temperature 0 all give the same text"
     row = r.decoding_speed("x", (-1, 0, 1), temperature, B, 8, 1, CPU, verify_trees, dict(x=small))
-    assert set(row["tokens_per_s"]) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])} and all(x > 0 for x in row["tokens_per_s"].values())
-    assert 1 <= row["tokens_a_round"] <= 3 and row["predicted"] == pytest.approx(row["tokens_a_round"] / (1 + 2*row["c"])) and row["engine over plain"] > 0 and 0 < row["alpha"] <= 1
-    if not temperature:
-        target, draft = small(CPU, temperature)
-        ctxs = prompts("code", 1)
-        ours = [list(r.timed_engine_run(Engine(target, draft, shape, temperature=0., verify=verify_trees), ctxs, 8, 0)[1][0]) for shape in ((-1,), (-1, 0, 1))]
-        other = [r.transformers_run(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
-        assert row["same"] == B and ours[0] == ours[1] == other[0] == other[1]
+    speeds, tau = row["tokens_per_s"], row["tokens_a_round"]
+    assert set(speeds) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])}
+    assert all(x > 0 for x in speeds.values()) and row["engine over plain"] > 0 and 0 < row["alpha"] <= 1
+    assert 1 <= tau <= 3 and row["predicted"] == pytest.approx(tau / (1 + 2*row["c"]))
+    if temperature: return
+    (target, draft), ctxs = small(CPU, temperature), prompts("code", 1)
+    def engine(shape): return Engine(target, draft, shape, temperature=0., verify=verify_trees)
+    engines = map(engine, ((-1,), (-1, 0, 1)))
+    ours = [list(r.timed_engine_run(e, ctxs, 8, 0)[1][0]) for e in engines]
+    other = [r.transformers_run(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
+    assert row["same"] == B and ours[0] == ours[1] == other[0] == other[1]
 
 @pytest.mark.parametrize("who", ["timed_engine_run", "transformers_run"])
 def test_the_race_goes_on_without_one(who, monkeypatch):
@@ -67,8 +79,10 @@ def test_the_race_goes_on_without_one(who, monkeypatch):
     monkeypatch.setattr(r, who, broken)
     row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, verify_trees, dict(x=small))
     lost, left = (("plain", "engine"), ("generate", "assisted"))[::1 if who == "timed_engine_run" else -1]
-    assert {row["tokens_per_s"][k] for k in lost} == {"RuntimeError: out of memory"} and all(row["tokens_per_s"][k] > 0 for k in left)
-    assert ("engine over plain" in row) == (who == "transformers_run") and "engine over generate" not in row and 0 < row["alpha"] <= 1
+    speeds = row["tokens_per_s"]
+    assert {speeds[k] for k in lost} == {"RuntimeError: out of memory"} and all(speeds[k] > 0 for k in left)
+    assert ("engine over plain" in row) == (who == "transformers_run") and "engine over generate" not in row
+    assert 0 < row["alpha"] <= 1
 
 def test_everyone_is_first_once():
     "The turns go round, and the first does not count; one that fails in a later turn has no figure"
@@ -78,4 +92,6 @@ def test_everyone_is_first_once():
         if k > 2: raise ValueError("late")
         return 1., "x"
     took, texts, wrong = r.paired_turns(dict(a=run("a"), b=run("b"), c=fails), 2, 2)
-    assert order == [("a", 0), ("b", 0), ("b", 2), ("a", 2), ("a", 4), ("b", 4)] and set(took) == {"a", "b"} and len(took["a"]) == 2 and wrong == dict(c="ValueError: late") and texts["a"] == "a"
+    assert order == [("a", 0), ("b", 0), ("b", 2), ("a", 2), ("a", 4), ("b", 4)]
+    assert set(took) == {"a", "b"} and len(took["a"]) == 2
+    assert wrong == dict(c="ValueError: late") and texts["a"] == "a"

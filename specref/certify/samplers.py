@@ -349,7 +349,8 @@ class Questions(Kit):
         for (place, c), t in tests.items():
             if not t.fits: return False, (
                 f"of the tokens of class {c} at place {place} of a block some come too often: "
-                f"within the class they do not have the law of their row (G = {t.G:.1f}, limit {t.limit:.1f})")
+                f"within the class they do not have the law of their row "
+                f"(G = {t.G:.1f}, limit {t.limit:.1f})")
         least = min([1., *(t.tv for t in tests.values())])
         words = f"; within a class TV >= {least:.3f}, at the place where most is seen"
         return True, words if least < 1 else ""

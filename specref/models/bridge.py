@@ -124,7 +124,7 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 # %% ../../nbs/09_bridge.ipynb #db3987a2
 def speculate(model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=None,
               verify=reject, seed=None, token_callback=None, **model_kwargs):
-    "For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` after each round"
+    "For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` every round"
     config, whole = generation_config, bool(generation_config.return_dict_in_generate)
     check_request(model, input_ids, logits_processor, config, model_kwargs)
     for name, part in dict(drafter=drafter, verify=verify).items():
@@ -205,7 +205,7 @@ def copy_generator(generator):
 
 @dataclass(frozen=True)
 class GeneratorDrafter(Drafter):
-    "A fresh `CandidateGenerator` as a drafter on `V` tokens; `model` is the target's network, where it is read"
+    "A fresh `CandidateGenerator` as a drafter on `V` tokens; `model`, where read, is the target's network"
     generator: CandidateGenerator
     V: int = field()
     model: PreTrainedModel | None = None

@@ -36,13 +36,12 @@ class RowTrie:
         nodes = zip(tree.parent[1:], tree.token[1:])
         want = [*enumerate(tree.ctx[n:]), *((k + u, x) for u, x in nodes)]
         found = self.find(n, want, k if asked else len(want) + 1)
-        moved = dict.fromkeys(r for r in found if r is not None)
-        moved = {r: n + i for i, r in enumerate(moved)}   # old row -> new row
+        reused = dict.fromkeys(r for r in found if r is not None)
+        moved = {r: n + i for i, r in enumerate(reused)}   # old row -> new row
         now, held, fed = [n - 1], {}, {}
         for (u, x), r in zip(want, found):
-            if r is None: row = fed.setdefault((now[u], x), n + len(moved) + len(fed))
-            else: row = held.setdefault((now[u], x), moved[r])
-            now.append(row)
+            rows, row = (fed, n + len(moved) + len(fed)) if r is None else (held, moved[r])
+            now.append(rows.setdefault((now[u], x), row))
         self.said = {moved[r]: self.said[r] for r in moved if r in self.said}
         self.settle(tree.ctx, n, {**held, **fed})
         return n, list(moved), now[k:]
@@ -71,8 +70,8 @@ class RowCache(Cache):
     def get_seq_length(self, layer_idx=0): return self.n
     def get_mask_sizes(self, query_length, layer_idx=0): return self.n + query_length, 0
 
-    def update(self, keys, values, layer_idx, *args, **kwargs):  # (1, heads, m, width) -> (1, heads, n + m, width)
-        "Append a layer's new rows; called by the model in its forward pass"
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        "Append a layer's new rows, (1, heads, m, width) -> (1, heads, n + m, width), in the forward pass"
         new = (layer_idx, "keys") not in self.buffer
         if new: self.row_bytes += sum(x[..., 0, :].nbytes for x in (keys, values))
         return self.put((layer_idx, "keys"), keys), self.put((layer_idx, "values"), values)
@@ -183,7 +182,7 @@ class CachedModel(Target):
         start, trie = self.memory.n, self.trie
         first = max(start, min(len(trie.text), end) - 1)
         x, at = [x for _, x in trie.edge[start:end]], trie.depth[start:end]
-        self.check_tokens(x, max(at) + 1)
+        self.admit(x, max(at) + 1)
         out = self.model(
             input_ids=self.tensor([x]), position_ids=self.tensor([at]), attention_mask=self.mask(start, end),
             use_cache=True, past_key_values=self.memory, logits_to_keep=end - first,
@@ -200,7 +199,7 @@ class CachedModel(Target):
         lowest = torch.finfo(hide.dtype).min
         return hide.masked_fill_(torch.from_numpy(~see), lowest).to(self.table.weight.device)
 
-    def check_tokens(self, tokens, length):
+    def admit(self, tokens, length):
         V = self.table.num_embeddings
         unknown = [x for x in tokens if not 0 <= x < V]
         if unknown: raise ValueError(f"token: got {unknown[0]}, wanted 0 <= token < {V}")
@@ -288,8 +287,7 @@ class HFModel(CachedModel):
         if not off <= max(4 * noise, min(1e4 * noise, blind / 20)):
             got = f"{type(self.model).__name__}, whose tree pass is {off:.2g} off its plain passes"
             raise Unservable(f"model: got {got}; wanted one that heeds 4-D masks and position ids")
-        del self.meter
-        self.trie, self.memory = RowTrie(), RowCache()
+        self.trie, self.memory, self.meter = RowTrie(), RowCache(), Meter()
 
     def check_passes(self, a, b, c):  # -> (2, V)
         "The logits after the second of two siblings, and after a child of that sibling once it has moved"

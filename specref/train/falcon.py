@@ -147,7 +147,9 @@ class BlockDraft(FeatureDraft):
         "One pass ends before the first row of a later block"
         end = len(self.trie.edge)
         return next((r for r in range(start, end) if self.block(r) > self.block(start)), end)
-    def below(self, r): return max(self.trie.depth[r] + 1 - len(self.trie.text), 0)   # depth below the context
+    def below(self, r):
+        "The depth of row `r` below the context"
+        return max(self.trie.depth[r] + 1 - len(self.trie.text), 0)
     def block(self, r): return -(-self.below(r) // self.net.k)
     def up(self, r, steps):
         for _ in range(steps): r = self.trie.edge[r][0]

@@ -9,8 +9,8 @@ __all__ = ['TREE_SHAPES', 'AGREEMENT', 'RULES', 'DRAWN_AS', 'NOT_RETURNED', 'dev
            'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts', 'text_counts',
            'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks',
            'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'GpuSizes', 'parity_tasks', 'speed_tasks',
-           'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'rows_in', 'against_reference', 'copy_speed',
-           'cpu_tasks', 'processor_name', 'installed', 'driver_version', 'machine_facts', 'parse', 'run',
+           'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'against_reference', 'copy_speed',
+           'cpu_tasks', 'processor_name', 'installed', 'driver_version', 'machine_facts', 'options', 'parse', 'run',
            'supervised_run', 'remaining_tasks', 'valid_rows', 'verify_speed', 'reasons', 'failures', 'parity_lines',
            'speed_lines', 'engine_lines', 'gpu_table', 'Wish', 'time_ratios', 'wishes', 'wanted_table', 'cpu_table']
 
@@ -445,14 +445,11 @@ def reference_verify(case, cast=np.float64):  # -> () -> token lists
 # %% ../../../nbs/45_measured.ipynb #2b4385d7
 def token_lists(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
 
-def rows_in(dtype, cases):
-    "The same cases, with the rows of both models in this precision"
-    return [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
-
 def against_reference(tree, V, B, kind, threads, laps, device=torch.device("cpu")):
     "Milliseconds of the twin and of the reference for `B` trees, medians over `laps` turns, and the bytes"
     torch.set_num_threads(threads)
-    cases = rows_in(getattr(torch, kind), make_cases(TREE_SHAPES[tree], V, B, 2, .7, device))
+    cases, dtype = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device), getattr(torch, kind)
+    cases = [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
     runs = [(partial(verify_trees, *c, check=False), reference_verify(c, kind)) for c in cases]
     same = all(token_lists(twin()) == reference() for twin, reference in runs)
     took = [[1e3 * on_host([f], 1) for f in pair] for pair in islice(cycle(runs), laps)]
@@ -509,8 +506,8 @@ def machine_facts(device):
     return facts | (floor if isinstance(floor, dict) else dict(bounds=floor))
 
 # %% ../../../nbs/45_measured.ipynb #164234b0
-def parse(argv):  # -> arguments
-    "The command line, checked"
+def options():  # -> ArgumentParser
+    "What the command line may say"
     about = "Measure the walk and the engine on a GPU, or with --cpu the twin on a CPU"
     ap = argparse.ArgumentParser(prog="python -m specref.gpu.bench", description=about)
     def option(name, says, **how): ap.add_argument(f"--{name}", help=says, **how)
@@ -519,6 +516,11 @@ def parse(argv):  # -> arguments
     option("minutes", "no task is begun after so many (%(default)g)", type=float, default=8.)
     option("here", "in this process, behind the tasks that the file has, and without a keeper",
            action="store_true")
+    return ap
+
+def parse(argv):  # -> arguments
+    "The command line, checked"
+    ap = options()
     a = ap.parse_args(argv)
     if not 0 < a.minutes < float("inf"): ap.error(f"minutes: got {a.minutes:g}, wanted a positive number")
     if Path(a.out).exists() and not Path(a.out).is_dir():

@@ -1,0 +1,221 @@
+"What batches, attention, the walk and the kernels refuse: the argument, the call"
+from dataclasses import replace
+from functools import cache, partial
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from specref.core.law import exact
+from specref.core.tree import Tree
+from specref.gpu import attention as at, layout as lay
+from specref.gpu.layout import flat, pack
+from specref.gpu.verify import Logits, verify_chains, verify_trees
+
+
+def ints(x): return torch.tensor(x, dtype=torch.int32)
+def doubles(x): return torch.tensor(x, dtype=torch.float64)
+def far(x): return x.to("meta")
+
+def with_each(f, args, changes):
+    "One row for each change: the argument, and the call of `f` with it changed"
+    def row(name, change): return name, lambda: f(**args() | {name: change(args()[name])})
+    return [row(name, change) for name, change in changes]
+
+def table(f, args, bad):
+    "One row for each bad value of each argument"
+    changes = [(name, lambda _, x=x: x() if callable(x) else x) for name in bad for x in bad[name]]
+    return with_each(f, args, changes)
+
+
+# Chapter 40
+
+@cache
+def good():
+    offered, without = [0, 1, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0]
+    return flat([-1, 0, 0, 1, -1, 4, 4], [0]*7, [-1, 0, 0, -1, -1, 1, -1], without, offered)
+
+WRONG = {   # of the batch of parents -1 0 0 1 | -1 4 4, the last a probe
+    "root": [[1, 4], [0, 0], [0, 7], [0, -1]],
+    "token": [[-1]*7, [0, 0, 9, 0, 0, 0, 0]],
+    "parent": [[-1, 0, 3, 1, -1, 4, 4], [-1, 0, 0, 1, -1, 1, 4], [-1, 0, 0, -1, -1, 4, 4],
+               [-1, 0, 0, 1, 0, 4, 4], [-1, 1, 0, 1, -1, 4, 4], [-1, 0, 0, 9, -1, 4, 4]],
+    "depth": [[0, 1, 1, 1, 0, 1, 1], [1, 1, 1, 2, 0, 1, 1], [0, 1, 1, 2, 0, 1, -1]],
+    "child": [[1, 3, 3, -1, 5, -1, -1], [0, 3, -1, -1, 5, -1, -1], [1, 9, -1, -1, 5, -1, -1],
+              [1, 3, -1, -2, 5, -1, -1], [3, 3, -1, -1, 5, -1, -1]],
+    "sibling": [[-1, 1, -1, -1, -1, -1, -1], [-1, 2, 1, -1, -1, -1, -1], [4, 2, -1, -1, -1, -1, -1],
+                [-1, 3, -1, -1, -1, -1, -1], [-1, 9, -1, -1, -1, -1, -1], [-1, 2, -1, -1, -1, -1, 5],
+                [-1, 2, 2, -1, -1, -1, -1]],
+    "q_row": [[-1, 0, 0, -1, -1, 2, -1], [0]*7, [-1, -2, 0, -1, -1, 1, -1], [-1, 0, 0, -1, -1, 1, 1]],
+}
+ARRAYS = "root token parent depth child sibling q_row without_replacement".split()
+
+def changed(name, x): return replace(good(), **{name: x(getattr(good(), name)) if callable(x) else x})
+def checked(name, x): return lay.check_batch(changed(name, x), 5, 2)
+def tree(*weights):
+    t = Tree((0,))
+    t.add(0, 1, exact(*weights))
+    return t
+def unpacked(ctxs, rows=slice(None), V=2):
+    batch, q = pack([tree(1, 1)])
+    return lay.unpack(batch, q[rows, :V], ctxs)
+def positions(lengths): return lay.batch_positions(lengths, torch.zeros(3, 3, dtype=torch.long))
+LENGTHS = torch.tensor([5, 0, 2])
+
+LAYOUT = [
+    *[(name, lambda name=name, x=x: checked(name, ints(x))) for name in WRONG for x in WRONG[name]],
+    ("without_replacement", lambda: checked("without_replacement", torch.ones_like)),
+    *[(name, lambda name=name: checked(name, 1)) for name in ("height", "width")],
+    *[(name, lambda name=name: changed(name, -1)) for name in ("height", "width")],
+    *[(name, lambda name=name, f=f: changed(name, f)) for name in ARRAYS
+      for f in (lambda x: x.long(), lambda x: x.float(), lambda x: x[None], lambda x: x.tolist())],
+    *[(name, lambda name=name, f=f: changed(name, f)) for name in ARRAYS[2:]
+      for f in (lambda x: x[:-1], far)],
+    ("token", lambda: changed("token", far)),
+    ("parent", lambda: changed("token", lambda x: x[:-1])),
+    *[("parent", lambda parent=parent: flat(parent, [0]*len(parent))) for parent in ([-2], [0], [-1, 2, 0])],
+    ("parent", lambda: flat([-1, -1, 0], [0]*3)),
+    ("root", lambda: flat([], [])),
+    ("trees", lambda: pack([])),
+    ("trees", lambda: pack([Tree(())])),
+    ("trees", lambda: pack([tree(1, 1), tree(1, 1, 1)])),
+    ("trees", lambda: pack([tree(1, 1)], 3)),
+    ("ctxs", lambda: unpacked([(0,), (0,)])),
+    ("ctxs", lambda: unpacked([(1,)])),
+    ("q_row", lambda: unpacked([(0,)], rows=slice(0))),
+    ("token", lambda: unpacked([(0,)], V=1)),
+    *[("lengths", lambda f=f: positions(f(LENGTHS)))
+      for f in (lambda x: x[:1], lambda x: x[:2], lambda x: x[0], lambda x: x[:, None])],
+    *[("N", lambda N=N: lay.from_bits(torch.zeros(1, 2, dtype=torch.int32), N)) for N in (65, -1)],
+    ("N", lambda: lay.pad_batch(good(), 3)),
+    *[("paths", lambda paths=paths: lay.from_paths(paths))
+      for paths in ([[0, 1, 2], [0, 2, -1]], [[0, 1], [0, 3]], [[0, 2, 1]], [[1, 2]], [])],
+    ("parent", lambda: lay.to_paths([-1, 2, 0])),
+]
+
+
+# Chapter 41
+
+SEE, TWO = torch.ones(2, 3, 3, dtype=torch.bool), torch.tensor([1, 2])
+BAD_LENGTHS = TWO.double(), TWO[:1], TWO[:, None], far(TWO), [1, 2]
+BAD_SEE = SEE.int(), SEE[0], SEE[:, :2], SEE[:, :, :2], torch.tensor(True), None
+
+@cache
+def layer():
+    "Queries of 4 heads and 3 nodes, keys and values of 2 heads and 12 slots, their mask and their blocks"
+    q, k = torch.zeros(2, 4, 3, 4, dtype=torch.float64), torch.zeros(2, 2, 12, 4, dtype=torch.float64)
+    return q, k, at.slot_mask(TWO, SEE, 12), at.tree_blocks(TWO, SEE, 12)
+
+def masked(**bad):
+    q, k, mask, _ = layer()
+    return at.attend(**dict(q=q, k=k, v=k, mask=mask) | {name: f(x) for name, (f, x) in bad.items()})
+def attend_args(): return dict(zip(("q", "k", "v", "mask"), (*layer()[:2], *layer()[1:3])))
+def flex_args(): return dict(zip(("q", "k", "v", "blocks"), (*layer()[:2], layer()[1], layer()[3])))
+def slot_args(): return dict(lengths=TWO, ancestors=SEE, size=9)
+def byte_args(): return dict(length=5, nodes=4, heads=2, width=8, itemsize=2)
+def shorter(k): return at.flex_attend(layer()[0], k, k, layer()[3])
+
+ROWS_OF_ATTENTION = [
+    *[("q", f) for f in (lambda x: x[0], lambda x: x.int(), lambda x: x[:, :3], lambda x: x.numpy(),
+                         lambda x: x[:, :, :0])],
+    *[("k", f) for f in (lambda x: x[..., :2], lambda x: x[:1], lambda x: x.float(), far)],
+    *[("v", f) for f in (lambda x: x[:, :1], lambda x: x[:, :, :-1], lambda x: x.float(), far)],
+]
+MASKS = (lambda x: x.double(), lambda x: x.int(), lambda x: x[:, 0], lambda x: x[:1], lambda x: x[..., :-1],
+         lambda x: x[:, :, :-1], lambda x: x.expand(-1, 4, -1, -1), far)
+SLOTS = dict(lengths=BAD_LENGTHS, ancestors=BAD_SEE, size=(2, 0, 4., None, True))
+PARENTS = ([[-1, 0]], torch.tensor([-1, 0, 0]), torch.tensor([[-1., 0.]]),
+           torch.empty(0, 3, dtype=torch.long))
+
+ATTENTION = [
+    *[("parent", partial(at.ancestors, bad)) for bad in PARENTS],
+    *[("ancestors", partial(at.node_depths, bad)) for bad in (SEE.int(), SEE[0], torch.tensor(True), None)],
+    *table(at.slot_mask, slot_args, SLOTS),
+    *table(at.tree_blocks, slot_args, SLOTS),
+    *with_each(at.attend, attend_args, [*ROWS_OF_ATTENTION, *(("mask", f) for f in MASKS)]),
+    *with_each(at.flex_attend, flex_args, ROWS_OF_ATTENTION),
+    ("blocks", lambda: at.flex_attend(**flex_args() | dict(q=layer()[0][:, :, :-1]))),
+    ("blocks", lambda: shorter(layer()[1][:, :, :-1])),
+    *[("lengths", partial(at.check_room, torch.tensor(bad), 4, 9)) for bad in ([0, 6], [-1, 2], [1.])],
+    *table(at.read_bytes, byte_args, dict(length=[-1], nodes=[0], heads=[1.5], width=[0], itemsize=[0])),
+]
+
+
+# Chapter 42
+
+def star(law, tokens):
+    t = Tree((0,))
+    for x, q in zip(tokens, law): t.add(0, x, np.array(q))
+    return t
+
+@cache
+def proper():
+    batch, q = pack([star([[.5, .25, .25]]*2, [1, 2])])
+    u = torch.full((3,), .5, dtype=torch.float64)
+    p = torch.full((3, 3), 1/3, dtype=torch.float64)
+    return dict(batch=batch, p=p, q=q, coins=u, picks=u[:1].clone())
+
+def walked(**kw): return verify_trees(**proper() | kw)
+def marked_twins():
+    "The same token twice, said to be drawn without replacement"
+    batch, q = pack([star([[.5, .5]]*2, [1, 1])])
+    return walked(batch=replace(batch, without_replacement=batch.q_row >= 0), p=doubles([[.5, .5]]*3), q=q)
+def alone(p): return walked(batch=pack([Tree((0,))], V=2)[0], p=p, q=None, coins=proper()["coins"][:1])
+def denormal():
+    "A row of which a denormal number is left"
+    batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
+    return walked(batch=batch, p=doubles([[.1, .2, .3, .4]]*3), q=doubles([[1., 5e-324, 0., 0.]]))
+
+WIDE = 2**18
+WALK = [
+    *with_each(verify_trees, proper, [
+        *[("p", f) for f in (lambda x: x.long(), lambda x: x[:2], lambda x: 2*x, lambda x: -x,
+                             lambda x: x * torch.nan, lambda x: "rows", lambda x: Logits(x * torch.inf),
+                             lambda x: Logits(x * torch.nan), lambda x: Logits(x * -torch.inf))],
+        *[("q", f) for f in (lambda x: x[:, :2], lambda x: x / 2, far)],
+        *[("coins", f) for f in (lambda x: x.float(), lambda x: x + .5, lambda x: x[:2])],
+        *[("picks", f) for f in (lambda x: -x, lambda x: x.expand(2), lambda x: [.5])],
+        ("batch", lambda x: None)]),
+    ("token", marked_twins),
+    ("token", denormal),
+    ("token", lambda: walked(q=doubles([[.75, 0., .25]]))),
+    ("token", lambda: walked(p=torch.full((3, 2), .5, dtype=torch.float64), q=proper()["q"][:, :2])),
+    ("x", lambda: Logits([[1.]])),
+    *[("temperature", lambda t=t: Logits(proper()["p"], t)) for t in ("hot", None, [1.])],
+    *[("temperature", lambda t=t: walked(p=Logits(proper()["p"], t))) for t in (-1., torch.tensor([1., 1.]))],
+    ("q_row", lambda: walked(q=proper()["q"][:0])),
+    ("p", lambda: alone(torch.full((1, WIDE), 1 / WIDE))),
+    ("p", lambda: alone(Logits(torch.zeros(1, WIDE)))),
+    ("p", lambda: alone(torch.zeros(1, 0))),
+    ("batch", lambda: verify_chains(**proper())),
+]
+
+
+# Chapter 42a: refused before a launch (there is no device to launch on)
+
+def launched(name, **kw):
+    from specref.gpu import kernels
+    p, u = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    args = dict(batch=flat([-1, 0], [0, 1], [-1, 0]), p=p, q=p[:1], coins=u, picks=u[:1])
+    return getattr(kernels, name)(**args | kw)
+
+def branched():
+    from specref.gpu.kernels import fused_verify_chains
+    return fused_verify_chains(**proper())
+
+TWICE = torch.zeros(2, dtype=torch.float64)
+LAUNCHES = [
+    *[("block", dict(block=bad)) for bad in (3, 0, -2, 4., "4", True, None, 2**19)],
+    *[("warps", dict(warps=bad)) for bad in (0, 64, 8.)],
+    ("batch", dict(batch=None)),
+    ("coins", dict(coins=TWICE + 1)),
+    ("coins", dict(coins=TWICE.float())),
+    ("picks", dict(picks=TWICE)),
+    ("p", dict(p=2 * torch.eye(2, dtype=torch.float64))),
+    ("q", dict(q=torch.ones(1, 1, dtype=torch.float64))),
+]
+KERNELS = [("batch", branched)] + [
+    (name, partial(launched, kernel, **bad))
+    for kernel in ("fused_verify_trees", "fused_verify_chains") for name, bad in LAUNCHES]
+
+ROWS = [*LAYOUT, *ATTENTION, *WALK, *(KERNELS if find_spec("triton") else [])]

@@ -1,0 +1,104 @@
+"What the models refuse: chapters 07 to 09"
+from functools import cache
+
+import torch
+import transformers
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
+
+from specref.core.rng import Enumerator
+from specref.core.tree import Tree
+from specref.draft.lookup import PromptLookup
+from specref.models.bridge import GeneratorDrafter, TorchEnumerator, speculate
+from specref.models.embedded import embedded
+from specref.models.transformer import HFModel
+
+V, INF, NAN = 8, float("inf"), float("nan")
+NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+SIZES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, **NONE)
+IDS = torch.tensor([[1, 2, 3]])
+
+
+@cache
+def net(V=V, train=False): return LlamaForCausalLM(LlamaConfig(vocab_size=V, **SIZES)).train(train)
+
+
+@cache
+def t5():
+    sizes = dict(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+def served(**options): return lambda: HFModel(net(), **options)
+def filled(x): return LogitsProcessorList([lambda ids, z: torch.full_like(z, x)])
+def no_law(x): return lambda: HFModel(net(), processors=filled(x)).law((1,))
+def after(ctx, x):
+    tree = Tree(ctx)
+    tree.add(0, x)
+    return HFModel(net())(tree)
+
+
+def no_callback(tokens): raise AssertionError("the refusal came after a round")
+
+
+def door(model=net, **options):
+    "`generate` through `speculate`, with one argument that must be refused before the first round"
+    usual = dict(inputs=IDS, max_new_tokens=4, pad_token_id=0, token_callback=no_callback)
+    def call():
+        given = {name: x() if callable(x) and name in ("drafter", "logits_processor") else x
+                 for name, x in options.items()}
+        return model().generate(**{**usual, "drafter": net(), **given}, custom_generate=speculate)
+    return call
+
+
+def noisy(): return net(V, True)
+def guided(): return LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, net())])
+def lookup(): return PromptLookupCandidateGenerator(num_output_tokens=3, max_length=60)
+def drawn(draw):
+    def call():
+        with TorchEnumerator(Enumerator()): draw()
+    return call
+
+
+DRAWS = [
+    lambda: torch.rand(3), lambda: torch.randn(2), lambda: torch.zeros(3).uniform_(),
+    lambda: torch.bernoulli(torch.tensor([.5])), lambda: torch.multinomial(torch.ones(3), 2),
+    lambda: torch.zeros(2).exponential_()]
+
+ROWS = [
+    ("temperature", served(temperature=-1)), ("temperature", served(temperature=NAN)),
+    ("top_k", served(top_k=0)), ("top_p", served(top_p=0)), ("top_p", served(top_p=1.5)),
+    ("layers", served(keep=(3,))), ("layers", served(keep=(-1,))),
+    ("layers", lambda: HFModel(net()).states((1,), layers=(5,)), "got 5"),
+    *(("logits", no_law(x), "got a largest value of") for x in (NAN, INF, -INF)),
+    ("ctx", lambda: HFModel(net())(Tree(())), "empty context"),
+    ("token", lambda: after((1, 2), V), f"got {V}"),
+    ("model", lambda: HFModel("gpt2"), "HFModel.load"),
+    ("name", lambda: embedded("huge"), "wanted one of"),
+    # the door of `generate`
+    ("num_beams", door(num_beams=2)),
+    ("num_return_sequences", door(num_return_sequences=2, do_sample=True)),
+    ("output_attentions", door(output_attentions=True, return_dict_in_generate=True)),
+    ("output_hidden_states", door(output_hidden_states=True, return_dict_in_generate=True)),
+    ("guidance_scale", door(guidance_scale=1.5)),
+    ("prompt_lookup_num_tokens", door(prompt_lookup_num_tokens=3)),
+    ("assistant_early_exit", door(assistant_early_exit=1)),
+    ("assistant_ensemble_weight", door(assistant_ensemble_weight=.5)),
+    ("input_ids", door(inputs=IDS.repeat(2, 1))),
+    ("attention_mask", door(attention_mask=torch.tensor([[0, 1, 1]]))),
+    ("position_ids", door(position_ids=torch.tensor([[3, 4, 5]]))),
+    ("past_key_values", door(past_key_values=DynamicCache())),
+    ("inputs_embeds", door(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
+    ("verify", door(verify=3)), ("seed", door(seed=-1)), ("max_length", door(max_new_tokens=5000)),
+    ("ctx", door(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),
+    ("drafter", door(drafter=None)), ("drafter", door(drafter=3)), ("drafter", door(drafter="small")),
+    ("drafter", door(drafter=lambda: net(5))), ("drafter", door(drafter=lambda: PromptLookup(7))),
+    ("model", door(drafter=noisy)), ("model", door(noisy)), ("encoder_outputs", door(t5)),
+    ("logits_processor", door(logits_processor=guided)),
+    *(("rng", drawn(draw)) for draw in DRAWS),
+    # candidate generators
+    ("generator", lambda: GeneratorDrafter(3, V)), ("generator", lambda: GeneratorDrafter(net(), V)),
+    ("model", lambda: GeneratorDrafter(MTPCandidateGenerator.__new__(MTPCandidateGenerator), V)),
+    *(("V", lambda bad=bad: GeneratorDrafter(lookup(), bad)) for bad in (0, 1.5, None)),
+]
