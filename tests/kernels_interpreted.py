@@ -96,16 +96,17 @@ RULES = {  # the target, the drafter, the temperature of the target's logits
 
 
 def celled(name):
-    "Each cell of each draft, as one batch: tree, volume (times that of the draft), uniforms, the reference's answer"
+    "Each cell of each draft: tree, rows of p, volume (times that of the draft), the cell"
     target, draft, _ = RULES[name]
     verify = block if name == "block" else reject
     for tree, mass in drafts(draft):
         p = target(tree)
-        for cell in decision_cells(lambda rng: verify(p, tree, rng)): yield tree, [p[i] for i in range(len(tree))], mass * cell.volume, cell
+        for cell in decision_cells(lambda rng: verify(p, tree, rng)):
+            yield tree, [p[i] for i in range(len(tree))], mass * cell.volume, cell
 
 
-def both(chains):
-    return (verify_chains, kernels.fused_verify_chains) if chains else (verify_trees, kernels.fused_verify_trees)
+TREES = verify_trees, kernels.fused_verify_trees
+CHAINS = verify_chains, kernels.fused_verify_chains
 
 
 def doubles(x): return torch.tensor([float(u) for u in x], dtype=torch.float64)
@@ -128,9 +129,9 @@ def outcomes(out, root):
 
 
 def agreed(name):
-    "Reference, twin and kernel on all cells of a rule, on probabilities and logits; the volumes are the target's law"
+    "Reference, twin and kernel on all cells of a rule, with the target's law by volumes"
     target, _, temperature = RULES[name]
-    found, (twin, kernel) = [*celled(name)], both(name == "block")
+    found, (twin, kernel) = [*celled(name)], CHAINS if name == "block" else TREES
     batch, q = pack([tree for tree, *_ in found])
     numbers, p = celled_numbers(found), floats([law for _, rows, *_ in found for law in rows])
     hot = [random_table(3, 4).law(tree.text(i)) for tree, *_ in found for i in range(len(tree))]
@@ -190,13 +191,17 @@ def ragged(rng, V, chains):
     for _ in range(int(rng.choice([0, 1, 4, 16] if chains else [0, 1, 2, 5]))):
         i, q = todo.pop() if chains or rng.random() < .7 else todo.pop(0), law(rng, V)
         some = [int(x) for x in rng.integers(0, V, 4)]
-        draw = [iid(q), points(some, V), without_replacement(q), in_sequence(iid(q), points(some, V), iid(law(rng, V)), points(some, V))][rng.integers(2 if chains else 4)]
-        todo += tree.grow(i, draw, Seeded(int(rng.integers(10**9))), 1 if chains else int(rng.integers(1, 5)))
+        alike = points(some, V)
+        draws = [iid(q), alike, without_replacement(q), in_sequence(iid(q), alike, iid(law(rng, V)), alike)]
+        draw, seed = draws[rng.integers(2 if chains else 4)], Seeded(int(rng.integers(10**9)))
+        todo += tree.grow(i, draw, seed, 1 if chains else int(rng.integers(1, 5)))
         if not todo: break
     return tree
 
 
-def numbers(rng, n): return torch.tensor(np.where((k := rng.integers(0, 8, n)) == 0, 0, np.where(k == 1, LAST, rng.random(n))))
+def numbers(rng, n):
+    k = rng.integers(0, 8, n)
+    return torch.tensor(np.where(k == 0, 0, np.where(k == 1, LAST, rng.random(n))))
 
 
 def rows(rng, batch, q, V):
@@ -218,16 +223,19 @@ def kinds(rng, p, q, B):
 
 def compared(seeds, sizes, blocks, chains):
     "How many walks of random batches agree: all, or an error"
-    n, (twin, kernel) = 0, ((verify_chains, kernels.fused_verify_chains) if chains else (verify_trees, kernels.fused_verify_trees))
+    n, (twin, kernel) = 0, CHAINS if chains else TREES
     for seed in seeds:
         rng = np.random.default_rng(seed)
         V, size = int(rng.choice(sizes)), int(rng.choice(blocks))
         batch, q = pack([ragged(rng, V, chains) for _ in range(4)], V=V)
         sound = chains or seed % 3 > 0
-        if not sound: batch = replace(batch, without_replacement=torch.tensor(rng.random(batch.n) < .5) & (batch.q_row >= 0))
+        marks = torch.tensor(rng.random(batch.n) < .5) & (batch.q_row >= 0)
+        if not sound: batch = replace(batch, without_replacement=marks)
         p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, batch.B)
         for k, args in enumerate(kinds(rng, p, q, batch.B)):
-            assert same(twin(batch, *args, coins, picks, check=sound), kernel(batch, *args, coins, picks, check=sound, block=size)), f"seed {seed}, V {V}, block {size}, rows of kind {k}"
+            a = twin(batch, *args, coins, picks, check=sound)
+            b = kernel(batch, *args, coins, picks, check=sound, block=size)
+            assert same(a, b), f"seed {seed}, V {V}, block {size}, rows of kind {k}"
             n += batch.B
     return n
 
@@ -251,23 +259,29 @@ def strides():
     batch, q = pack([ragged(np.random.default_rng(s), V, False) for s in (3, 5, 8)], V=V)
     gaps = lambda x: torch.stack([x, torch.full_like(x, 1) - x], -1)[..., 0]
     p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, batch.B)
-    views = [torch.nn.functional.pad(p, (0, 5))[:, :V], p.t().contiguous().t(), p[:1].expand(batch.n, V), gaps(p)]
+    padded = torch.nn.functional.pad(p, (0, 5))
+    views = [padded[:, :V], p.t().contiguous().t(), p[:1].expand(batch.n, V), gaps(p)]
+    spread = replace(batch, child=gaps(batch.child), token=gaps(batch.token))
     for x in views:
+        args = x, gaps(q), gaps(coins), gaps(picks)
         assert not x.is_contiguous()
-        assert same(verify_trees(batch, x, gaps(q), gaps(coins), gaps(picks)), kernels.fused_verify_trees(replace(batch, child=gaps(batch.child), token=gaps(batch.token)), x, gaps(q), gaps(coins), gaps(picks), block=4))
+        assert same(verify_trees(batch, *args), kernels.fused_verify_trees(spread, *args, block=4))
     return len(views) * batch.B
 
 
 @check("walks")
 def temperatures():
-    "From nearly 0 to 1e300, one for all or one for each, bfloat16 logits with masked tokens, logits far from 0"
+    "From nearly 0 to 1e300, one for all or for each, bfloat16 logits, masked tokens, logits far from 0"
     V, n, rng = 11, 0, np.random.default_rng(2)
     batch, q = pack([ragged(np.random.default_rng(s), V, False) for s in (3, 5, 8)], V=V)
     p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, batch.B)
-    for t in (5e-324, 1e-300, 1e-3, 0., -0., 1e3, 1e300, torch.tensor([1e-30, 0., 1e30]), torch.tensor([.7]).expand(3)):
+    each = torch.tensor([1e-30, 0., 1e30]), torch.tensor([.7]).expand(3)
+    for t in (5e-324, 1e-300, 1e-3, 0., -0., 1e3, 1e300, *each):
         for kind in (torch.float64, torch.bfloat16):
-            x, z = Logits((1e30 * p.log()).to(kind) if n % 4 else p.log().to(kind), t), Logits(q.log().to(kind))
-            assert same(verify_trees(batch, x, z, coins, picks), kernels.fused_verify_trees(batch, x, z, coins, picks, block=4)), f"temperature {t}, {kind}"
+            scale = 1e30 if n % 4 else 1
+            args = Logits((scale * p.log()).to(kind), t), Logits(q.log().to(kind)), coins, picks
+            b = kernels.fused_verify_trees(batch, *args, block=4)
+            assert same(verify_trees(batch, *args), b), f"temperature {t}, {kind}"
             n += batch.B
     return n
 
@@ -279,7 +293,8 @@ def next_to_nothing():
     p, u = torch.tensor([[.1, .2, .3, .4]]*3).double(), torch.full((3,), .99).double()
     for least in (5e-324, 2.**-1023, 2.**-1021):
         args = batch, p, torch.tensor([[1., least, 0., 0.]]).double(), u, u[:1]
-        assert same(verify_trees(*args, check=False), b := kernels.fused_verify_trees(*args, check=False, block=4)) and 0 <= b.tokens[0, 0] < 4
+        b = kernels.fused_verify_trees(*args, check=False, block=4)
+        assert same(verify_trees(*args, check=False), b) and 0 <= b.tokens[0, 0] < 4
     return 3
 
 
@@ -307,7 +322,7 @@ def every_depth():
     for u, r in zip(batch.parent.tolist(), batch.q_row.tolist()):
         if r >= 0: p[u] = .9 * q[r] + .1 * p[u]
     coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(17))
-    for twin, kernel in (verify_trees, kernels.fused_verify_trees), (verify_chains, kernels.fused_verify_chains):
+    for twin, kernel in (TREES, CHAINS):
         a = twin(batch, p, q, coins, picks)
         assert same(a, kernel(batch, p, q, coins, picks, block=4)) and a.length.max() > 8
         n += 17
@@ -322,32 +337,40 @@ def alone():
     for kernel in (kernels.fused_verify_trees, kernels.fused_verify_chains):
         for b in (batch, replace(batch, height=3), replace(batch, width=1)):
             out = kernel(b, p, None, u, u, block=4)
-            assert out.tokens[:, 0].tolist() == [0, 1, 2] and out.length.tolist() == [1, 1, 1] and out.nodes.shape == (3, b.height)
+            assert out.tokens[:, 0].tolist() == [0, 1, 2]
+            assert out.length.tolist() == [1, 1, 1] and out.nodes.shape == (3, b.height)
     return 18
 
 
 # What is read
 
+def watched(tensors, V, call):
+    "What `call` returns, and the rows of each tensor of which it loads blocks"
+    seen, load = [set() for _ in tensors], type(interpreter.interpreter_builder).create_masked_load
+    def loaded(ptrs, mask, *rest):
+        for x, s in zip(tensors, seen):
+            at = (ptrs.data[mask.data].astype(np.int64) - x.data_ptr()) // x.element_size()
+            inside = len(at) and (0 <= at).all() and (at < x.numel()).all()
+            if ptrs.data.size > 1 and inside: s |= {i // V for i in at.tolist()}
+        return load(interpreter.interpreter_builder, ptrs, mask, *rest)
+    interpreter.interpreter_builder.create_masked_load = loaded
+    try: return call(), seen
+    finally: del interpreter.interpreter_builder.create_masked_load
+
+
 @check("reads")
 def reads():
-    "The rows of which blocks are loaded are those of `rows_read`, for probabilities and logits, and single numbers are all else"
-    n, load = 0, type(interpreter.interpreter_builder).create_masked_load
+    "The rows loaded in blocks are those of `rows_read`, for probabilities and logits"
+    n, V = 0, 5
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        V = 5
         batch, q = pack([ragged(rng, V, False)], V=V)
         if not len(q): continue
         p, coins, picks = rows(rng, batch, q, V), numbers(rng, batch.n), numbers(rng, 1)
         for p, q in ((p, q), (Logits(p.log()), Logits(q.log())), (p, Logits(q.log()))):
-            tensors, seen = [getattr(x, "x", x) for x in (p, q)], [set(), set()]
-            def watched(ptrs, mask, *rest):
-                for x, s in zip(tensors, seen):
-                    at = (ptrs.data[mask.data].astype(np.int64) - x.data_ptr()) // x.element_size()
-                    if ptrs.data.size > 1 and len(at) and (0 <= at).all() and (at < x.numel()).all(): s |= {i // V for i in at.tolist()}
-                return load(interpreter.interpreter_builder, ptrs, mask, *rest)
-            interpreter.interpreter_builder.create_masked_load = watched
-            try: out = kernels.fused_verify_trees(batch, p, q, coins, picks, check=False, block=4)
-            finally: del interpreter.interpreter_builder.create_masked_load
+            args = batch, p, q, coins, picks
+            def run(args=args): return kernels.fused_verify_trees(*args, check=False, block=4)
+            out, seen = watched([getattr(x, "x", x) for x in (p, q)], V, run)
             assert kernels.rows_read(batch, out, p, q) == ([seen[0]], [seen[1]]), f"seed {seed}"
             n += 1
     return n
@@ -358,11 +381,12 @@ def reads():
 def star(tokens, q, p, coins, picks, apart=False, temperature=None):
     "Batches of one root with children from one row, one for each row of coins and pick"
     k, m = len(tokens), len(picks)
-    batch = flat(([-1] + [0] * k) * m and [u if u < 0 else i * (k + 1) for i in range(m) for u in [-1] + [0] * k], ([0] + tokens) * m, ([-1] + [0] * k) * m, ([False] + [apart] * k) * m)
+    parent = [u if u < 0 else i * (k + 1) for i in range(m) for u in [-1] + [0] * k]
+    batch = flat(parent, ([0] + tokens) * m, ([-1] + [0] * k) * m, ([False] + [apart] * k) * m)
     own = torch.tensor([p] + [p[::-1]] * k, dtype=torch.float64).repeat(m, 1)
     rows = own, torch.tensor([q], dtype=torch.float64)
     if temperature is not None: rows = tuple(Logits(x.log(), temperature) for x in rows)
-    return batch, *rows, torch.tensor([[0.] + list(c) for c in coins], dtype=torch.float64).flatten(), torch.tensor(np.array(picks, dtype=float))
+    return batch, *rows, doubles(u for c in coins for u in (0., *c)), doubles(picks)
 
 
 EDGE = np.array([.05, .25, .5, .7, .9, .97])
@@ -373,14 +397,18 @@ def agree(K, args, size=4, back=False):
 
 P4, Q4, NEAR = [.4, .3, .2, .1], [.1, .2, .3, .4], [.4, .22, .2, .18]
 def duplicates(K): return agree(K, star([3, 3, 2], Q4, P4, [(.9, u, .9) for u in EDGE], EDGE))
-def order(K): return agree(K, star([3, 1], Q4, P4, [(u, v) for u in EDGE[::2] for v in EDGE[::2]], [*EDGE, *EDGE[::2]], apart=True))
+def order(K):
+    coins = [(u, v) for u in EDGE[::2] for v in EDGE[::2]]
+    return agree(K, star([3, 1], Q4, P4, coins, [*EDGE, *EDGE[::2]], apart=True))
 def fresh(K): return agree(K, star([3, 1], Q4, NEAR, [(.9, u) for u in EDGE], EDGE))
 def leaf(K): return agree(K, star([3, 0], Q4, NEAR, [(.9, 0.)] * 3, [.1, .5, .9]))
 def strict(K): return agree(K, star([3], [0, 0, 0, 1], [.5, .5, 0, 0], [(0.,)], [.5]))
 def bonus(K): return agree(K, star([0], Q4, P4, [(.1,)] * 3, [.1, .5, .9]))
 def exclusion(K): return agree(K, star([3, 2], Q4, P4, [(.9, u) for u in EDGE], EDGE, apart=True))
-def uniform(K): return agree(K, star([3, 2, 1], [0, 0, 0, 1], P4, [(.9, u, u) for u in EDGE], EDGE, apart=True))
-def tail(K): return agree(K, star([4], [.1, .1, .1, .1, .6], [.1, .1, .2, .2, .4], [(u,) for u in EDGE[::-1]], EDGE))
+def uniform(K):
+    return agree(K, star([3, 2, 1], [0, 0, 0, 1], P4, [(.9, u, u) for u in EDGE], EDGE, apart=True))
+def tail(K):
+    return agree(K, star([4], [.1, .1, .1, .1, .6], [.1, .1, .2, .2, .4], [(u,) for u in EDGE[::-1]], EDGE))
 def softmax(K): return agree(K, star([3], Q4, P4, [(u,) for u in EDGE], EDGE, temperature=.9))
 
 
@@ -395,16 +423,17 @@ def chain(K, coins=(.0, .6)):
     "A chain of two whose first token weighs less than 1, judged from its end"
     batch = flat([-1, 0, 1], [0, 3, 0], [-1, 0, 0])
     p, q = torch.tensor([P4, [.05, .05, .1, .8], P4]).double(), torch.tensor([Q4]).double()
-    return all(agree(K, (batch, p, q, torch.tensor([0., a, b]).double(), torch.tensor([u]).double()), back=True) for a in coins for b in coins for u in (.05, .6))
+    tapes = [(doubles([0., a, b]), doubles([u])) for a in coins for b in coins for u in (.05, .6)]
+    return all(agree(K, (batch, p, q, *tape), back=True) for tape in tapes)
 
 
 def ends(K):
     "A prefix of weight 1/4 with S = 0: the coin 0 must not let it stand"
     batch = flat([-1, 0, 1], [0, 1, 0], [-1, 0, 0])
-    p, q = torch.tensor([[.75, .25], [.25, .75], [.5, .5]]).double(), torch.tensor([[.5, .5]]).double()
-    q[0] = torch.tensor([0., 1.]); p[0] = torch.tensor([.75, .25]); rows = torch.cat([q, torch.tensor([[.25, .75]]).double()])
+    p = torch.tensor([[.75, .25], [.25, .75], [.5, .5]]).double()
+    rows = torch.tensor([[0., 1.], [.25, .75]]).double()
     batch = replace(batch, q_row=torch.tensor([-1, 0, 1], dtype=torch.int32))
-    return agree(K, (batch, p, rows, torch.tensor([0., 0., .9]).double(), torch.tensor([.5]).double()), back=True)
+    return agree(K, (batch, p, rows, doubles([0., 0., .9]), doubles([.5])), back=True)
 
 
 SORTED = '''
@@ -420,8 +449,12 @@ def resorted(batch):
     return child, sibling
 '''
 TEST = "            if tl.load(coins + c) * (share * offer(q, x, j, past)) < r:"
+DRAWN = "drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)"
+PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
+MERGED = ("            if (alone == 0) & (tl.sum(((tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
+          "                c = tl.load(sibling + c)\n") + TEST.replace("if", "elif", 1)
 MUTANTS = {  # name: (check, text, instead, what is added at the end)
-    "duplicate siblings merged": (duplicates, TEST, "            if (alone == 0) & (tl.sum(((tok == x) & (k < j)).to(tl.int32), 0) > 0):\n                c = tl.load(sibling + c)\n" + TEST.replace("if", "elif", 1)),
+    "duplicate siblings merged": (duplicates, TEST, MERGED),
     "siblings sorted again": (order, "batch.child, batch.sibling", "*resorted(batch)", SORTED),
     "one uniform for all siblings": (fresh, "tl.load(coins + c)", "tl.load(coins + tl.load(child + node))"),
     "the pick as a coin": (fresh, "tl.load(coins + c)", "tl.load(picks + b)"),
@@ -429,15 +462,22 @@ MUTANTS = {  # name: (check, text, instead, what is added at the end)
     "<= in the search": (borders, "tl.cumsum(w, 0) + before <= mark", "tl.cumsum(w, 0) + before < mark"),
     "last block dropped": (tail, "range(0, tl.cdiv(p.V, BLOCK))", "range(0, p.V // BLOCK)"),
     "last block unmasked": (tail, "mask=v < rows.V, other=none", "mask=v >= 0, other=none"),
-    "float32 sums": (borders, "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)", "part = tl.where(tl.arange(0, NB) == s, tl.sum(w.to(tl.float32), 0).to(tl.float64), part)"),
-    "float32 weights": (borders, "tl.floor(w * ONE)", "tl.floor(w.to(tl.float32) * ONE).to(tl.float64)"),
-    "bfloat16 softmax": (softmax, "power((x - top.most) * rows.slope)", "power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float64)"),
-    "extra token from the root's row": (bonus, "drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)", "drawn_token(p, q, NodeState(tl.load(root + b), at.top, at.scale), j, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)"),
-    "exclusion forgotten": (exclusion, "if entry(past.without_replacement, l) > 0:", "if entry(past.without_replacement, l) > 1:"),
+    "float32 sums": (
+        borders, PART, PART.replace("tl.sum(w, 0)", "tl.sum(w.to(tl.float32), 0).to(tl.float64)")),
+    "float32 weights": (
+        borders, "tl.floor(w * ONE)", "tl.floor(w.to(tl.float32) * ONE).to(tl.float64)"),
+    "bfloat16 softmax": (softmax, "power((x - top.most) * rows.slope)",
+                         "power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float64)"),
+    "extra token from the root's row": (
+        bonus, DRAWN, DRAWN.replace(" at,", " NodeState(tl.load(root + b), at.top, at.scale),")),
+    "exclusion forgotten": (
+        exclusion, "if entry(past.without_replacement, l) > 0:",
+        "if entry(past.without_replacement, l) > 1:"),
     "c not renewed": (exclusion, "if (alone > 0) & (j > 0):", "if (alone > 0) & (j > 99):"),
-    "no uniform fallback": (uniform, "flat = tl.where(here, nothing, flat)", "flat = tl.where(here, 0, flat)"),
+    "no uniform fallback": (
+        uniform, "flat = tl.where(here, nothing, flat)", "flat = tl.where(here, 0, flat)"),
     "S not renewed": (fresh, "tl.where(r_row >= 0, 1, stale)", "stale"),
-    "refusals forgotten at the end": (fresh, "drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)", "drawn_token(p, q, at, 0, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)"),
+    "refusals forgotten at the end": (fresh, DRAWN, DRAWN.replace(" j,", " 0,")),
     "refusal kept from the node before": (leaf, "accepted, stale, j = -1, 0, 0", "accepted, stale = -1, 0"),
     "block: <=": (ends, "(S + 1 - w) < S", "(S + 1 - w) <= S"),
     "block: weight left out": (chain, "tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0"),
@@ -450,7 +490,8 @@ def mutated(text, instead, more=""):
     "The kernels with one text replaced, as another module"
     source = Path(kernels.__file__).read_text(encoding="utf-8")
     assert text in source, f"not in the kernels: {text}"
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as f: f.write(source.replace(text, instead) + more)
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as f:
+        f.write(source.replace(text, instead) + more)
     spec = importlib.util.spec_from_file_location(f"specref.gpu.{Path(f.name).stem}", f.name)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -479,30 +520,37 @@ for mutant in MUTANTS:
 
 # Ahead of time
 
-def compiled(kernel, dtype, logits, cc, K, warps=8):
-    "Registers, bytes of stack and local memory, and the ptx, of a kernel made for a GPU that need not be there"
+def compiled(kernel, dtype, logits, cc, K, warps=8):  # noqa: PLR0915  one long call of the compiler
+    "Registers, bytes of stack and local memory, and the ptx, of a kernel compiled for a GPU"
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    types = dict(zip(kernel.arg_names, [f"*{dtype}"] * 2 + ["*fp64"] * 2 + ["i32"] * 2 + ["*i32"] * 5 + ["*i1"] + ["*fp64"] * 2 + ["*i32"] * 3 + ["i32"] * 2 + ["constexpr"] * 5))
-    hints = {(i,): [["tt.divisibility", 16]] for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name == "V"}
-    source = ASTSource(kernel, signature=types, constexprs=dict(K=K, BLOCK=2048, NB=128, P=logits, Q=logits), attrs=hints)
-    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps, maxnreg=min(255, 2048 // warps), enable_fp_fusion=False))
+    rows, links = [f"*{dtype}"] * 2 + ["*fp64"] * 2 + ["i32"] * 2, ["*i32"] * 5 + ["*i1"]
+    out = ["*fp64"] * 2 + ["*i32"] * 3 + ["i32"] * 2
+    types = dict(zip(kernel.arg_names, rows + links + out + ["constexpr"] * 5))
+    aligned = [i for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name == "V"]
+    hints, constants = {(i,): [["tt.divisibility", 16]] for i in aligned}, dict(K=K, BLOCK=2048, NB=128)
+    source = ASTSource(kernel, signature=types, constexprs=constants | dict(P=logits, Q=logits), attrs=hints)
+    options = dict(num_warps=warps, maxnreg=min(255, 2048 // warps), enable_fp_fusion=False)
+    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(made.asm["cubin"]); f.flush()
-        said = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", f.name], capture_output=True, text=True, check=True).stdout
-    return *(int(re.search(rf"{what}:(\d+)", said)[1]) for what in ("REG", "STACK", "LOCAL")), made.asm["ptx"]
+        f.write(made.asm["cubin"])
+        f.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", f.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK", "LOCAL"))
+    return *numbers, made.asm["ptx"]
 
 
 for cc in (80, 90, 100):
     def one(cc=cc):
-        "Both kernels for one architecture: no spills, nothing contracted, every step of float64 rounded to nearest"
+        "Both kernels for one architecture: no spills, nothing contracted, float64 rounded to nearest"
         found = {}
         for kernel, K in (kernels.verify_trees_kernel, 4), (kernels.verify_chains_kernel, 8):
             for dtype, logits in ("fp64", False), ("fp32", False), ("fp32", True), ("bf16", True):
                 reg, stack, local, ptx = compiled(kernel, dtype, logits, cc, K)
-                assert (stack, local) == (0, 0), f"{kernel.__name__}, {dtype}, sm_{cc}: {stack} bytes of stack, {local} local"
+                assert (stack, local) == (0, 0), f"{kernel.__name__}, {dtype}, sm_{cc}: {stack}, {local}"
                 steps = set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
-                assert steps <= {f"{s}.rn.f64" for s in ("mul", "add", "sub", "div")} and len(steps) == 4, steps
+                assert steps <= {f"{s}.rn.f64" for s in "mul add sub div".split()} and len(steps) == 4, steps
                 found[f"{kernel.__name__} {dtype}{' logits' * logits}"] = reg
         return found
     one.__name__ = f"sm_{cc}"
@@ -514,7 +562,10 @@ def main(group):
     found, failed = {}, []
     for f in CHECKS[group]:
         try: found[f.__name__] = f()
-        except Exception: failed.append(f.__name__); print(f"--- {f.__name__}"); traceback.print_exc(file=sys.stdout)
+        except Exception:
+            failed.append(f.__name__)
+            print(f"--- {f.__name__}")
+            traceback.print_exc(file=sys.stdout)
     print(json.dumps(dict(failed=failed, found=found, seconds=round(time.process_time(), 1))))
 
 

@@ -337,7 +337,7 @@ LOGGED = ["everything accepted", "bonus from the row before", "correction from p
 @pytest.mark.parametrize("name", LOGGED)
 def test_a_log_convicts(tmp_path, name):
     drafter, verify, line = WRONG[name]
-    save_log(file := tmp_path/"rounds.npz", recorded(3000, drafter, verify))
+    save_log(file := tmp_path/"rounds.npz", recorded(1500, drafter, verify))
     assert certify_log(file, like="reject").wrong == (line,)
 
 

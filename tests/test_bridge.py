@@ -67,7 +67,8 @@ def ours(model, prompt, drafter, **options):
 
 # ---- temperature 0: the text of transformers' own generate
 
-def their_lookup(V, **sizes): return GeneratorDrafter(PromptLookupCandidateGenerator(**sizes, max_length=60), V)
+def their_lookup(V, **sizes):
+    return GeneratorDrafter(PromptLookupCandidateGenerator(**sizes, max_length=60), V)
 
 
 DRAFTERS = {
@@ -324,7 +325,8 @@ def assisted(model, tokens=2, schedule="constant", threshold=.4, **changed):
     model.generation_config.update(num_assistant_tokens=tokens, num_assistant_tokens_schedule=schedule,
                                    assistant_confidence_threshold=threshold)
     usual = dict(do_sample=True, top_k=0, temperature=1., top_p=1., max_length=60, min_length=0)
-    generator = AssistedCandidateGenerator(torch.tensor([[0]]), model, GenerationConfig(**usual | changed), {})
+    config = GenerationConfig(**usual | changed)
+    generator = AssistedCandidateGenerator(torch.tensor([[0]]), model, config, {})
     return GeneratorDrafter(generator, 3)
 
 

@@ -4,8 +4,8 @@ from fractions import Fraction as F
 from functools import partial
 from itertools import permutations, product
 
-import numpy as np, pytest, torch
-from helpers import proves, refuses
+import pytest, torch
+from helpers import proves
 from specref.gpu.bench import device as m
 from specref.gpu import verify
 from specref.gpu.bench.decoding import random_pair
@@ -13,8 +13,9 @@ from specref.gpu.verify import Logits, Probs, verify_trees, verify_chains
 
 CPU = torch.device("cpu")
 pytest.importorskip("triton", reason="the count of rows stands beside the kernels, which need triton")
-def small(device, temperature): return random_pair(device, temperature, layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=4,
-             num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
+def small(device, temperature):
+    return random_pair(device, temperature, layers=4, hidden_size=32, intermediate_size=64,
+                       num_attention_heads=4, num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
 
 
 # The floor
@@ -22,7 +23,7 @@ def small(device, temperature): return random_pair(device, temperature, layers=4
 @pytest.mark.parametrize("seed", range(2))
 @proves("thm-whole-rows")
 def test_every_entry_of_a_visited_row_decides(seed):
-    "On one tape: an entry raised without bound makes its token the next one, an entry at -inf never gives it; rows that were not visited change nothing"
+    "On one tape: an entry raised without bound gives its token, one at -inf never; unvisited rows do nothing"
     case, = m.make_cases(m.TREE_SHAPES["16 nodes"], 5, 2, 1, .7, CPU, logits=True, seed=seed)
     batch, rows, *rest = case
     rows = rows.x.float()
@@ -33,7 +34,8 @@ def test_every_entry_of_a_visited_row_decides(seed):
             visited.add(u)
             for v in range(5):
                 for z in (1e6, -torch.inf):
-                    x = rows.clone(); x[u, v] = z
+                    x = rows.clone()
+                    x[u, v] = z
                     assert (ask(x).tokens[b, k].item() == v) == (z > 0)
     x = rows.clone()
     x[[u for u in range(batch.n) if u not in visited]] = torch.randn(batch.n - len(visited), 5)
@@ -42,7 +44,7 @@ def test_every_entry_of_a_visited_row_decides(seed):
 @pytest.mark.parametrize("V", [2, 3, 4, 5])
 @proves("prop-half-a-row")
 def test_half_a_row(V):
-    "Whatever order a program looks in, over points it reads the same number of entries on average: until it has met the point, or all but one"
+    "In whatever order, over points a program reads the same number of entries on average"
     def reads(order, point):
         seen = 0
         while seen < V - 1:
@@ -72,7 +74,7 @@ def test_bytes_are_the_rows_that_are_read(tree, regime):
     assert m.bytes_read(given, verify_trees)[0] == total / 3 and total > 0
 
 def test_logits_cost_every_visited_row():
-    "With logits, in bfloat16: a row of p for each token emitted; when all is kept, a row of q for each token kept"
+    "With logits, in bfloat16: a row of p for each emitted token, one of q for each accepted one"
     given = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
     size, tokens = m.bytes_read(given, verify_trees)
     assert tokens == 6 and size == 4 * (6 + 5) * 40 * 2 and given[0].p.x.dtype == torch.bfloat16
@@ -82,28 +84,29 @@ def test_logits_cost_every_visited_row():
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_the_cases_are_what_they_are_called(logits):
-    "Struck out, nothing is kept; equal rows keep the eldest down to a leaf; in between, something; the door lets them in, and sets differ"
+    "Rejected at the root, all accepted down to a leaf, or in between; the sets differ"
     tokens = {}
     for regime, agree in m.AGREEMENT.items():
         given = m.make_cases(m.TREE_SHAPES["16 nodes"], 60, 16, 3, agree, CPU, logits)
         outs = [verify_trees(*c) for c in given]
         tokens[regime] = [x for out in outs for x in out.length.tolist()]
         assert len({tuple(c.batch.token.tolist()) for c in given}) == 3
-    assert set(tokens["reject at root"]) == {1} and set(tokens["accept all"]) == {5} and len(set(tokens["typical"])) > 2
+    assert set(tokens["reject at root"]) == {1} and set(tokens["accept all"]) == {5}
+    assert len(set(tokens["typical"])) > 2
 
 def test_the_trees_are_those_of_the_issue():
     "A chain of five, sixteen nodes four deep, sixty-four nodes eight deep"
-    deep = lambda parent, i: 0 if i < 0 else deep(parent, parent[i]) + 1
-    assert [(len(t), max(deep(t, i) for i in range(len(t))) - 1) for t in (m.TREE_SHAPES[k] for k in ("chain 5", "16 nodes", "64 nodes"))] == [(6, 5), (16, 4), (64, 8)]
+    def deep(parent, i): return 0 if i < 0 else deep(parent, parent[i]) + 1
+    trees = [m.TREE_SHAPES[k] for k in ("chain 5", "16 nodes", "64 nodes")]
+    assert [(len(t), max(deep(t, i) for i in range(len(t))) - 1) for t in trees] == [(6, 5), (16, 4), (64, 8)]
 
 def test_drafted_tokens_have_the_law_of_their_rows():
     "The first two siblings of many copies: the exponential race is a draw without replacement"
-    from specref.certify.certificates import g_test
     torch.manual_seed(0)
     given = m.make_cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
     token, q = given.batch.token.view(-1, 3), given.q.double()
-    first = torch.zeros(4, dtype=torch.float64).index_add(0, token[:, 1].long(), torch.ones(20_000, dtype=torch.float64))
-    due = q.mean(0)   # each tree has a row of its own: the mean of the rows, and a test that is a little too mild
+    first = torch.bincount(token[:, 1].long(), minlength=4)
+    due = q.mean(0)   # each tree has its own row: their mean, and a test that is a little mild
     assert (first - 20_000*due).abs().max() < 6 * (20_000*.25)**.5 and (token[:, 1] != token[:, 2]).all()
     second = q.scatter(1, token[:, 1:2].long(), 0.)
     due = (second / second.sum(1, keepdim=True)).mean(0)
@@ -115,30 +118,40 @@ def test_drafted_tokens_have_the_law_of_their_rows():
 def test_parity_sees_a_wrong_judge(rule, logits):
     "The twin agrees with itself; a judge whose coins are all its first one does not; one that fails is named"
     twin = verify_chains if rule == "block" else verify_trees
-    def same_coin(batch, p, q, coins, picks, check): return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
+    def same_coin(batch, p, q, coins, picks, check):
+        return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
     def broken(*args, **kw): raise RuntimeError("no kernel image")
     said = m.tree_parity(dict(kernel=twin, mutant=same_coin, broken=broken), rule, 5, 150, CPU, logits)
-    assert said["differ"]["twin"] == said["differ"]["kernel"] == 0 < said["differ"]["mutant"] and said["differ"]["broken"] == "RuntimeError: no kernel image"
+    differ = said["differ"]
+    assert differ["twin"] == differ["kernel"] == 0 < differ["mutant"]
+    assert differ["broken"] == "RuntimeError: no kernel image"
 
 def test_forests_have_what_is_claimed():
-    "Every kind of child where it should be, lone roots, duplicates among siblings, the extremes among the coins"
+    "Every kind of child where it should be, lone roots, duplicates among siblings, extreme coins"
     from specref.gpu.layout import check_batch
     for rule in m.RULES:
         batch, p, q, coins, picks = m.random_trees(rule, 300, 5)
         check_batch(batch, 5, len(q))
         kids = batch.parent >= 0
         drawn, apart = batch.q_row[kids] >= 0, batch.without_replacement[kids]
-        assert {"points": not drawn.any(), "without replacement": bool(apart.all()), "mixed": 0 < drawn.sum() < len(drawn) and 0 < apart.sum() < len(apart)}.get(rule, bool(drawn.all() and not apart.any()))
-        assert (batch.width == 1) == (rule in ("chain", "block")) and (coins == 0).any() and (coins == 1 - 2.**-53).any() and (torch.diff(batch.root) == 1).any()
-    pair = (batch := m.random_trees("independent", 300, 5)[0]).sibling
+        some = 0 < drawn.sum() < len(drawn) and 0 < apart.sum() < len(apart)
+        claims = {"points": not drawn.any(), "without replacement": apart.all(), "mixed": some}
+        assert claims.get(rule, drawn.all() and not apart.any())
+        assert (batch.width == 1) == (rule in ("chain", "block")) and (torch.diff(batch.root) == 1).any()
+        assert (coins == 0).any() and (coins == 1 - 2.**-53).any()
+    batch = m.random_trees("independent", 300, 5)[0]
+    pair = batch.sibling
     assert (batch.token[pair >= 0] == batch.token[pair[pair >= 0].long()]).any()
 
 def test_the_joint_law_fits_and_a_mutant_does_not(monkeypatch):
-    "200,000 drafts at a false alarm of 1e-9, all trees at once as on a device: the walk fits; one coin for both siblings does not"
+    "200,000 drafts at a false alarm of 1e-9, all trees at once: the walk fits; one shared coin does not"
     monkeypatch.setattr(verify, "free_to_ask", lambda mask: False)
-    def shared(batch, p, q, coins, picks, check): return verify_trees(batch, p, q, coins.view(-1, 5)[:, :1].expand(-1, 5).flatten(), picks, check=check)
+    def shared(batch, p, q, coins, picks, check):
+        coins = coins.view(-1, 5)[:, :1].expand(-1, 5).flatten()
+        return verify_trees(batch, p, q, coins, picks, check=check)
     said = m.joint_law(dict(kernel=verify_trees, mutant=shared), 200_000, CPU, chunk=70_000)
-    assert said["kernel"]["fits"] and said["kernel"]["draws"] == 200_000 and said["kernel"]["sees"] < .02 and not said["mutant"]["fits"]
+    right = said["kernel"]
+    assert right["fits"] and right["draws"] == 200_000 and right["sees"] < .02 and not said["mutant"]["fits"]
 
 
 # The clocks and the parts
@@ -146,9 +159,12 @@ def test_the_joint_law_fits_and_a_mutant_does_not(monkeypatch):
 def test_times_are_positive_and_a_failing_judge_is_named():
     "All judges on the same inputs; the row holds what the table needs"
     def broken(*args, **kw): raise ValueError("p: got none")
-    row = m.verify_times({"kernel": verify_trees, "broken": broken}, "chain 5", 40, 2, "typical", CPU, least=4, repeats=1)
-    assert row["us"]["kernel"] > 0 and row["us"]["broken"] == "ValueError: p: got none" and row["bytes"] > 0 and 1 <= row["tokens"] <= 6 and row["sets"] >= 1
-    first = m.verify_times({"kernel": verify_trees, "first": partial(m.softmax_first, verify_trees)}, "chain 5", 40, 2, "typical", CPU, logits=True, least=4, repeats=1)
+    asked = "chain 5", 40, 2, "typical", CPU
+    row = m.verify_times({"kernel": verify_trees, "broken": broken}, *asked, least=4, repeats=1)
+    assert row["us"]["kernel"] > 0 and row["us"]["broken"] == "ValueError: p: got none"
+    assert row["bytes"] > 0 and 1 <= row["tokens"] <= 6 and row["sets"] >= 1
+    contestants = {"kernel": verify_trees, "first": partial(m.softmax_first, verify_trees)}
+    first = m.verify_times(contestants, *asked, logits=True, least=4, repeats=1)
     assert all(x > 0 for x in first["us"].values())
 
 def test_softmax_first_is_the_same_walk():
@@ -158,7 +174,8 @@ def test_softmax_first_is_the_same_walk():
 
 def test_the_number_of_inputs_fits_the_memory():
     "On a CPU four, fewer where a gigabyte does not hold them, never none"
-    assert m.batches_beyond_cache(m.TREE_SHAPES["chain 5"], 1000, 1, CPU) == 4 and m.batches_beyond_cache(m.TREE_SHAPES["64 nodes"], 151_936, 8, CPU) == 2 and m.batches_beyond_cache(m.TREE_SHAPES["64 nodes"], 151_936, 256, CPU) == 1
+    sizes = ("chain 5", 1000, 1), ("64 nodes", 151_936, 8), ("64 nodes", 151_936, 256)
+    assert [m.batches_beyond_cache(m.TREE_SHAPES[tree], V, B, CPU) for tree, V, B in sizes] == [4, 2, 1]
 
 class Fake:
     "A device whose calls take 2 ms each, in a queue"
@@ -173,7 +190,7 @@ class Fake:
 
 @pytest.mark.parametrize("clock", [m.on_graph, m.on_queue])
 def test_the_clocks_of_a_device(clock, monkeypatch):
-    "On a device of which all is known: two milliseconds a call, the sleep and the recording not counted, every call in the graph"
+    "On a fake device: two milliseconds a call, sleep and recording not counted, every call in the graph"
     Fake.now, graphs = 0., []
     monkeypatch.setattr(torch.cuda, "Event", Fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graphs.append(Fake()) or graphs[-1])
@@ -194,25 +211,28 @@ def test_flashinfer_is_asked_for_the_same_rows(monkeypatch):
     "Shapes and order of what its kernel is given"
     from types import SimpleNamespace
     seen = []
-    monkeypatch.setattr(m, "import_module", lambda name: SimpleNamespace(chain_speculative_sampling=lambda *args: seen.extend(args)))
+    fake = SimpleNamespace(chain_speculative_sampling=lambda *args: seen.extend(args))
+    monkeypatch.setattr(m, "import_module", lambda name: fake)
     c, = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 3, 1, .7, CPU)
     m.flashinfer(*c)
     q, ids, p = seen
-    assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32 and torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
+    assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32
+    assert torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
 
 def test_the_two_attentions_agree():
     "On the same rows, as the compiler would be given them; a compiler that fails loses one figure"
-    row = m.attention_times("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=lambda f: f, clock=None)
+    sizes = dict(heads=4, shared=2, width=16, dtype=torch.float32)
+    row = m.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=lambda f: f, clock=None)
     assert row["apart"] < 1e-5 and all(x > 0 for x in row["us"].values())
     def broken(f):
         def g(*args, **kw): raise RuntimeError("no inductor")
         return g
-    row = m.attention_times("16 nodes", 2, 20, CPU, heads=4, shared=2, width=16, dtype=torch.float32, compiler=broken)
+    row = m.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=broken)
     assert row["us"]["FlexAttention"] == row["apart"] == "RuntimeError: no inductor" and row["us"]["SDPA"] > 0
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_large_trees_are_compared(logits):
-    "The twin agrees with itself; a judge that sees the first tree's rows everywhere, as one does whose addresses wrap, does not"
+    "The twin agrees with itself; a verifier whose addresses wrap to the first tree's rows does not"
     def wraps(batch, p, q, coins, picks, check):
         rows = Logits(p.x[:16].repeat(6, 1)) if logits else p[:16].repeat(6, 1)
         return verify_trees(batch, rows, q, coins, picks, check=check)
@@ -220,85 +240,115 @@ def test_large_trees_are_compared(logits):
     assert ask(verify_trees) == dict(entries=6*16*60, differ=0) and ask(wraps)["differ"] > 0
 
 def test_inputs_are_laid_out_alike():
-    "Every array of every case begins where an allocation begins, so that a kernel specialised for the first fits all"
+    "Every array begins where an allocation begins, so that a kernel specialised for the first fits all"
     for tree, B in ("chain 5", 1), ("64 nodes", 1):
         for c in m.make_cases(m.TREE_SHAPES[tree], 40, B, 3, .7, CPU):
-            for x in (c.batch.token, c.coins, c.picks): assert x.storage_offset() == 0 and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
+            for x in (c.batch.token, c.coins, c.picks):
+                assert x.storage_offset() == 0 and x.is_contiguous()
+                assert x.untyped_storage().nbytes() == x.nbytes
 
 
 # The file and the table
 
-KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01", machine="a machine", load=.1, copy=1e12, launch_us=2.)
+KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01",
+             machine="a machine", load=.1, copy=1e12, launch_us=2.)
 
-def tiny_run(tmp_path, judges=(verify_trees, verify_chains), race=dict(models=dict(shallow=small))):
-    tasks = m.gpu_tasks(CPU, judges, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),), draws=3000, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=())
+def tiny_run(tmp_path, verifiers=(verify_trees, verify_chains), race=dict(models=dict(shallow=small))):
+    tasks = m.gpu_tasks(CPU, verifiers, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),),
+                        draws=3000, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=())
     return m.run_tasks([t for t in tasks if t.part != "compiled"], tmp_path/"gpu.json", 60., KNOWN)
 
 def test_a_run_is_written_whole(tmp_path):
-    "Every part with every setting; the file is what was returned; no row is skipped, and only FlashInfer, which is not here, has failed"
+    "Every part with every setting; the file is what was returned; only FlashInfer, not here, has failed"
     got = tiny_run(tmp_path)
-    assert json.loads((tmp_path/"gpu.json").read_text()) == json.loads(json.dumps(got)) and [f.name for f in tmp_path.iterdir()] == ["gpu.json"]
-    assert {part: len(rows) for part, rows in got["parts"].items()} == dict(parity=12, size=2, law=1, probabilities=6, logits=2, flashinfer=2, engine=2, twin=1)
+    assert json.loads((tmp_path/"gpu.json").read_text()) == json.loads(json.dumps(got))
+    assert [f.name for f in tmp_path.iterdir()] == ["gpu.json"]
+    made = {part: len(rows) for part, rows in got["parts"].items()}
+    assert made == dict(parity=12, size=2, law=1, probabilities=6, logits=2, flashinfer=2, engine=2, twin=1)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(m.gpu_table(got))
-    assert any("judged otherwise: twin 0, kernel 0" in l for l in lines) and any(l.startswith("law, kernel") and l.endswith("fits") for l in lines) and any("ModuleNotFoundError" in l for l in lines)
+    assert any("judged otherwise: twin 0, kernel 0" in l for l in lines)
+    assert any(l.startswith("law, kernel") and l.endswith("fits") for l in lines)
+    assert any("ModuleNotFoundError" in l for l in lines)
     assert max(map(len, lines)) <= 100
 
 def test_the_grid_is_that_of_the_issue():
-    "Sizes of the full run: parity on ten thousand trees for each rule, ten million draws, every vocabulary, batch, tree and regime; the race at both temperatures; parts in the order of their shares of the time"
+    "Sizes of the full run: parity, draws, every vocabulary, batch, tree and regime; parts in order of time"
     tasks = list(m.gpu_tasks(CPU, (verify_trees, verify_chains)))
-    given = lambda part: [t.given for t in tasks if t.part == part]
-    for rule in m.RULES: assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
+    def given(part): return [t.given for t in tasks if t.part == part]
+    for rule in m.RULES:
+        assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
-    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*product((32_000, 128_256, 151_936), (1, 8, 64, 256), ("chain 5", "16 nodes", "64 nodes"), m.AGREEMENT)}
-    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*product(("shallow", "embedded"), (0., 1.), (1, 16))}
+    Vs, trees = (32_000, 128_256, 151_936), ("chain 5", "16 nodes", "64 nodes")
+    grid = product(Vs, (1, 8, 64, 256), trees, m.AGREEMENT)
+    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*grid}
+    races = product(("shallow", "embedded"), (0., 1.), (1, 16))
+    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*races}
     assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
     assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
 
 @pytest.mark.parametrize("part", ["kernel", "race"])
 def test_a_failing_part_loses_no_other(part, tmp_path):
-    "A kernel that does not compile, or a chapter that cannot be imported: its figures are words, all others are numbers, and the table can be printed"
+    "A kernel or a chapter that breaks: its figures are words, the others numbers, and the table is printed"
     def broken(*args, **kw): raise RuntimeError("PassManager::run failed")
-    got = tiny_run(tmp_path, (broken, broken)) if part == "kernel" else tiny_run(tmp_path, race=dict(models={}))
+    wrong = dict(verifiers=(broken, broken)) if part == "kernel" else dict(race=dict(models={}))
+    parts = tiny_run(tmp_path, **wrong)["parts"]
     lines = list(m.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
-    if part == "race": assert got["parts"]["engine"][0]["error"] == "KeyError: 'shallow'" and not any("error" in r for name, rows in got["parts"].items() if name != "engine" for r in rows)
-    else: assert got["parts"]["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in got["parts"]["parity"]} == {0} and got["parts"]["engine"][0]["tokens_per_s"]["generate"] > 0
-    assert any("PassManager" in l or "KeyError" in l for l in lines) and sum("not measured yet" in l for l in lines) >= 1
+    if part == "race":
+        assert parts["engine"][0]["error"] == "KeyError: 'shallow'"
+        assert not any("error" in r for name, rows in parts.items() if name != "engine" for r in rows)
+    else:
+        assert parts["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in parts["parity"]} == {0}
+        assert parts["engine"][0]["tokens_per_s"]["generate"] > 0
+    assert any("PassManager" in l or "KeyError" in l for l in lines)
+    assert any("not measured yet" in l for l in lines)
 
 def test_the_table_copes_with_what_is_missing(tmp_path):
     "Without any one part, without the bounds, with rows that did not come back: lines, and no exception"
     got = tiny_run(tmp_path)
-    for part in got["parts"]: assert list(m.gpu_table(got | dict(parts={k: v for k, v in got["parts"].items() if k != part})))
+    for part in got["parts"]:
+        others = {k: v for k, v in got["parts"].items() if k != part}
+        assert list(m.gpu_table(got | dict(parts=others)))
     bare = {k: v for k, v in got.items() if k not in ("copy", "launch_us", "minutes")}
-    assert any("nan" in l for l in m.gpu_table(bare)) and not any("wanted 60%" in l and "worst" in l for l in m.gpu_table(bare))
+    lines = [*m.gpu_table(bare)]
+    assert any("nan" in l for l in lines) and not any("wanted 60%" in l and "worst" in l for l in lines)
     lost = got | dict(parts={k: [dict(r, error=m.NOT_RETURNED) for r in v] for k, v in got["parts"].items()})
-    assert sum(l.endswith(m.NOT_RETURNED) for l in m.gpu_table(lost)) == len(got["parts"]) and list(m.gpu_table(KNOWN | dict(parts={})))
+    assert sum(l.endswith(m.NOT_RETURNED) for l in m.gpu_table(lost)) == len(got["parts"])
+    assert list(m.gpu_table(KNOWN | dict(parts={})))
 
 def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
     "What fails is in the file in words; what comes too late is named; the others stand"
     def boom(x): raise MemoryError("no more")
-    tasks = [m.Task("a", 1., lambda x: dict(y=x), dict(x=1)), m.Task("a", 1., boom, dict(x=2)), m.Task("b", 0., lambda: {}, {}), m.Task("a", 1., lambda x: dict(y=x), dict(x=3))]
+    def fine(x): return m.Task("a", 1., lambda x: dict(y=x), dict(x=x))
+    tasks = [fine(1), m.Task("a", 1., boom, dict(x=2)), m.Task("b", 0., lambda: {}, {}), fine(3)]
     got = m.run_tasks(tasks, tmp_path/"x.json", 1., {})
-    assert got["parts"] == dict(a=[dict(x=1, y=1), dict(x=2, error="MemoryError: no more"), dict(x=3, y=3)], b=[dict(skipped="no time was left")])
-    assert m.valid_rows(got, "a") == [dict(x=1, y=1), dict(x=3, y=3)] and m.valid_rows(got, "a", x=3) == [dict(x=3, y=3)] and m.valid_rows(got, "c") == []
+    first, last = dict(x=1, y=1), dict(x=3, y=3)
+    a = [first, dict(x=2, error="MemoryError: no more"), last]
+    assert got["parts"] == dict(a=a, b=[dict(skipped="no time was left")])
+    assert m.valid_rows(got, "a") == [first, last] and m.valid_rows(got, "a", x=3) == [last]
+    assert m.valid_rows(got, "c") == []
     assert list(m.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
 def test_a_run_goes_on_behind_a_lost_task(tmp_path):
-    "A row that did not come back stays, its part is left alone, and the others are run; the time that was spent is not given again"
+    "A lost row stays, its part is left alone, the others run; spent time is not given again"
     tasks = [m.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
     was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED)]), began=m.time())
     got = m.run_tasks(tasks, tmp_path/"x.json", 1., was)
-    assert got["parts"] == dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED), dict(x=3, skipped="a task of this part did not come back")], b=[dict(x=2, y=2)])
+    skipped = dict(x=3, skipped="a task of this part did not come back")
+    a = [dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED), skipped]
+    assert got["parts"] == dict(a=a, b=[dict(x=2, y=2)])
     late = m.run_tasks(tasks, tmp_path/"y.json", 1., dict(parts={}, began=m.time() - 61))
     assert {r["skipped"] for rows in late["parts"].values() for r in rows} == {"no time was left"}
 
 def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
-    "Where nothing more can be asked of the device, the row is written and the program is left with an error, so that a fresh one goes on"
+    "Where the device answers no more, the row is written and the program ends with an error"
     def sticky(): raise RuntimeError("an illegal memory access was encountered")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", sticky)
-    with pytest.raises(SystemExit, match="illegal"): m.run_tasks([m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})], tmp_path/"x.json", 1., {})
-    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error="RuntimeError: an illegal memory access was encountered")])
+    tasks = [m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})]
+    with pytest.raises(SystemExit, match="illegal"): m.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    error = "RuntimeError: an illegal memory access was encountered"
+    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error=error)])
 
 CHILD = """
 import sys, os, time, json, pathlib
@@ -312,7 +362,7 @@ for i in range(done, 4):
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_the_keeper(hangs, tmp_path):
-    "A child that dies, then one that hangs, are begun anew behind their task; one that dies before it has written anything is not; nobody outlives the time"
+    "A child that dies or hangs is begun anew behind its task, unless it wrote nothing; none outlives it"
     import sys
     out, then = tmp_path/"x", m.time()
     if not hangs:
@@ -327,27 +377,38 @@ def test_the_keeper(hangs, tmp_path):
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
     def stop(): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): m.run_tasks([m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})], tmp_path/"x.json", 1., {})
-    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[*[dict(y=1)]*2, dict(error=m.NOT_RETURNED)])
+    tasks = [m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})]
+    with pytest.raises(KeyboardInterrupt): m.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    rows = [*[dict(y=1)]*2, dict(error=m.NOT_RETURNED)]
+    assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=rows)
 
 def test_wishes_beside_what_was_reached():
     "Nothing measured, nothing claimed; else the worst and the median, in the units of the wish"
-    assert all(l.endswith("not measured yet") for l in m.wanted_table(dict(parts={}))) and len(list(m.wanted_table(dict(parts={})))) == 8
+    nothing = [*m.wanted_table(dict(parts={}))]
+    assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 8
     row = lambda us, B, **kw: dict(us=us, B=B, bytes=1e8, tree="64 nodes", **kw)
-    got = dict(copy=1e12, parts=dict(probabilities=[row(dict(kernel=125.), 256), row(dict(kernel=200.), 256), row(dict(kernel=9.), 1)], flashinfer=[row({"kernel": 2., "FlashInfer": "ModuleNotFoundError"}, 1)],
-               logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)], engine=[dict(name="shallow", B=1, tokens_per_s=dict(plain=300.), weight_bytes=2e9)]))
+    parts = dict(probabilities=[row(dict(kernel=us), B) for us, B in ((125., 256), (200., 256), (9., 1))],
+                 flashinfer=[row({"kernel": 2., "FlashInfer": "ModuleNotFoundError"}, 1)],
+                 logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)],
+                 engine=[dict(name="shallow", B=1, tokens_per_s=dict(plain=300.), weight_bytes=2e9)])
+    got = dict(copy=1e12, parts=parts)
     said = list(m.wanted_table(got))
-    assert said[0].endswith("50% at worst, median 65%") and said[1].endswith("9.0 us at worst, median 9.0 us") and said[2].endswith("25.0 at worst, median 25.0")
+    assert said[0].endswith("50% at worst, median 65%")
+    assert said[1].endswith("9.0 us at worst, median 9.0 us")
+    assert said[2].endswith("25.0 at worst, median 25.0")
     assert said[3].endswith("not measured yet") and said[4].endswith("60% at worst, median 60%")
 
 def test_the_cpu_run(tmp_path):
-    "Twin and reference give the same tokens, in both precisions; the table states the share of a copy's speed"
-    got = m.run_tasks([*m.cpu_tasks(V=50, B=3, laps=2, Bs=(1,), size=1 << 16)], tmp_path/"twin.json", 9., dict(KNOWN))
+    "Twin and reference give the same tokens, in both precisions; the table has the share of a copy"
+    tasks = [*m.cpu_tasks(V=50, B=3, laps=2, Bs=(1,), size=1 << 16)]
+    got = m.run_tasks(tasks, tmp_path/"twin.json", 9., dict(KNOWN))
     torch.set_num_threads(1)
     assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, twin=8, size=2)
-    assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for part in ("twin", "size") for r in got["parts"][part])
+    rows = got["parts"]["twin"] + got["parts"]["size"]
+    assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for r in rows)
     lines = list(m.cpu_table(got))
-    assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped" and "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
+    assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped"
+    assert "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
     got["parts"]["twin"][0]["same"] = False
     assert list(m.cpu_table(got))[3].endswith("DIFFERENT")
 
@@ -356,32 +417,41 @@ def test_without_triton_the_times_stand(monkeypatch):
     monkeypatch.setattr(m, "bytes_read", lambda *a: __import__("no_triton_here"))
     row = m.against_reference("chain 8", 30, 2, "float64", 1, 1)
     assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
-    got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[dict(row, tree="chain 8", kind="float64", threads=1)]))
+    twin = dict(row, tree="chain 8", kind="float64", threads=1)
+    got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
     assert "nan% of a copy" in list(m.cpu_table(got))[3] and "1 failures" in list(m.cpu_table(got))[4]
 
 @pytest.mark.parametrize("module", ["transformers"])
 def test_the_walk_is_measured_without(module):
     "The module is imported where transformers is not there; only the race asks for it"
     import subprocess, sys
-    said = subprocess.run([sys.executable, "-c", f"import sys; sys.modules['{module}'] = None\nfrom specref.gpu.bench import device as m\nprint(m.or_reason(lambda: m.imported_call('bench.decoding', 'decoding_speed', name='shallow')))"], capture_output=True, text=True, cwd=m.Path(m.__file__).parents[3])
+    program = (f"import sys; sys.modules['{module}'] = None\n"
+               "from specref.gpu.bench import device as m\n"
+               "call = lambda: m.imported_call('bench.decoding', 'decoding_speed', name='shallow')\n"
+               "print(m.or_reason(call))")
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          cwd=m.Path(m.__file__).parents[3])
     assert module in said.stdout and "Error" in said.stdout, said.stderr
 
 def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    "The keeper runs this module with --here in the same directory and interpreter; an old file is gone first; the table is what is printed last"
+    "The keeper runs this module with --here; an old file is gone first; the table is printed last"
     got, asked = dict(KNOWN, parts={}, began=0.), []
     (tmp_path/"gpu.json").write_text("old")
     def kept(command, out, minutes):
         assert not out.exists()
-        asked.extend(command); m.write_json(out, got)
+        asked[:] = command, m.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(m, "fused_kernels", lambda: (verify_trees, verify_chains))
     monkeypatch.setattr(m, "supervise", kept)
     m.run(["--out", str(tmp_path), "--minutes", "3"])
-    assert asked[1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"] and capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
+    assert asked[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"]
+    assert capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
     monkeypatch.setattr(m, "supervise", lambda *a: None)
     with pytest.raises(SystemExit, match="was not written"): m.run(["--out", str(tmp_path/"none")])
 
-@pytest.mark.parametrize("args, what", [(["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"), (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
+@pytest.mark.parametrize("args, what", [
+    (["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"),
+    (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Answered before anything is measured"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -395,7 +465,8 @@ def test_the_command_writes_and_prints_last(tmp_path, monkeypatch, capsys):
     m.run(["--cpu", "--out", str(tmp_path/"new")])
     torch.set_num_threads(1)
     got = json.loads((tmp_path/"new"/"twin.json").read_text())
-    assert capsys.readouterr().out.splitlines() == list(m.cpu_table(got)) and got["machine"] and got["torch"] == torch.__version__
+    assert capsys.readouterr().out.splitlines() == list(m.cpu_table(got))
+    assert got["machine"] and got["torch"] == torch.__version__
 
 def test_the_stored_runs_are_readable():
     "Where a run is stored, its table can be printed and no tokens differ"
@@ -413,4 +484,6 @@ def test_on_a_gpu():
     kernel, _ = m.fused_kernels()
     cuda = torch.device("cuda")
     assert m.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
-    for clock in (m.on_graph, m.on_queue): assert m.verify_times({"kernel": kernel, "twin": verify_trees}, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0
+    both = {"kernel": kernel, "twin": verify_trees}
+    for clock in (m.on_graph, m.on_queue):
+        assert m.verify_times(both, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0

@@ -9,7 +9,7 @@ from house import PLAIN, CellFailed, changes, notebooks
 @pytest.mark.parametrize("path", [nb.path for nb in notebooks()], ids=lambda p: p.stem)
 def test_runs_as_stored(path):
     found = "\n".join(changes(path))
-    assert not found, f"{path.name} gives other outputs than the stored (`make nbs` stores them anew)\n{found}"
+    assert not found, f"{path.name} gives other outputs than stored (`make nbs` stores them anew)\n{found}"
 
 
 def test_run_has_teeth(tmp_path):

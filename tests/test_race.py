@@ -13,7 +13,7 @@ def tokens(seed=1): return torch.randint(600, (4, 64), generator=torch.Generator
 
 
 def test_early_layers_are_a_draft():
-    "The draft shares its weights with the target; an eighth of the bytes at full size, and about a billion parameters"
+    "The draft shares the target's weights: an eighth of the bytes at full size, about a billion parameters"
     target, draft = small(CPU)
     assert draft.model.layers[0] is target.model.layers[0] and len(draft.model.layers) == 2
     assert draft.lm_head.weight is target.lm_head.weight and draft.model.norm is target.model.norm

@@ -79,7 +79,7 @@ def grown(*draws):
 def heaviest(q): return points(sorted(range(len(q)), key=lambda x: -q[x]), len(q), exact=True)
 def mixed(q): return in_sequence(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
 def twice(q): return in_sequence(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
-def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # the third is drawn from the untried
+def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # a third is of the untried
 
 KINDS = {
     "chain": [(iid, 1), (iid, 1)],
@@ -362,11 +362,10 @@ def test_the_bound_holds_for_the_walk(near, monkeypatch):
 def test_a_point_takes_its_own(seed):
     "S_{j+1} = S_j - R_j(x_j), as whole numbers: `left` falls by what the sum of the row falls"
     rng, V, on, one = np.random.default_rng(seed), 7, torch.tensor([True]), slice(0, 1)
-    q, tokens = rng.dirichlet(np.full(V, .5)), rng.integers(0, V, 5)
-    drawn, own = rng.random(5) < .4, floats([rng.dirichlet(np.full(V, .5))]*6)
+    q, tokens, drawn = rng.dirichlet(np.full(V, .5)), rng.integers(0, V, 5), rng.random(5) < .4
     laws = [q if d else points([int(x)], V)(()) for x, d in zip(tokens, drawn)]
     batch, rows = pack([star(laws, tokens.tolist())])
-    s = v.Offers(batch, Probs(own), Probs(rows if len(rows) else floats([q])))
+    s = v.Offers(batch, Probs(floats([rng.dirichlet([.5]*V)]*6)), Probs(rows if len(rows) else floats([q])))
     def left(): return fixed_point(s.residual(one)).sum(1)
     s.enter(on)
     s.left = left()
@@ -525,7 +524,8 @@ WRONG = {
     "tokens tried are taken along": lambda s: s.replace(
         "torch.where(on[:, None], -1, self.tried)", "self.tried"),
     "all equal, also at the next node": lambda s: s.replace("torch.zeros_like(here)", "s.now.flat.clone()"),
-    "the untried are counted on": lambda s: s.replace("torch.where(on, self.V, self.untried)", "self.untried"),
+    "the untried are counted on": lambda s: s.replace(
+        "torch.where(on, self.V, self.untried)", "self.untried"),
     "what is left is counted on": lambda s: s.replace("torch.where(on, ONE, self.left)", "self.left"),
     "the top of another row": lambda s: s.replace(
         "(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
@@ -565,11 +565,11 @@ def stubborn(walk):
     for i in range(60):
         q, other = rng.dirichlet(np.full(V, .8), 2)
         trees.append(crowded(i, q, other))
-        rows.append([.5*q + .5*rng.dirichlet(np.full(V, .8)) for _ in range(7)])
-    coins, picks = [.9 + .1*rng.random(7) for _ in trees], rng.random(60)
+        rows.append([.5*q + .5*rng.dirichlet(np.full(V, .8)) for _ in range(len(trees[-1]))])
+    coins, picks = [.9 + .1*rng.random(len(t)) for t in trees], rng.random(60)
     outputs = [*verified(walk, trees, rows, coins, picks)]
     for b, t in enumerate(trees):
-        assert outputs[b] == answer(reject(rows[b], t, verdict_tape(coins[b], [picks[b]]*7)), t)
+        assert outputs[b] == answer(reject(rows[b], t, verdict_tape(coins[b], [picks[b]]*len(t))), t)
 
 
 def test_the_reference_where_much_is_refused(device_way):

@@ -60,7 +60,7 @@ def power(x):
 # %% ../../nbs/42_verify.ipynb #c466556b
 @dataclass(frozen=True, eq=False)
 class Logits:
-    "Rows of logits, made into laws where they are visited; `temperature` is a number or (B,), and 0 is greedy"
+    "Rows of logits, made into laws where visited; `temperature` is a number or (B,), and 0 is greedy"
     x: torch.Tensor           # (rows, V), float32, bfloat16 ...
     temperature: object = 1.
     none = -torch.inf

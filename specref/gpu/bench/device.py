@@ -207,7 +207,7 @@ def random_trees(rule, B, V, most=12, seed=0):  # -> Batch, p, q, coins, picks
     q, other = (x / x.sum(1, keepdims=True) for x in own)
     near = rng.choice([0., .7, 1.], (n, 1))
     p = near*q + (1 - near) * other
-    # of a child: 0 a point, 1 drawn from the parent's row, 2 from its own, 3 from the parent's without replacement
+    # of a child: 0 a point, 1 from the parent's row, 2 from its own, 3 the parent's without replacement
     kind = np.where(slot > 0, rng.choice(DRAWN_AS.get(rule, [1]), n), 0)
     row = np.select([kind == 0, kind == 2], [-1, np.arange(n)], parent)
     token = np.minimum((q[parent].cumsum(1) <= rng.random((n, 1))).sum(1), V - 1)
