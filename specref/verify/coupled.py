@@ -7,12 +7,12 @@ __all__ = ['PositionKeyedRng', 'by_position', 'coupled', 'chain_position', 'Posi
            'gumbel_max_coupling', 'GumbelMax', 'list_match_prob', 'list_position', 'reused_noise_law']
 
 # %% ../../nbs/15_coupled.ipynb #56229453
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import numpy as np
 from ..core.law import as_law, residual
 from ..core.check import check_at_least, check_same_vocab
 from ..core.rng import Seeded, Streams, numpy_generator
-from ..core.loop import match, Drafter
+from ..core.loop import WrappedDrafter, match
 
 # %% ../../nbs/15_coupled.ipynb #e52b8a02
 @dataclass(frozen=True)
@@ -37,17 +37,9 @@ def chain_position(t, i):
     return t + i - 1
 
 @dataclass(frozen=True)
-class PositionKeyed(Drafter):
+class PositionKeyed(WrappedDrafter):
     "`drafter`, drawing node i after t tokens with the noise of the key `name(t, i)`, its position"
-    drafter: object
     name: object = chain_position
-    @property
-    def models(self): return self.drafter.models
-    @property
-    def depth(self): return self.drafter.depth
-    @property
-    def V(self): return self.drafter.V
-    def learn(self, round): return replace(self, drafter=self.drafter.learn(round))
     def __call__(self, ctx, rng):
         tree = self.drafter(ctx, PositionKeyedRng(rng, lambda i: self.name(len(ctx), i)))
         for i, d in enumerate(tree.depth[1:], 1):
