@@ -113,7 +113,7 @@ ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
     *(("draft", lambda d=d: eagle3.Eagle3(base(), draft=d, reads=(1, 2, 3))) for d in (0, True, 2., 6)),
     ("steps", lambda: eagle3.Eagle3(base(), reads=(1, 2, 3), steps=0)),
         ("fade", lambda: eagle3.Eagle3(base(), reads=(1,), fade=2.)),
-    *(("ids", lambda i=i: eagle3.Eagle3(base(), 3, reads=(1, 2, 3)).speak(torch.tensor(i)))
+    *(("ids", lambda i=i: eagle3.Eagle3(base(), 3, reads=(1, 2, 3)).set_draft_vocab(torch.tensor(i)))
       for i in ([0, 1], [0, 1, 1], [2, 1, 0], [0, 1, 5], [-1, 0, 1])),
     ("n", lambda: eagle3.frequent_tokens([1], 0, 4)), ("n", lambda: eagle3.frequent_tokens([1], 5, 4)),
     ("x", lambda: eagle3.frequent_tokens([1, 4], 2, 4)), ("x", lambda: eagle3.frequent_tokens([-1], 2, 4)),

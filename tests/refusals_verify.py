@@ -150,7 +150,7 @@ ROWS = [
     ("ctx", lambda: text_law(standard_rule, two(), two(), 1, (), 1)),
     ("draft", lambda: text_law(standard_rule, two(), three(), 1, (0,), 1)),
     ("draft", lambda: CombinedModel(two(), three(), ensemble(.5))),
-    ("kept", lambda: AcceptanceRule(None, residual)),
+    ("accepted", lambda: AcceptanceRule(None, residual)),
     ("otherwise", lambda: AcceptanceRule(np.minimum, 1)),
     *(("q", lambda f=f: f(exact(1, 1), exact(1, 1, 1)))
       for f in (standard_rule.law, standard_rule.acceptance, standard_rule.bias, lenient_greedy(1).law)),

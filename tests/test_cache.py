@@ -474,11 +474,11 @@ def test_texts_that_do_not_fit():
     "The greatest text beside a tree is admitted, one token more is not; where values are checked, a pass that would go past the end is stopped"
     net = model("gqa")
     cache = StaticRows(net, 1, 10, check=True)
-    cache.admit(6, 5)
-    refuses("tokens", cache.admit, 7, 5)
+    cache.check_room(6, 5)
+    refuses("tokens", cache.check_room, 7, 5)
     for bad in 0, -1, 2.5, True:
-        refuses("tokens", cache.admit, bad, 5)
-        refuses("nodes", cache.admit, 6, bad)
+        refuses("tokens", cache.check_room, bad, 5)
+        refuses("nodes", cache.check_room, 6, bad)
     rows = torch.zeros(1, 2, 5, 8, dtype=torch.float64)
     cache.lengths[0] = 5
     cache.update(rows, rows, 0)

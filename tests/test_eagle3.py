@@ -146,7 +146,7 @@ def test_missing_tokens_cost_acceptance_only(given):
 def test_drafted_tokens_are_known(ids, seed):
     "Laws are zero outside the draft vocabulary and the softmax of the short logits within"
     target, net, _ = pair(draft=len(ids))
-    net.speak(torch.tensor(ids))
+    net.set_draft_vocab(torch.tensor(ids))
     draft = FeatureDraft(net, target)
     for drafter in (Chain(draft, 3), DynamicTree(UnwarpedModel(draft), 2, 2, 4)):
         assert all(net.t2d[x] for x in drafter((1, 2, 3), Seeded(seed)).token[1:])
@@ -163,13 +163,13 @@ def test_an_offset_is_no_token():
     "On a vocabulary with gaps the wrong network gives weight to tokens that the draft does not know"
     target, net, _ = pair(V=8, draft=3)
     for n, bad in ((net, False), (OffsetAsToken(net.base[0], 3, reads=(1, 2, 3)), True)):
-        n.speak(torch.tensor([2, 5, 7]))
+        n.set_draft_vocab(torch.tensor([2, 5, 7]))
         assert bool(FeatureDraft(n, target)(Tree((1, 2, 3)))[0][~n.t2d.numpy()].any()) is bad
 
 def test_the_maps_in_a_checkpoint(tmp_path):
     "Offsets beyond what half precision counts come back whole"
     base, ids = TargetModel(tiny(6000, d=16)), [3, 2049, 4099, 5999]
-    net = Eagle3(base, 4, reads=(0, 4), steps=2).speak(torch.tensor(ids))
+    net = Eagle3(base, 4, reads=(0, 4), steps=2).set_draft_vocab(torch.tensor(ids))
     save_network(net, base, tmp_path)
     back = load_checkpoint(Eagle3, base, tmp_path)
     assert back.ids.tolist() == ids and torch.equal(back.t2d, net.t2d) and back.reads == (0, 4)

@@ -14,7 +14,7 @@ from specref.core.rng import Seeded
 from specref.core.tree import Tree
 from specref.models.transformer import HFModel
 from specref.train.features import DraftLayer, FeatureDraft, causal_attention, layer_config
-from specref.train.harness import TargetModel
+from specref.train.harness import DraftNetwork, TargetModel
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ def gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=None,
                                       eos_token_id=None)).double()
 
-class Little(nn.Module):
+class Little(DraftNetwork):
     "One matrix on token and feature, one layer; attention reads what the stream carries, or (wide) both"
     layers = 1
     def __init__(self, base, wide=False):

@@ -16,7 +16,7 @@ from specref.core.rng import Seeded
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
 from specref.train.features import FeatureDraft
-from specref.train.checkpoints import (EMBED_NAMES, LAYOUTS, Constant, Field, fill_form, from_folder,
+from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
                                        from_layout, read_form, to_folder, to_layout)
 from specref.core.loop import generate, autoregressive
 from specref.train.medusa import MedusaDraft, Medusa
@@ -51,7 +51,7 @@ def random(make, base, seed=1, **how):
 def on_some_tokens(base, draft, seed=1, **how):
     "An EAGLE-3 on `draft` random tokens"
     ids = torch.randperm(base.V, generator=torch.Generator().manual_seed(seed))[:draft].sort().values
-    return random(Eagle3, base, seed, draft=draft, **how).speak(ids)
+    return random(Eagle3, base, seed, draft=draft, **how).set_draft_vocab(ids)
 
 def example(layout, base, seed=1):
     "A network that the layout can express"
@@ -178,7 +178,7 @@ def published(name):
               "linear": (D, D), "1": (V, D)}
     drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)),
                             generator=g, dtype=torch.float64) for k in PUBLIC[name]
-             if k not in ("d2t", "t2d", EMBED_NAMES)}
+             if k not in ("d2t", "t2d", EMBEDDING_NAME)}
     return drawn | ({"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)}
                     if "d2t" in PUBLIC[name] else {})
 
@@ -320,12 +320,12 @@ def test_copy_of_the_embedding(layout):
     "A copy of the target's embedding may be there, in its own precision, or not; another one is refused"
     base = TargetModel(tiny())
     weights, config = to_layout(example(layout, base), layout)
-    less = {k: w for k, w in weights.items() if k != EMBED_NAMES}
-    for copy in ({}, {EMBED_NAMES: base.embed.weight.detach()},
-                 {EMBED_NAMES: base.embed.weight.detach().half()}):
-        assert EMBED_NAMES not in from_layout(less | copy, config, layout, base).state_dict()
+    less = {k: w for k, w in weights.items() if k != EMBEDDING_NAME}
+    for copy in ({}, {EMBEDDING_NAME: base.embed.weight.detach()},
+                 {EMBEDDING_NAME: base.embed.weight.detach().half()}):
+        assert EMBEDDING_NAME not in from_layout(less | copy, config, layout, base).state_dict()
     with pytest.raises(ValueError, match="embed_tokens.weight that differs from the target's"):
-        from_layout(less | {EMBED_NAMES: base.embed.weight.detach() + 1}, config, layout, base)
+        from_layout(less | {EMBEDDING_NAME: base.embed.weight.detach() + 1}, config, layout, base)
 
 # The two maps
 
@@ -366,7 +366,7 @@ def test_refused_weights(layout):
     "A missing name, an unknown one, another shape: refused by the public name"
     base = TargetModel(tiny())
     weights, config = to_layout(example(layout, base), layout)
-    for k in weights.keys() - {EMBED_NAMES}:
+    for k in weights.keys() - {EMBEDDING_NAME}:
         with pytest.raises(ValueError, match=f"^weights: without {k}$"):
             from_layout({j: w for j, w in weights.items() if j != k}, config, layout, base)
         with pytest.raises(ValueError, match=f"^weights: got {k} of shape"):
@@ -385,7 +385,7 @@ def test_refused_targets(layout):
         refuses("(config|target|weights)", from_layout, weights, config, layout, TargetModel(other))
     for other in (tiny(heads=2), tiny(V=25)):
         refuses("(config|weights)", from_layout, weights, strange, layout, TargetModel(other))
-    if EMBED_NAMES not in weights: from_layout(weights, strange, layout, TargetModel(tiny(seed=9)))
+    if EMBEDDING_NAME not in weights: from_layout(weights, strange, layout, TargetModel(tiny(seed=9)))
 
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
         "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True),

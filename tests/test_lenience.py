@@ -118,7 +118,7 @@ def test_a_surplus_costs_what_it_is_worth(pq, data):
     p, q = pq
     more = np.array(data.draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
     rule = AcceptanceRule(lambda p, q: np.minimum(p, q) + more * (q - np.minimum(p, q)), residual)
-    law, k = rule.law(p, q), rule.kept(p, q)
+    law, k = rule.law(p, q), rule.accepted(p, q)
     assert rule.bias(p, q) == k.sum() - overlap(p, q)
     assert (np.minimum(law, q) == k).all()
     assert (np.maximum(law - q, 0) == (1 - k.sum()) * residual(p, q)).all()
@@ -231,7 +231,7 @@ def test_gates(rule, pq):
     "What is emitted is in G, the acceptance is q(G), the bias against greedy decoding q(G) - q(argmax): fair"
     p, q = pq
     uniform = exact(*[1] * len(p))
-    good, top, law = rule.kept(p, uniform) > 0, np.argmax(p), rule.law(p, q)
+    good, top, law = rule.accepted(p, uniform) > 0, np.argmax(p), rule.law(p, q)
     assert good[top] and (law[~good] == 0).all() and rule.acceptance(p, q) == q[good].sum()
     assert tv(law, greedy(p)) == q[good].sum() - q[top] == rule.acceptance(p, q) - overlap(greedy(p), q)
 
@@ -255,7 +255,7 @@ def test_strict_greedy(pair, gamma, how):
 def test_greedy_lenience_reads_at_least(p, l):
     "p(x) >= l max p below l = 1; at l = 1 the lowest of the likeliest; a smaller l keeps a larger set"
     q = exact(*[1] * 5)
-    keeps = lambda l: {int(x) for x in np.flatnonzero(lenient_greedy(l).kept(p, q) > 0)}
+    keeps = lambda l: {int(x) for x in np.flatnonzero(lenient_greedy(l).accepted(p, q) > 0)}
     assert keeps(l) == {x for x in range(5) if p[x] >= l * max(p)}
     assert keeps(1) == {int(np.argmax(p))} and keeps(1) <= keeps(l) <= keeps(l / 2)
 
@@ -266,7 +266,7 @@ def test_greedy_lenience_reads_at_least(p, l):
 def test_top_beta(p, beta, tau):
     "Both conditions, by sorting and by logarithms; β = V and τ = ∞ accept everything; monotone in both"
     q = exact(*[1] * 5)
-    keeps = lambda *a: {int(x) for x in np.flatnonzero(top_beta(*a).kept(p, q) > 0)}
+    keeps = lambda *a: {int(x) for x in np.flatnonzero(top_beta(*a).accepted(p, q) > 0)}
     order = sorted(range(5), key=lambda x: (-p[x], x))
     gap = lambda x: log(float(max(p))) - log(float(p[x])) if p[x] else inf
     assume(all(abs(gap(x) - tau) > 1e-9 or gap(x) == 0 for x in range(5)))
@@ -330,7 +330,7 @@ def test_rollback_in_nats(p, rb):
     "Kept: what costs at most α_RB nats, and the argmax"
     cost = lambda x: -log(float(p[x])) if p[x] else inf
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
-    kept = np.flatnonzero(bild_rollback(rb).kept(p, exact(1, 1, 1, 1)) > 0)
+    kept = np.flatnonzero(bild_rollback(rb).accepted(p, exact(1, 1, 1, 1)) > 0)
     assert {*map(int, kept)} == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
 
 

@@ -170,7 +170,7 @@ def test_head_accuracy_counts_ranks():
 @faithful("Medusa")
 def test_the_threshold_falls_with_the_entropy():
     "1 of the 4 tokens of (.97, .01, .01, .01), all 50 of a uniform law"
-    many = lambda p: int((typical(.09, .3).kept(p, exact(*[1] * len(p))) > 0).sum())
+    many = lambda p: int((typical(.09, .3).accepted(p, exact(*[1] * len(p))) > 0).sum())
     assert many(exact(97, 1, 1, 1)) == 1 and many(exact(*[1] * 50)) == 50
 
 @proves("prop-typical")
@@ -182,7 +182,7 @@ def test_typical_is_greedy_where_the_target_is(both, seed):
     drafter = MedusaTree(rows, ((0,), (1,), (0, 0), (0, 1), (1, 0)), exact=True)
     assert loop_law(target, drafter, accept_longest(typical()), (0, 1), 4) == target_law(target, (0, 1), 4)
     p = both[0].law((0, 1))
-    assert typical().kept(p, p)[int(np.argmax(p))] > 0
+    assert typical().accepted(p, p)[int(np.argmax(p))] > 0
 
 def test_the_longest_path_wins_and_of_equals_the_likeliest():
     "Against an enumeration of all paths"
@@ -194,7 +194,7 @@ def test_the_longest_path_wins_and_of_equals_the_likeliest():
                       Seeded(0), 1)
         p = target(tree)
         chance = lambda a: p[tree.parent[a]][tree.token[a]]
-        good = lambda i: all(rule.kept(p[tree.parent[a]], tree.law[a])[tree.token[a]] > 0
+        good = lambda i: all(rule.accepted(p[tree.parent[a]], tree.law[a])[tree.token[a]] > 0
                              for a in tree.ancestors(i))
         score = lambda i: (tree.depth[i], sum(log(chance(a)) for a in tree.ancestors(i)))
         found = accept_longest(rule)(p, tree, Seeded(0)).node
@@ -247,7 +247,7 @@ def test_at_first_only_the_heads_pull():
     "With the adapter at zero, KL and its gradient are zero, the heads' loss has one"
     b = tiny(6, V=7)
     batch, net = random_batch(b), trained(b, 2, Medusa2, rank=2)
-    up, kl_of = list(net.adapter.up), lambda: net.kept(net.adapter.states(batch.x), batch)
+    up, kl_of = list(net.adapter.up), lambda: net.base_loss(net.adapter.states(batch.x), batch)
     kl = kl_of()
     assert abs(kl) < 1e-12 and all(g.abs().max() < 1e-12 for g in torch.autograd.grad(kl, up))
     pull = torch.autograd.grad(medusa_loss(net(net.adapter.states(batch.x)), batch.x), up)

@@ -17,8 +17,8 @@ from specref.models.embedded import sample_texts
 from specref.models.transformer import HFModel, RowAnswer
 from specref.train import harness
 from specref.train.features import NetworkDraft
-from specref.train.harness import (StateDataset, TargetModel, batch_at, evaluate, load_checkpoint,
-                                   no_progress, save_network, state_dataset, train_network)
+from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, batch_at, evaluate,
+                                   load_checkpoint, no_progress, save_network, state_dataset, train_network)
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def tiny(V=8, seed=0, d=16, **kw):
         vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, initializer_range=.4, bos_token_id=None, eos_token_id=None, **kw))
 
-class Lines(torch.nn.Module):
+class Lines(DraftNetwork):
     "A matrix on f_t for each depth"
     layers = 0
     def __init__(self, base, heads=2):

@@ -118,7 +118,7 @@ class Case:
     "A network, its draft model, which tokens and states entry j at place t may and must read, and its loss"
     make: Callable    # base -> network
     model: type
-    depth: int        # of what it is asked here
+    depth: int        # of what it is with_answers here
     tokens: Callable  # (t, j) -> places
     states: Callable  # t -> places
     loss: Callable    # (network, batch, off) -> scalar
@@ -126,7 +126,7 @@ class Case:
 def eagle3(base, **switches):
     ids = torch.tensor([x for x in range(base.V) if x % 4 != 1])
     reads = (1, 2, 3) if base.layers > 2 else (0, 1, 1)
-    return Eagle3(base, len(ids), reads=reads, **switches).speak(ids)
+    return Eagle3(base, len(ids), reads=reads, **switches).set_draft_vocab(ids)
 
 CASES = {"medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, token_terms(.8, .64, .512)),
     "medusa2": Case(lambda b: Medusa2(b, 3, rank=2), MedusaDraft, 3, nothing, last, joint_terms),
@@ -232,10 +232,10 @@ def script(depth):
 
 class Unmarked(RowTrie):
     "Wrong: takes a drafted row, whose feature was a guess, for a true one"
-    def turn(self, tree, asked=True):
+    def turn(self, tree, with_answers=True):
         same = Tree(tree.ctx)
         for u, x in zip(tree.parent[1:], tree.token[1:]): same.add(u, x % V)
-        return super().turn(same, asked)
+        return super().turn(same, with_answers)
 
 class LateState(MedusaDraft):
     "Wrong: reads the state of x_{t+1}, which the target has not made"
@@ -492,7 +492,7 @@ def test_greedy_text_is_plain_text(system):
     "At temperature 0, on a random target, past the first token, before which there is no state"
     name, make = TRAINED[system][0], trained_system(system)
     draft = drafting(name, temperature=0)
-    out = make(draft, temperature=0)(draft.target, (3,), 16, Seeded(0))
+    out = make(draft, temperature=0, depth=draft.net.depth)(draft.target, (3,), 16, Seeded(0))
     assert out == autoregressive(HFModel(draft.target.model, 0, check=False), (3,), 16, Seeded(0))
 
 P, Q = CANON
@@ -602,7 +602,7 @@ def test_what_is_shipped():
         assert all(made[k] == one["recipe"][k] for k in ("steps", "texts", "length", "seed"))
         assert all(card[k] for k in ("specref", "python", "torch", "transformers"))
         # rounded to half precision since
-        assert card["tokens"] == pytest.approx(max(m for _, m in card["told"]), abs=.02)
+        assert card["tokens"] == pytest.approx(max(m for _, m in card["evaluations"]), abs=.02)
 
 @cache
 def written(changed):

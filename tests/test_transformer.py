@@ -160,10 +160,10 @@ def test_the_cache_looks_exactly(seed):
         memory = memory[:n] + [memory[r] for r in old]
         start = len(memory)
         toy_rows(memory, trie.edge, trie.depth, sees(trie, start), start)
-        trie.said.update((r, True) for r in range(max(start, len(tree.ctx) - 1), len(trie.edge)))
+        trie.answers.update((r, True) for r in range(max(start, len(tree.ctx) - 1), len(trie.edge)))
         assert [x for _, x in trie.edge[:len(tree.ctx)]] == list(tree.ctx)
         assert trie.row == {e: r for r, e in enumerate(trie.edge)}
-        for i, r in enumerate(rows): assert memory[r] == toy_pass(tree.text(i)) and r in trie.said
+        for i, r in enumerate(rows): assert memory[r] == toy_pass(tree.text(i)) and r in trie.answers
 
 
 # ---- real networks

@@ -82,7 +82,7 @@ class StaticRows(Cache):
         raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, wanted `commit`, which takes what stays")
     def reset(self): self.lengths.zero_()
 
-    def admit(self, tokens, nodes):
+    def check_room(self, tokens, nodes):
         "Refuse texts that would grow to `tokens` tokens beside trees of `nodes` nodes, the root included"
         check_at_least(1, tokens=tokens, nodes=nodes)
         most = self.size + 1 - nodes
@@ -96,7 +96,7 @@ class StaticRows(Cache):
         table, n = self.rows[layer_idx], min(keys.shape[2], self.size)
         for name, new in dict(keys=keys, values=values).items():
             check_tensor_of(name, new, table[0, :, :, :n].shape, (table.dtype,), table.device)
-        if self.check: self.admit(int(self.lengths.max()) + 1, n)
+        if self.check: self.check_room(int(self.lengths.max()) + 1, n)
         at = (self.lengths[:, None] + self.places[:n])[:, None, :, None].expand_as(keys)
         table[0].scatter_(2, at, keys)
         table[1].scatter_(2, at, values)

@@ -161,10 +161,10 @@ class TorchEnumerator(TorchFunctionMode):
     "Inside, a `multinomial` is a pick of `rng`, and a `rand_like(t)` is coins to be compared with t"
     def __init__(self, rng):
         super().__init__()
-        self.rng, self.asked = rng, 0
+        self.rng, self.draws = rng, 0
     def at(self):
-        self.asked += 1
-        return self.asked
+        self.draws += 1
+        return self.draws
     def pick(self, row): return self.rng.pick(normalize(row.double().cpu().numpy()), at=self.at())
     def __torch_function__(self, f, types, args=(), kwargs=None):
         name, kwargs = getattr(f, "__name__", ""), kwargs or {}

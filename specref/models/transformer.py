@@ -27,22 +27,22 @@ def common_prefix_len(a, b):  # -> length
 # %% ../../nbs/07_transformer.ipynb #33fd69ce
 class RowTrie:
     "Row r holds x below row u when `edge[r] == (u, x)`; the rows of `text`, the last context, come first"
-    def __init__(self): self.text, self.edge, self.row, self.depth, self.said = (), [], {}, [], {}
+    def __init__(self): self.text, self.edge, self.row, self.depth, self.answers = (), [], {}, [], {}
 
-    def turn(self, tree, asked=True):  # -> n, the old rows that follow the first n, the row of each node
+    def turn(self, tree, with_answers=True):  # -> n, the old rows behind the first n, the row of each node
         "Become the trie of `tree`: shared rows stay, new rows get the last numbers (Theorem cache-looks)"
         n = common_prefix_len(self.text, tree.ctx[:-1])
         k = len(tree.ctx) - n
         nodes = zip(tree.parent[1:], tree.token[1:])
         want = [*enumerate(tree.ctx[n:]), *((k + u, x) for u, x in nodes)]
-        found = self.find(n, want, k if asked else len(want) + 1)
+        found = self.find(n, want, k if with_answers else len(want) + 1)
         reused = dict.fromkeys(r for r in found if r is not None)
         moved = {r: n + i for i, r in enumerate(reused)}   # old row -> new row
         now, held, fed = [n - 1], {}, {}
         for (u, x), r in zip(want, found):
             rows, row = (fed, n + len(moved) + len(fed)) if r is None else (held, moved[r])
             now.append(rows.setdefault((now[u], x), row))
-        self.said = {moved[r]: self.said[r] for r in moved if r in self.said}
+        self.answers = {moved[r]: self.answers[r] for r in moved if r in self.answers}
         self.settle(tree.ctx, n, {**held, **fed})
         return n, list(moved), now[k:]
 
@@ -51,7 +51,7 @@ class RowTrie:
         was = [n - 1]
         for j, (u, x) in enumerate(want, 1):
             r = self.row.get((was[u], x))
-            was.append(r if j < k or r in self.said else None)
+            was.append(r if j < k or r in self.answers else None)
         return was[1:]
 
     def settle(self, text, n, tail):
@@ -164,11 +164,11 @@ class CachedModel(Target):
         self.trie, self.memory = RowTrie(), RowCache()
 
     @torch.inference_mode()
-    def feed(self, tree, asked=True):  # -> the row of each node
+    def feed(self, tree, with_answers=True):  # -> the row of each node
         "A row for every node of `tree`: one masked pass over those that are missing (Theorem masked-pass)"
         if not tree.ctx: raise ValueError("ctx: got an empty context, wanted at least one token")
         try:
-            n, old, rows = self.trie.turn(tree, asked)
+            n, old, rows = self.trie.turn(tree, with_answers)
             self.memory.gather(n, old)
             for end in (*range(self.memory.n + self.chunk, len(tree.ctx), self.chunk), len(self.trie.edge)):
                 if self.memory.n < end: self.forward(end)
@@ -182,13 +182,14 @@ class CachedModel(Target):
         start, trie = self.memory.n, self.trie
         first = max(start, min(len(trie.text), end) - 1)
         x, at = [x for _, x in trie.edge[start:end]], trie.depth[start:end]
-        self.admit(x, max(at) + 1)
+        self.check_request(x, max(at) + 1)
         out = self.model(
             input_ids=self.tensor([x]), position_ids=self.tensor([at]), attention_mask=self.mask(start, end),
             use_cache=True, past_key_values=self.memory, logits_to_keep=end - first,
             output_hidden_states=bool(self.keep))
         for k in self.keep: self.memory.put(k, out.hidden_states[k])
-        trie.said.update((first + i, RowAnswer(z)) for i, z in enumerate(out.logits[0, first - end:]))
+        new = enumerate(out.logits[0, first - end:], first)
+        trie.answers.update((r, RowAnswer(z)) for r, z in new)
         self.memory.n = end
         self.count(start, end - start)
 
@@ -199,7 +200,7 @@ class CachedModel(Target):
         lowest = torch.finfo(hide.dtype).min
         return hide.masked_fill_(torch.from_numpy(~see), lowest).to(self.table.weight.device)
 
-    def admit(self, tokens, length):
+    def check_request(self, tokens, length):
         V = self.table.num_embeddings
         unknown = [x for x in tokens if not 0 <= x < V]
         if unknown: raise ValueError(f"token: got {unknown[0]}, wanted 0 <= token < {V}")
@@ -224,7 +225,7 @@ class CachedModel(Target):
         stored = set(layers) <= set(self.keep)
         reader = self if stored else CachedModel(self.model, layers, self.chunk)
         reader.meter = self.meter
-        reader.feed(Tree(ctx), asked=False)
+        reader.feed(Tree(ctx), with_answers=False)
         return {k: reader.memory.buffer[k][0, :len(ctx)].clone() for k in layers}
 
 # %% ../../nbs/07_transformer.ipynb #0672e847
@@ -254,7 +255,7 @@ class HFModel(CachedModel):
         answers = self.answers(tree)
         law = lambda i: self.read(answers[i], tree, i)
         return Rows(law, len(answers), self.V, lambda i: raw_weights(answers[i].logits))
-    def answers(self, tree): return [self.trie.said[r] for r in self.feed(tree)]
+    def answers(self, tree): return [self.trie.answers[r] for r in self.feed(tree)]
     def law(self, text): return self(Tree(text))[0]
     def logits(self, tree):  # -> (n, V)
         "The raw logits after every node, before any warp"

@@ -16,11 +16,12 @@ from .features import DraftLayer, causal_attention, layer_config, to_float32, un
 from ..draft.shapes import top_tokens
 from ..core.target import Rows, Target
 from ..core.tree import from_choices, points
+from .harness import DraftNetwork
 
 # %% ../../nbs/32_eagle.ipynb #c58955e2
 def add_feature_noise(f, noise): return f + noise * (2*torch.rand_like(f) - 1)   # uniform noise of ± `noise`
 
-class Eagle(nn.Module):
+class Eagle(DraftNetwork):
     "The next token's embedding beside the feature, a linear layer, one decoder layer (Li et al. 2024)"
     def __init__(self, base, noise=.1, inner=None):
         super().__init__()

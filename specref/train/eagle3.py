@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least, check_between
 from .eagle import Eagle, add_feature_noise
 from .features import DraftLayer, layer_config, to_float32, unroll
+from .harness import DraftNetwork
 
 # %% ../../nbs/32a_eagle3.ipynb #ad0fee3d
 def frequent_tokens(x, n, V):  # tokens of any shape -> (n,) ids, ascending
@@ -58,7 +59,7 @@ class Hass(Eagle):
     def loss(self, batch, at): return sum(self.losses(batch, at))
 
 # %% ../../nbs/32a_eagle3.ipynb #4c803ee4
-class Eagle3(nn.Module):
+class Eagle3(DraftNetwork):
     "Three states fused, one wide layer fed with its own output, a head on `draft` tokens (Li et al. 2025)"
     # `fc_norm` and `norm_output` are EAGLE-3.1's, `norm_before_residual` is that of `speculators`
     def __init__(self, base, draft=None, reads=None, steps=4, fade=.8, inner=None, fc_norm=False,
@@ -77,7 +78,7 @@ class Eagle3(nn.Module):
                              fc_norm=fc_norm, norm_output=norm_output,
                              norm_before_residual=norm_before_residual)
         self.make_layers(base, layer_config(base, inner), draft, fc_norm)
-        self.to(base.head.weight.device, base.head.weight.dtype).speak(torch.arange(draft))
+        self.to(base.head.weight.device, base.head.weight.dtype).set_draft_vocab(torch.arange(draft))
 
     def make_layers(self, base, config, draft, fc_norm):
         "The fusion, the wide layer, the head and the two maps, their weights not trained"
@@ -91,7 +92,7 @@ class Eagle3(nn.Module):
         self.register_buffer("t2d", torch.zeros(base.V, dtype=torch.bool))
 
     @torch.no_grad()
-    def speak(self, ids):
+    def set_draft_vocab(self, ids):
         "Set the draft vocabulary, and begin its head with the target's rows"
         if len(ids) != len(self.d2t): raise ValueError(f"ids: got {len(ids)} tokens, wanted {len(self.d2t)}")
         d2t, t2d = vocab_maps(ids, self.base[0].V)

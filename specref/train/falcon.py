@@ -18,9 +18,10 @@ from ..core.tree import Tree, from_choices
 from ..models.transformer import RowAnswer
 from .eagle import add_feature_noise
 from .features import DraftLayer, FeatureDraft, layer_config, to_float32
+from .harness import DraftNetwork
 
 # %% ../../nbs/32b_falcon.ipynb #e7bdc9ba
-class Falcon(nn.Module):
+class Falcon(DraftNetwork):
     "Two LSTM layers and a decoder layer: row t makes the feature of place t + k (Gao et al. 2025)"
     def __init__(self, base, k=2, noise=.1, glance=.4, inner=None):
         super().__init__()
@@ -141,7 +142,7 @@ class BlockDraft(FeatureDraft):
         for i in sorted(whole, key=tree.depth.__getitem__):
             at[i] = inner.add(at[tree.parent[i]], tree.token[i] + self.V)
         rows = self.feed(inner, tree.ctx)
-        return [RowAnswer(self.trie.said[rows[at[first(i)]]][tree.depth[i] % k]) for i in range(len(tree))]
+        return [RowAnswer(self.trie.answers[rows[at[first(i)]]][tree.depth[i] % k]) for i in range(len(tree))]
 
     def pass_end(self, start, text):
         "One pass ends before the first row of a later block"
@@ -164,8 +165,8 @@ class BlockDraft(FeatureDraft):
         made = out.new_zeros(1, end - start, k*out.shape[-1])
         made[0, [r - start for r in ends]] = out.view(len(ends), -1)
         self.memory.put("made", made)
-        for r in new: self.trie.said[r] = ()
-        self.trie.said.update(zip(ends, self.net.logits(out[0]).unflatten(0, (-1, k))))
+        for r in new: self.trie.answers[r] = ()
+        self.trie.answers.update(zip(ends, self.net.logits(out[0]).unflatten(0, (-1, k))))
         self.memory.n = end
         self.count(end - start, len(lanes))
 
@@ -204,10 +205,10 @@ class BlockDraft(FeatureDraft):
             made = [rows[:, range(len(mine)), place]]
         return torch.cat([*true, *made], 1)
 
-    def count(self, rows, asked):
+    def count(self, rows, layer_rows):
         self.meter.calls += 1
         self.meter.tokens += rows
-        self.meter.layer_tokens += (self.net.layers - 1)*rows + asked
+        self.meter.layer_tokens += (self.net.layers - 1)*rows + layer_rows
 
 # %% ../../nbs/32b_falcon.ipynb #895860ad
 def annealed_share(start, at): return start * (1 - at)   # λ, at a share of the lesson

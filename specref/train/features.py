@@ -29,16 +29,16 @@ class NetworkDraft(Target):
         if not {*net.reads} <= {*target.keep}:
             raise ValueError(f"target: got one that keeps the states of layers {target.keep}, "
                              f"wanted {tuple(net.reads)} among them")
-        for base in getattr(net, "base", ()):
+        for base in net.base:
             if base.model is target.model: continue
             check_same_target(base.facts(), TargetModel(target.model).facts())
-        for w in [*getattr(net, "parameters", tuple)()][:1]:
+        for w in [*net.parameters()][:1]:
             check_same_target(dict(dtype=str(w.dtype)), dict(dtype=str(target.table.weight.dtype)))
         self.net, self.target, self.V, self.meter = net.eval(), target, target.V, Meter()
 
     @torch.inference_mode()
     def __call__(self, tree):
-        self.target.admit((*tree.ctx[-1:], *tree.token[1:]), 0)
+        self.target.check_request((*tree.ctx[-1:], *tree.token[1:]), 0)
         if len(tree.ctx) > 1: answers = self.answers(tree)
         else: answers = [RowAnswer(torch.zeros(self.V)) for _ in tree.token]   # each warped by its own text
         return Rows(lambda i: self.target.read(answers[i], tree, i), len(tree), self.V,
@@ -143,7 +143,7 @@ class FeatureDraft(NetworkDraft):
         "Feed what is missing, each row after the one whose feature it reads"
         inner = Tree(tree.ctx[1:])
         for u, x in zip(tree.parent[1:], tree.token[1:]): inner.add(u, self.drafted(x))
-        return [self.trie.said[r] for r in self.feed(inner, tree.ctx)]
+        return [self.trie.answers[r] for r in self.feed(inner, tree.ctx)]
 
     def feed(self, inner, ctx):  # -> the row of each node
         "Turn the trie to the tree `inner`, and feed the rows that it lacks; after an error begin anew"
@@ -171,7 +171,8 @@ class FeatureDraft(NetworkDraft):
         x, at = self.tokens_and_places(start, end)
         out = self.net.step(self.fed(start, end, ctx), x, at, self.attend(start, end))
         self.memory.put("out", out)
-        for i, z in enumerate(self.net.logits(out[0, first-start:])): self.trie.said[first + i] = RowAnswer(z)
+        new = enumerate(self.net.logits(out[0, first-start:]), first)
+        self.trie.answers.update((r, RowAnswer(z)) for r, z in new)
         self.memory.n = end
         self.count(end - start)
 

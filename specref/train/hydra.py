@@ -19,9 +19,10 @@ from ..core.tree import Tree, add_paths
 from ..draft.shapes import top_tokens
 from ..models.transformer import RowAnswer, RowCache, RowTrie
 from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
+from .harness import DraftNetwork
 
 # %% ../../nbs/31a_hydra.ipynb #82a86c8e
-class PathNetwork(nn.Module):
+class PathNetwork(DraftNetwork):
     "A network with a state along a path: `enter` makes it, `step` adds a token, `logits` guesses the next"
     def __init__(self, base, depth, **settings):
         super().__init__()
@@ -132,7 +133,7 @@ class PrefixDraft(PathDraft):
         self.trie, self.memory = RowTrie(), RowCache()
     def begin(self, ctx):
         try:
-            n, old, _ = self.trie.turn(Tree(ctx[:-1]), asked=False)
+            n, old, _ = self.trie.turn(Tree(ctx[:-1]), with_answers=False)
             self.memory.gather(n, old)
             if self.memory.n < len(self.trie.edge): self.read(self.memory.n, len(self.trie.edge), ctx)
         except BaseException:

@@ -23,6 +23,7 @@ from ..core.tree import Tree, add_paths, from_choices
 from ..draft.shapes import top_tokens
 from ..models.transformer import RowAnswer
 from .features import NetworkDraft, to_float32
+from .harness import DraftNetwork
 from ..verify.lossy import AcceptanceRule
 
 # %% ../../nbs/31_medusa.ipynb #89c972ca
@@ -42,7 +43,7 @@ def medusa_loss(guesses, x, decay=.8):  # K of (n, T, V), (n, T) -> scalar
     return sum(decay**k * F.cross_entropy(z[:, :-1-k].flatten(0, 1), x[:, 1+k:].flatten())
                for k, z in enumerate(guesses, 1))
 
-class Medusa(nn.Module):
+class Medusa(DraftNetwork):
     "`heads` heads on the last state of a target that stays as it is (Medusa-1)"
     def __init__(self, base, heads=4):
         super().__init__()
@@ -132,7 +133,7 @@ def accept_longest(rule):  # -> verifier
         reached = {0: (0, 1)}   # node: depth, likelihood
         for i in range(1, len(tree)):
             u, x, q = tree.parent[i], tree.token[i], tree.law[i]
-            accepted = u in reached and q is not None and rule.kept(p[u], q)[x] == q[x]
+            accepted = u in reached and q is not None and rule.accepted(p[u], q)[x] == q[x]
             if accepted: reached[i] = tree.depth[i], reached[u][1] * p[u][x]
         end = max(reached, key=reached.get)
         return Verdict(end, rng.pick(rule.otherwise(p[end], 0 * p[end]), at=end))
@@ -159,8 +160,8 @@ class Adapter(nn.Module):
                 for n, a, b in zip(self.names, self.down, self.up)}
     def states(self, x):  # (n, T) -> (n, T, d)
         "The last state of the changed target"
-        asked = dict(input_ids=x, output_hidden_states=True, use_cache=False)
-        return torch.func.functional_call(self.base[0].model, self.weights(), kwargs=asked).hidden_states[-1]
+        inputs = dict(input_ids=x, output_hidden_states=True, use_cache=False)
+        return torch.func.functional_call(self.base[0].model, self.weights(), kwargs=inputs).hidden_states[-1]
     @torch.no_grad()
     def merged(self):
         "A copy of the target with the changed matrices in place"
@@ -176,7 +177,7 @@ class Medusa2(Medusa):
         self.settings = dict(heads=heads, rank=rank, alpha=alpha, warm=warm, weight=weight)
         self.warm, self.weight = warm, weight
         self.adapter = Adapter(base, rank, alpha)
-    def kept(self, f, batch):  # (n, T, d) -> scalar
+    def base_loss(self, f, batch):  # (n, T, d) -> scalar
         "KL of the target as it was to the changed one, the mean over all places (Proposition held-back)"
         logp, logq = (to_float32(self.base[0].head(s)).log_softmax(-1).flatten(0, 1)
                       for s in (batch.states[self.reads[0]], f))
@@ -184,7 +185,7 @@ class Medusa2(Medusa):
     def loss(self, batch, at):
         if at < self.warm: return super().loss(batch, at)
         f = self.adapter.states(batch.x)
-        return self.kept(f, batch) + self.weight * medusa_loss(self(f), batch.x)
+        return self.base_loss(f, batch) + self.weight * medusa_loss(self(f), batch.x)
 
 # %% ../../nbs/31_medusa.ipynb #a3fb497a
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least
 from ..core.tree import Tree
 from ..models.transformer import RowAnswer
-from .harness import set_weights
+from .harness import DraftNetwork, set_weights
 from .features import DraftLayer, FeatureDraft, causal_attention, layer_config, unroll
 
 # %% ../../nbs/31b_mtp.ipynb #d120fb49
@@ -49,7 +49,7 @@ def shifted_loss(logits, x, k):  # (n, T, V), (n, T) -> scalar
     return F.cross_entropy(logits[:, :x.shape[1]-k].flatten(0, 1), x[:, k:].flatten())
 
 # %% ../../nbs/31b_mtp.ipynb #05afbbb1
-class Gloeckle(nn.Module):
+class Gloeckle(DraftNetwork):
     "Heads 2 … n on the state that enters the target's last layer, each a layer that begins as a copy of it"
     def __init__(self, base, n=4):
         super().__init__()
@@ -111,7 +111,7 @@ class SelfDraft(FeatureDraft):
         z = self.states((*ctx[1:], ctx[0]))[self.net.reads[0]][None, start:end]
         rows = [head(z, row_positions(z, start), self.attend(start, end, k))
                 for k, head in enumerate(self.net.heads)]
-        self.trie.said[end-1] = [self.net.logits(h[0, -1]) for h in rows]
+        self.trie.answers[end-1] = [self.net.logits(h[0, -1]) for h in rows]
         self.memory.n = end
         self.count(end - start)
 
@@ -130,7 +130,7 @@ class MTPModule(DecoderLayer):
         return super().forward(self.proj(both), at, attend)
     def logits(self, h): return self.base[0].head(self.norm(h))
 
-class DeepSeek(nn.Module):
+class DeepSeek(DraftNetwork):
     "`D` modules in a causal chain, module k on the states of module k - 1 (DeepSeek-V3)"
     def __init__(self, base, D=1):
         super().__init__()
@@ -162,7 +162,7 @@ class ModuleChainDraft(FeatureDraft):
                 h = module(self.above(k, start, end, ctx), x, at, self.attend(start, end, k))
                 self.memory.put(("h", k), h)
         for r in range(max(start, len(ctx) - 2), end):
-            self.trie.said[r] = RowAnswer(self.row_logits(r, depth[r-start]))
+            self.trie.answers[r] = RowAnswer(self.row_logits(r, depth[r-start]))
         self.memory.n = end
         self.count(end - start, max(len(self.net.chain) - min(depth), 0))
     def above(self, k, start, end, ctx):  # -> (1, end - start, d)

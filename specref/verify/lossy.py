@@ -23,29 +23,29 @@ from ..core.check import check_between
 # %% ../../nbs/15a_lenience.ipynb #1303a2b1
 @dataclass(frozen=True)
 class AcceptanceRule:
-    "Verifies a chain: `kept(p, q)` of `q` is accepted, else `otherwise(p, q)` is drawn (Theorem one-step)"
-    kept: object        # (V,), (V,) -> (V,), nowhere above q
+    "Verify a chain: accept `accepted(p, q)` of `q`, else draw from `otherwise(p, q)` (Theorem one-step)"
+    accepted: object    # (V,), (V,) -> (V,), nowhere above q
     otherwise: object   # (V,), (V,) -> (V,), a law; after the last draft token it is called with q = 0
     def __post_init__(self):
-        for name, f in dict(kept=self.kept, otherwise=self.otherwise).items():
+        for name, f in dict(accepted=self.accepted, otherwise=self.otherwise).items():
             if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function of p and q")
     def __call__(self, p, tree, rng):
         nodes = chain_nodes(tree)
         for i, c in zip(nodes, nodes[1:]):
             x, q = tree.token[c], tree.law[c]
             check_same_vocab(p[i], q)
-            if not rng.coin(self.kept(p[i], q)[x], of=q[x], at=c):
+            if not rng.coin(self.accepted(p[i], q)[x], of=q[x], at=c):
                 return Verdict(i, rng.pick(self.otherwise(p[i], q), at=i))
         end = nodes[-1]
         return Verdict(end, rng.pick(self.otherwise(p[end], 0 * p[end]), at=end))
     def acceptance(self, p, q):  # (V,), (V,) -> probability
         "The acceptance probability of the first draft token"
         check_same_vocab(p, q)
-        return self.kept(p, q).sum()
+        return self.accepted(p, q).sum()
     def law(self, p, q):  # (V,), (V,) -> (V,)
         "The exact law of one step"
         check_same_vocab(p, q)
-        k = self.kept(p, q)
+        k = self.accepted(p, q)
         return k + (1 - k.sum()) * self.otherwise(p, q)
     def bias(self, p, q):
         "The distance of one step from `p`, in total variation"
@@ -81,7 +81,7 @@ def text_law(rule, target, draft, gamma, ctx, n):  # -> {text: probability}
         after = defaultdict(int)
         for (out, j), w in now.items():
             p, q = (model(Tree(ctx + out))[0] for model in (target, draft))
-            k, r = (f(p, q * (j < gamma)) for f in (rule.kept, rule.otherwise))
+            k, r = (f(p, q * (j < gamma)) for f in (rule.accepted, rule.otherwise))
             for x in range(target.V):
                 after[out + (x,), j + 1] += w * k[x]
                 after[out + (x,), 0] += w * (1 - k.sum()) * r[x]
