@@ -30,11 +30,11 @@ def target_contract(model, tree, same=lambda a, b: tuple(a) == tuple(b)):
 class Sealed:
     "The rng of one side: it answers only while `open`"
     def __init__(self, rng): self.rng, self.open = rng, True
-    def ask(self, how, *args, **kw):
+    def draw(self, how, *args, **kw):
         assert self.open, "noise of the other side"
         return getattr(self.rng, how)(*args, **kw)
-    def pick(self, *args, **kw): return self.ask("pick", *args, **kw)
-    def coin(self, *args, **kw): return self.ask("coin", *args, **kw)
+    def pick(self, *args, **kw): return self.draw("pick", *args, **kw)
+    def coin(self, *args, **kw): return self.draw("coin", *args, **kw)
 
 
 class Watched:
@@ -47,13 +47,13 @@ class Watched:
     def same(self): return all(tuple(self.p[i]) == row for i, row in self.seen.items())
 
 
-def judged(target, drafter, verify, ctx, rng):
+def one_round(target, drafter, verify, ctx, rng):
     "The tokens of one round, with everything that a verdict may not do asserted on the way"
     sides = Streams(Sealed(rng), Sealed(rng))
     tree = drafter(ctx, sides.draft)
     sides.draft.open, key, p = False, tree.key(), Watched(target(tree))
     verdict = verify(p, tree, sides.verify)
-    assert tree.key() == key and p.same(), "the judge changed what it was given"
+    assert tree.key() == key and p.same(), "the verifier changed its arguments"
     assert all(tree.law[i] is not None for i in tree.ancestors(verdict.node)), "a probe was accepted"
     assert 0 <= verdict.token < target.V
     return verdict.tokens(tree)
@@ -69,5 +69,5 @@ def continued(some, target, ctx, n):
 
 def verifier_contract(target, drafter, verify, ctx, n):
     "One round and its continuation by the target have the law of the target, for any draft with honest edges"
-    some = law_of(lambda rng: clip(judged(target, drafter, verify, ctx, rng), n, ()))
+    some = law_of(lambda rng: clip(one_round(target, drafter, verify, ctx, rng), n, ()))
     assert continued(some, target, ctx, n) == target_law(target, ctx, n)

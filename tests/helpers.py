@@ -143,7 +143,7 @@ class Recorder(Uniforms):
         return Streams(*(Recorder(rng, self.table, (*self.address, i, name)) for rng, name in sides))
     def uniform(self, kind, at, key):
         where = (*self.address, kind, at) if key is None else ("key", key)
-        assert key is not None or where not in self.table, f"asked twice at {where}"
+        assert key is not None or where not in self.table, f"two draws at {where}"
         return self.table.setdefault(where, self.rng.uniform(kind, at, key))
 
 

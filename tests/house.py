@@ -56,7 +56,7 @@ def parse(source):
 
 def text(x): return ''.join(x) if isinstance(x, list) else x
 
-def said(cell):
+def shown_output(cell):
     "What a cell puts out that must repeat: standard output, text of every kind, and that a picture is there"
     for o in cell['outputs']:
         if o['output_type'] == 'stream' and o['name'] == 'stdout': yield text(o['text'])
@@ -136,7 +136,7 @@ def changes(path):
     "How a fresh run differs from the stored outputs, as a diff per cell"
     for old, new in zip(Notebook(Path(path)).cells, run(path).cells, strict=True):
         if new.cell_type == 'code' and not measured(new):
-            yield from diff(f'stored {new.id}', f'run {new.id}', ''.join(said(old)), ''.join(said(new)))
+            yield from diff(f'stored {new.id}', f'run {new.id}', ''.join(shown_output(old)), ''.join(shown_output(new)))
 
 # -- Exporting -------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ def disagreements(here, there, keep=lambda text: text):
 def unmarked(text): return '\n'.join(l for l in text.splitlines() if not l.startswith('# %%'))
 
 def compat(root=ROOT):
-    "Whether this Python's nbdev 2, told `settings.ini` alone, exports the sources in the package"
+    "Whether this Python's nbdev 2 exports, given `settings.ini` alone, the sources in the package"
     with tempfile.TemporaryDirectory() as d:
         lib = export(root/'nbs', root/'settings.ini', Path(d), 'nbdev_export')
         exact = list(disagreements(root/'specref', lib))
@@ -269,9 +269,10 @@ def ambiguous(root=ROOT):
 
 def heavy(root=ROOT):
     "Chapters a newcomer meets before any framework (00 to 06, 10 to 19) that need more than numpy"
+    numpy_only = light(root)
     for nb in notebooks(root):
         first = nb.order[0] < 7 or 10 <= nb.order[0] < 20
-        if nb.module and first and f'specref.{nb.module}' not in light(root):
+        if nb.module and first and f'specref.{nb.module}' not in numpy_only:
             yield f'{nb.path.stem} needs more than numpy'
 
 def wide(root=ROOT):
@@ -317,7 +318,7 @@ def untidy(root=ROOT):
 
 def untidy_outputs(c):
     "What is wrong with the stored outputs of one code cell"
-    out = ''.join(said(c))
+    out = ''.join(shown_output(c))
     if any(o['output_type'] == 'error' for o in c['outputs']): yield 'a stored error'
     if any(o.get('name') == 'stderr' for o in c['outputs']): yield 'standard error is stored'
     if shows(c) and not c['outputs']: yield 'shows something, and no output is stored'

@@ -73,10 +73,10 @@ def test_one_key_is_one_uniform(ls):
 @settings(max_examples=25)
 @given(pairs(st.integers(2, 3)), laws(2))
 def test_keys_are_independent_of_each_other_and_of_plain_noise(pq, plain):
-    "Two keys asked in turn, with a plain pick between: the product of three laws"
+    "Two keys used in turn, with a plain pick between: the product of three laws"
     p, q = pq
-    asked = (p, 1), (q, 2), (plain, None), (q, 1), (p, 2)
-    got = law_of(lambda rng: tuple(rng.pick(law, key=key) for law, key in asked))
+    draws = (p, 1), (q, 2), (plain, None), (q, 1), (p, 2)
+    got = law_of(lambda rng: tuple(rng.pick(law, key=key) for law, key in draws))
     want = Counter()
     for (a, d), u in cut(p, q).items():
         for (b, e), v in cut(q, p).items():

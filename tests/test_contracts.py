@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from contracts import drafter_contract, judged, verifier_contract
+from contracts import drafter_contract, one_round, verifier_contract
 from helpers import CANON, Plan, constant, killer, models, plans, proves
 from specref.core.rng import law_of
 from specref.core.loop import Verdict, match
@@ -81,7 +81,7 @@ class Counting:
         return tree
 
 
-def one(drafter, verify): return law_of(lambda rng: judged(constant(*CANON[0]), drafter, verify, (0,), rng))
+def one(drafter, verify): return law_of(lambda rng: one_round(constant(*CANON[0]), drafter, verify, (0,), rng))
 def one_step(drafter): verifier_contract(constant(*CANON[0]), drafter, reject, (0,), 1)
 def whole(verify): verifier_contract(killer()[0], Chain(killer()[1], 2), verify, (0,), 3)
 

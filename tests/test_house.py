@@ -39,7 +39,7 @@ def wheel(tmp_path_factory):
     return next(out.glob('*.whl')), site
 
 def test_wheel_is_complete(wheel):
-    "Every module and all package data are inside, and numpy alone is asked for"
+    "Every module and all package data are inside, and numpy alone is required"
     with zipfile.ZipFile(wheel[0]) as z:
         names = set(z.namelist())
         meta = z.read(next(n for n in names if n.endswith('/METADATA'))).decode()

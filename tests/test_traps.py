@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from contracts import continued, drafter_contract, judged, verifier_contract
+from contracts import continued, drafter_contract, one_round, verifier_contract
 from helpers import CANON, Plan, constant, killer, laws, models, pairs, plans, proves
 from specref.certify import mutants
 from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT
@@ -139,7 +139,7 @@ def test_a_look_at_the_token_itself_is_too_much():
     def K(tokens): return 1 + (tokens[1] != 2) if tokens[0] != 2 else 0
     for p, q in (killer(), (killer()[0],)*2):
         draft = cut(Chain(q, 2), K)
-        some = law_of(lambda rng: clip(judged(p, draft, reject, (0,), rng), 2, ()))
+        some = law_of(lambda rng: clip(one_round(p, draft, reject, (0,), rng), 2, ()))
         assert tv_outcomes(continued(some, p, (0,), 2), target_law(p, (0,), 2)) > 0
         with pytest.raises(AssertionError, match="stated"): drafter_contract(draft, (0,))
 
