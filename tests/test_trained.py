@@ -118,7 +118,7 @@ class Case:
     "A network, its draft model, which tokens and states entry j at place t may and must read, and its loss"
     make: Callable    # base -> network
     model: type
-    depth: int        # of what it is with_answers here
+    depth: int        # of the trees it is tested on
     tokens: Callable  # (t, j) -> places
     states: Callable  # t -> places
     loss: Callable    # (network, batch, off) -> scalar
