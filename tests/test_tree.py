@@ -176,5 +176,5 @@ def test_status_and_picture(case):
     svg, count = ElementTree.fromstring(draw_tree(tree, Verdict(end, 0), show)), Counter(letters[1:])
     shown, title = Counter(svg.itertext()), svg.get("aria-label")
     assert [shown[k] for k in "ARY"] == [count["A"], count["R"], 1] and svg.find("{*}title").text == title
-    assert [title.count(w) for w in ("accepted", "rejected", "not looked at")] == [count[k] for k in "AR-"]
+    assert [title.count(w) for w in ("accepted", "rejected", "not reached")] == [count[k] for k in "AR-"]
     assert len(svg.findall("{*}g")) == len(tree) + 1 and title.endswith("then " + show(0))
