@@ -136,7 +136,8 @@ def changes(path):
     "How a fresh run differs from the stored outputs, as a diff per cell"
     for old, new in zip(Notebook(Path(path)).cells, run(path).cells, strict=True):
         if new.cell_type == 'code' and not measured(new):
-            yield from diff(f'stored {new.id}', f'run {new.id}', ''.join(shown_output(old)), ''.join(shown_output(new)))
+            before, after = (''.join(shown_output(cell)) for cell in (old, new))
+            yield from diff(f'stored {new.id}', f'run {new.id}', before, after)
 
 # -- Exporting -------------------------------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class Counting:
         return tree
 
 
-def one(drafter, verify): return law_of(lambda rng: one_round(constant(*CANON[0]), drafter, verify, (0,), rng))
+def one(drafter, verify):
+    return law_of(lambda rng: one_round(constant(*CANON[0]), drafter, verify, (0,), rng))
 def one_step(drafter): verifier_contract(constant(*CANON[0]), drafter, reject, (0,), 1)
 def whole(verify): verifier_contract(killer()[0], Chain(killer()[1], 2), verify, (0,), 3)
 
