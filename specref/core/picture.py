@@ -32,7 +32,7 @@ def draw_edge(a, b, status):  # -> svg
 def draw_node(at, status, label):  # -> svg
     "A node at the point `at`, its shape by its status, its label beside or inside"
     letter, label, colour = status if status in "ARY" else "", escape(label), STATUS_COLOUR[status]
-    beside = f'<text x="17" y="-10" fill="#222">{label}</text>' if letter else ""
+    beside = f'<text x="17" y="-10" fill="currentColor">{label}</text>' if letter else ""
     inside = f'<text text-anchor="middle" y="4" font-weight="bold" fill="{colour}">{letter or label}</text>'
     shape = STATUS_SHAPE[status].format(c=colour)
     return f'<g transform="translate({at[0]:g} {at[1]:g})">{shape}{inside}{beside}</g>'
@@ -127,7 +127,8 @@ def box_ends(a, b, wide, high):  # -> two points
     "Where an arrow from the box at corner `a` to that at `b` begins and ends"
     (x, y), (u, v) = a, b
     if y == v:   # side by side
-        return ((x + wide, y + high/2), (u, v + high/2)) if x < u else ((x, y + high/2), (u + wide, v + high/2))
+        ends = (x + wide, u) if x < u else (x, u + wide)
+        return tuple((end, y + high/2) for end in ends)
     return ((x + wide/2, y), (u + wide/2, v + high)) if v < y else ((x + wide/2, y + high), (u + wide/2, v))
 
 def draw_arrow(start, end, text=""):  # -> svg
@@ -135,7 +136,8 @@ def draw_arrow(start, end, text=""):  # -> svg
     (x, y), (u, v) = start, end
     length = max(((u - x)**2 + (v - y)**2)**.5, 1e-9)
     dx, dy = (u - x) / length, (v - y) / length
-    head = f"M{u:g} {v:g}L{u - 8*dx - 4*dy:.1f} {v - 8*dy + 4*dx:.1f}L{u - 8*dx + 4*dy:.1f} {v - 8*dy - 4*dx:.1f}Z"
+    left, right = ((u - 8*dx - s*4*dy, v - 8*dy + s*4*dx) for s in (1, -1))
+    head = f"M{u:g} {v:g}L{left[0]:.1f} {left[1]:.1f}L{right[0]:.1f} {right[1]:.1f}Z"
     words = f'<text x="{(x + u)/2 + 5:g}" y="{(y + v)/2 - 4:g}" fill="currentColor">{escape(text)}</text>'
     line = f'<path d="M{x:g} {y:g}L{u:g} {v:g}" stroke="#777777" fill="none"/>'
     return f'{line}<path d="{head}" fill="#777777"/>{words if text else ""}'
