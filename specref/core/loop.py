@@ -52,7 +52,7 @@ def rounds(target, drafter, verify, ctx, rng):
 # %% ../../nbs/04_loop.ipynb #47912587
 @runtime_checkable
 class Drafter(Protocol):
-    "What drafts: a subclass says how, and overrides the defaults that do not fit it"
+    "A drafter: a subclass defines the call, and overrides the defaults that do not fit it"
     models = ()   # the models that it calls, in the order in which the ledger names them
     depth = 0     # of its deepest node
     V = None      # the size of the vocabulary that it drafts from; None fits every target
@@ -71,11 +71,11 @@ class FunctionDrafter(Drafter):
     draft: object
     def __call__(self, ctx, rng): return self.draft(ctx, rng)
 
-def as_drafter(drafter):  # -> Drafter
-    "A drafter as it is, a function as a drafter"
+def as_drafter(drafter, name="drafter"):  # -> Drafter
+    "A drafter unchanged, a function wrapped as one; an error calls it `name`"
     if isinstance(drafter, Drafter): return drafter
     if isroutine(drafter) or isinstance(drafter, partial): return FunctionDrafter(drafter)
-    raise ValueError(f"drafter: got {drafter!r}, wanted a function or a subclass of Drafter")
+    raise ValueError(f"{name}: got {drafter!r}, wanted a function or a subclass of Drafter")
 
 # %% ../../nbs/04_loop.ipynb #29530866
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class WrappedDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Bounded(WrappedDrafter):
-    "`drafter`, and no draft once a context and a draft of its depth would exceed `most` tokens"
+    "`drafter`, and an empty draft where context and draft would exceed `most` tokens"
     most: float
     def __call__(self, ctx, rng):
         fits = len(ctx) + self.depth <= self.most
@@ -118,7 +118,7 @@ class Timed:
 
 # %% ../../nbs/04_loop.ipynb #6e311784
 def match(p, tree, rng):
-    "Sample the target, and follow the tree while it holds the sampled token (Theorem match)"
+    "Sample from the target, and follow the tree while it contains the sampled token (Theorem match)"
     node = 0
     while True:
         token = rng.pick(p[node], at=node)
@@ -201,7 +201,7 @@ def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple 
     return check_call(target, drafter, ctx, n), drafter
 
 class ProgressBar:
-    "A progress bar of tokens when wanted, else nothing"
+    "A progress bar of tokens if `wanted`"
     def __init__(self, n, wanted):
         self.bar = None
         if wanted:
@@ -212,7 +212,7 @@ class ProgressBar:
 
 # %% ../../nbs/04_loop.ipynb #97a41af3
 class RoundCounts(NamedTuple):
-    "What one round did: draft tokens, the depth of the draft, accepted and emitted tokens, seconds by part"
+    "Counts of one round: draft tokens, depth of the draft, accepted and emitted tokens, seconds by part"
     drafted: int
     depth: int
     accepted: int
@@ -300,7 +300,7 @@ def trace(text, show=str):
 
 # %% ../../nbs/04_loop.ipynb #7d8f6de7
 def loop_law(target, drafter, verify, ctx, n, stop=()):
-    "Exact law of `generate` for `n` tokens, equal states merged between rounds (Theorem merging)"
+    "Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging)"
     drafter = bounded(target, drafter)
     ctx = check_call(target, drafter, ctx, n)
     def step(state, rng):
