@@ -38,7 +38,7 @@
   const words = ["the", "cat", "sat"], three = [0, 1, 2];
   function laws(figure) {
     const weights = (k, start) => words.map((w, i) => [`${k}${i}`, `${k}: ${w}`, 0, 9, 1, start[i], k]);
-    build(figure, "Two laws on three words, made of whole-number weights that you can move: the target p in blue, the draft q in amber; outlined in red, what remains of p", "480 200", [...weights("p", [4, 2, 2]), ...weights("q", [1, 4, 3])], (at, moved) => {
+    build(figure, "Two distributions on three words, made of whole-number weights that you can move: the target p in blue, the draft q in amber; outlined in red, the residual of p", "480 200", [...weights("p", [3, 3, 2]), ...weights("q", [1, 1, 6])], (at, moved) => {
       for (const k of [0, 3]) if (!sum(at.slice(k, k + 3))) at[moved] = 1;       // some weight must stay
       const a = at.slice(0, 3), b = at.slice(3), A = sum(a), B = sum(b), all = A * B;
       const share = three.map(i => Math.min(a[i] * B, b[i] * A)), more = three.map(i => Math.max(a[i] * B - b[i] * A, 0));
@@ -48,7 +48,7 @@
         bar(i, 0, a[i] / A, "p"), bar(i, 1, b[i] / B, "q"), bar(i, 0, more[i] / all, "rest", share[i] / all),
         label(64 + 150 * i, y(a[i] / A) - 6, fraction(a[i], A)), label(106 + 150 * i, y(b[i] / B) - 6, fraction(b[i], B)), label(85 + 150 * i, 185, words[i])]);
       return { at, shapes: [svg("line", { x1: 20, x2: 460, y1: 165, y2: 165, class: "axis" }), ...shapes],
-        says: { beta: ["shared: β =", fraction(β, all)], rest: ["remains: 1 − β =", fraction(left, all)], residual: [left ? "the residual r =" : "nothing remains, r = p =", r.join(", ")] } };
+        says: { beta: ["overlap: β =", fraction(β, all)], rest: ["residual mass: 1 − β =", fraction(left, all)], residual: [left ? "the residual r =" : "no residual, r = p =", r.join(", ")] } };
     });
   }
 
