@@ -48,7 +48,7 @@ def look_up(table, **given):
     return table[name]
 
 def check_same_vocab(p, q):
-    "Two laws must be on one vocabulary"
+    "Two distributions must be on one vocabulary"
     if len(p) != len(q): raise ValueError(f"q: got {len(q)} weights, wanted {len(p)} as in p")
 
 # %% ../../nbs/64_check.ipynb #0b175642

@@ -7,7 +7,7 @@ __all__ = ['STATUS_COLOUR', 'STATUS_WORD', 'STATUS_SHAPE', 'KIND_STYLE', 'draw_e
            'draw_tree', 'svg', 'draw_box', 'draw_timeline', 'draw_diagram', 'box_ends', 'draw_arrow']
 
 # %% ../../nbs/02a_picture.ipynb #2cceb3b1
-from html import escape
+from html import escape, unescape
 from .tree import node_status
 
 # %% ../../nbs/02a_picture.ipynb #174dfb86
@@ -51,8 +51,9 @@ def tree_rows(tree):  # -> {node: row}
 
 # %% ../../nbs/02a_picture.ipynb #993ab12c
 class Picture(str):
-    "An SVG drawing that Jupyter shows"
+    "An SVG drawing that Jupyter shows; as text it is its title"
     def _repr_svg_(self): return str(self)
+    def __repr__(self): return f"Picture: {unescape(self.split('<title>')[1].split('</title>')[0])}"
 
 def draw_tree(tree, verdict=None, show=str):  # -> Picture
     "An SVG of `tree`, with the status of each node under `verdict`; `show` turns a token id into text"
