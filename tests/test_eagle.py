@@ -49,8 +49,8 @@ def test_what_is_trained_and_what_is_shared():
     base = TargetModel(raw_model("target"))
     net, x = Eagle(base), torch.tensor([prompts("code", 1)[0]])
     assert net.fc.weight.shape == (base.d, 2*base.d) and net.fc.bias.shape == (base.d,)
-    attention, mlp = [f"self_attn.{k}_proj" for k in "qkvo"], [f"mlp.{k}_proj"
-                                                               for k in ("gate", "up", "down")]
+    attention = [f"self_attn.{k}_proj" for k in "qkvo"]
+    mlp = [f"mlp.{k}_proj" for k in ("gate", "up", "down")]
     own = {f"layer.{k}.weight" for k in (*attention, *mlp, "post_attention_layernorm")}
     assert set(net.state_dict()) == own | {"fc.weight", "fc.bias"}
     assert isinstance(net.layer.input_layernorm, nn.Identity)
@@ -82,9 +82,9 @@ def test_the_product_is_blind_on_the_source():
 def test_what_is_blurred():
     "The features that are read, by uniform noise within ±.1, not those that are learnt"
     net, _, batch = small()
-    seen, f, missed = [], batch.states[net.reads[0]], net.missed
+    seen, f, missed = [], batch.states[net.reads[0]], net.feature_loss
     net.step = lambda f, x, at, attend: seen.append(f) or f
-    net.missed = lambda out, true: seen.append(true) or missed(out, true)
+    net.feature_loss = lambda out, true: seen.append(true) or missed(out, true)
     for at in (0., .99): net.loss(batch, at)
     off = seen[0] - f[:, :-1]
     assert len(seen) == 4 and torch.equal(seen[1], f[:, 1:]) and not torch.equal(seen[0], seen[2])
@@ -99,10 +99,10 @@ def test_both_terms_want_the_same(seed):
     true = torch.randn(1, 4, net.base[0].d, dtype=torch.float64,
                        generator=torch.Generator().manual_seed(seed))
     out, p = true.clone().requires_grad_(), net.logits(true).softmax(-1)
-    loss = net.missed(out, true)
+    loss = net.feature_loss(out, true)
     loss.backward()
     assert torch.allclose(loss, -.1*(p*p.log()).sum(-1).mean(), atol=1e-12) and out.grad.abs().max() < 1e-12
-    assert net.missed(true + torch.randn_like(true)*.3, true) > loss
+    assert net.feature_loss(true + torch.randn_like(true)*.3, true) > loss
 
 @proves("prop-told")
 def test_the_mean_feature_by_hand():
@@ -127,9 +127,8 @@ def test_tables_of_fractions(pair, parent):
     """The draws of this chapter on tables: honest edges, and one round and its continuation have the
     target's law exactly"""
     p, q = pair
-    likeliest, grown = StaticTree(UnwarpedModel(q), parent, likeliest_points), DynamicTree(UnwarpedModel(q),
-                                                                                           2, 2, 3,
-                                                                                           exact=True)
+    likeliest = StaticTree(UnwarpedModel(q), parent, likeliest_points)
+    grown = DynamicTree(UnwarpedModel(q), 2, 2, 3, exact=True)
     for drafter in (StaticTree(q, parent), likeliest, grown):
         drafter_contract(drafter, (0,))
         verifier_contract(p, drafter, reject, (0,), 2)
@@ -236,8 +235,8 @@ def test_the_grown_tree_is_accepted_longer():
     beyond two standard errors"""
     gap = []
     for text in (t for domain in DOMAINS for t in prompts(domain, 5, seed=5)):
-        planned, grown = lambda d: StaticTree(d, EAGLE_TREE, likeliest_points), lambda d: DynamicTree(d, 4,
-                                                                                                      8, 25)
+        planned = lambda d: StaticTree(d, EAGLE_TREE, likeliest_points)
+        grown = lambda d: DynamicTree(d, 4, 8, 25)
         count = []
         for drafter in (planned, grown):
             draft = shipped(0)
@@ -254,8 +253,8 @@ def test_confidence_is_acceptance():
     base, x = net.base[0], torch.tensor([p for d in DOMAINS for p in prompts(d, 12, length=96, seed=9)])
     with torch.inference_mode():
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
-        q, p = net.guesses(StateDataset(x, {24: h}), 1)[0][:,
-                                                           :-1].softmax(-1), base.head(h[:, 1:-1]).softmax(-1)
+        q = net.guesses(StateDataset(x, {24: h}), 1)[0][:, :-1].softmax(-1)
+        p = base.head(h[:, 1:-1]).softmax(-1)
     stated, y = q.max(-1)
     accepted = p.gather(-1, y[..., None])[..., 0]
     bins = [(stated >= a) & (stated < b) for a, b in ((0, .2), (.2, .4), (.4, .6), (.6, .8), (.8, 1.01))]

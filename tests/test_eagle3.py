@@ -36,9 +36,8 @@ def tiny(V=32, d=32):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=4, num_attention_heads=4,
-                                        num_key_value_heads=2,
-        max_position_embeddings=128, initializer_range=.4, tie_word_embeddings=False, bos_token_id=None,
-                                        eos_token_id=None, pad_token_id=None)).double()
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=.4, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
 
 def pair(V=32, make=Eagle3, **kw):
     "A target that keeps its states, an untrained network on it, and random texts"
@@ -58,8 +57,8 @@ def pair(V=32, make=Eagle3, **kw):
 def test_shapes_and_names():
     "Attention reads 2d, the fusion 3d without a bias, the head has the draft vocabulary"
     base = TargetModel(tiny())
-    net, normed, d = Eagle3(base, 20, reads=(1, 2, 3)), Eagle3(base, 20, reads=(1, 2, 3),
-                                                               fc_norm=True), base.d
+    net, normed = (Eagle3(base, 20, reads=(1, 2, 3), fc_norm=on) for on in (False, True))
+    d = base.d
     q, k, v = (net.midlayer.self_attn.get_submodule(f"{x}_proj").weight.shape for x in "qkv")
     assert q == (d, 2*d) and k == v == (d//2, 2*d)
     assert net.fc.weight.shape == (d, 3*d) and net.fc.bias is None and net.lm_head.weight.shape == (20, d)
@@ -102,8 +101,9 @@ def test_every_layer_is_read(layer):
 
 # The draft vocabulary
 
-vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), st.sets(st.integers(0, V-1),
-                                                                      min_size=1).map(sorted)))
+def some_of(V): return st.sets(st.integers(0, V-1), min_size=1)
+
+vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), some_of(V).map(sorted)))
 
 @faithful("EAGLE-3")
 @settings(max_examples=30)
@@ -125,8 +125,7 @@ def test_the_most_frequent(x, n):
 
 @proves("prop-missing")
 @settings(max_examples=30)
-@given(st.integers(2, 5).flatmap(lambda V: st.tuples(laws(V), laws(V),
-                                                     st.sets(st.integers(0, V-1), min_size=1))))
+@given(st.integers(2, 5).flatmap(lambda V: st.tuples(laws(V), laws(V), some_of(V))))
 def test_missing_tokens_cost_acceptance_only(given):
     "No law on D overlaps p by more than p(D), the renormalised one does"
     p, w, D = given
@@ -151,7 +150,7 @@ def test_drafted_tokens_are_known(ids, seed):
     for drafter in (Chain(draft, 3), DynamicTree(UnwarpedModel(draft), 2, 2, 4)):
         assert all(net.t2d[x] for x in drafter((1, 2, 3), Seeded(seed)).token[1:])
     q = draft(Tree((1, 2, 3)))[0]
-    with torch.inference_mode(): z = net.short(draft.memory.buffer["out"][0, 1]).softmax(-1).numpy()
+    with torch.inference_mode(): z = net.draft_logits(draft.memory.buffer["out"][0, 1]).softmax(-1).numpy()
     assert not q[~net.t2d.numpy()].any() and abs(q.sum() - 1) < 1e-12 and np.allclose(q[ids], z)
     assert torch.equal(net.lm_head.weight, net.base[0].head.weight[ids])
 
@@ -267,7 +266,7 @@ def test_what_is_fed_back_stays_small(on):
         outs = unroll(net, batch, 4)
         assert all(torch.allclose(o.square().mean(-1), torch.ones(2, 8, dtype=double), atol=1e-3) == on
                    for o in outs)
-        assert torch.equal(net.short(outs[0]), net.lm_head(outs[0] if on else net.norm(outs[0])))
+        assert torch.equal(net.draft_logits(outs[0]), net.lm_head(outs[0] if on else net.norm(outs[0])))
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle31"])
 def test_shipped(name):
@@ -280,9 +279,10 @@ def test_shipped(name):
 def written(folder):
     "Short texts, with the states of the embedded target, to train on and to evaluate on"
     base = TargetModel(raw_model("target"))
-    x = [np.array([text for d in DOMAINS for text in prompts(d, n, length=40, seed=seed)], np.uint16) for n,
-         seed in ((48, 5), (16, 6))]
-    return base, *(state_dataset(base, part, (2, 12, 21, 24), folder) for part in x)
+    def states(n, seed):
+        texts = [text for d in DOMAINS for text in prompts(d, n, length=40, seed=seed)]
+        return state_dataset(base, np.array(texts, np.uint16), (2, 12, 21, 24), folder)
+    return base, states(48, 5), states(16, 6)
 
 @faithful("EAGLE-3")
 def test_flat_with_unrolled_training_and_not_without(tmp_path):

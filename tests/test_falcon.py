@@ -65,12 +65,12 @@ def test_what_is_trained_and_what_is_shared():
     assert isinstance(net.layer.input_layernorm, nn.Identity)
     assert net.k == 2 and net.lstm.weight_ih_l0.shape == (4*d, 2*d)
     assert net.lstm.weight_ih_l1.shape == (4*d, d) and net.lstm.dropout == .1
-    halves = (torch.randn(512, d), net.lstm.weight_ih_l0[:, :d]), (base.embed.weight,
-                                                                   net.lstm.weight_ih_l0[:, d:])
-    feature, token = [(h @ w.T).square().mean() for h, w in halves]
+    left, right = net.lstm.weight_ih_l0[:, :d], net.lstm.weight_ih_l0[:, d:]
+    def size(h, w): return (h @ w.T).square().mean()
+    feature, token = size(torch.randn(512, d), left), size(base.embed.weight, right)
     f, x = torch.randn(1, 3, d), torch.tensor([[5, 7, 9]])
     assert .5 < feature / token < 2
-    assert torch.allclose(net.recur(f, x)[0], net.lstm(torch.cat([f, base.embed(x)], -1))[0])
+    assert torch.allclose(net.run_lstm(f, x)[0], net.lstm(torch.cat([f, base.embed(x)], -1))[0])
 
 def test_the_published_forward():
     "nn.LSTM returns a pair that no layer takes"
@@ -101,15 +101,15 @@ def plain(net, target, ctx, path):
 
 def off(draft, tree):
     "How far the laws at every node are from those of plain passes"
-    rows, law = draft(tree), lambda i: plain(draft.net, draft.target, tree.ctx,
-                                             tree.path(i)).softmax(-1).numpy()
+    rows = draft(tree)
+    law = lambda i: plain(draft.net, draft.target, tree.ctx, tree.path(i)).softmax(-1).numpy()
     return max(abs(rows[i] - law(i)).max() for i in range(len(tree)))
 
 nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6)
+visits = st.tuples(nodes, st.integers(0, 6), st.integers(0, 2), st.integers(4, 11))
 
 @proves("thm-in-blocks")
-@given(st.integers(1, 3), st.lists(st.tuples(nodes, st.integers(0, 6), st.integers(0, 2),
-                                             st.integers(4, 11)), min_size=1, max_size=4))
+@given(st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
 @settings(max_examples=15)
 def test_any_history(k, history):
     """Whatever trees were asked about, whatever of them was accepted, cut or begun anew: the answers are
@@ -130,7 +130,7 @@ def test_training_blocks_are_those_of_every_place(k):
     net, target = small(7, k)
     batch = batch_of(target, [text(7, 15)])
     with torch.inference_mode():
-        z, grid = net.guesses(batch, 3*k), net.grid(batch.states[2][:, :12], batch.x[:, 1:13])[0]
+        z, grid = net.guesses(batch, 3*k), net.text_features(batch.states[2][:, :12], batch.x[:, 1:13])[0]
         for t in range(k - 1, 12, k):
             for r in range(k): assert (net.logits(grid[t-k+1+r]) - z[r][0, t]).abs().max() < 1e-10
     assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
@@ -143,9 +143,9 @@ def test_what_is_stored_knows_no_blocks(k, seed):
     (a, target), (b, _) = small(5, k), small(5, k + 1)
     x, at = text(5, 13, seed), torch.arange(12)[None]
     f, x = target.states(x)[2][None, :12], torch.tensor([x[1:]])
-    (u, s), (v, t) = a.recur(f, x), b.recur(f, x)
+    (u, s), (v, t) = a.run_lstm(f, x), b.run_lstm(f, x)
     assert torch.equal(s, t) and all(map(torch.equal, a.keys(u, at), b.keys(v, at)))
-    assert (a.grid(f, x) - b.grid(f, x)).abs().max() > 1e-6
+    assert (a.text_features(f, x) - b.text_features(f, x)).abs().max() > 1e-6
 
 @faithful("Falcon")
 @proves("thm-in-blocks")
@@ -171,9 +171,9 @@ def test_a_short_context_and_a_failed_pass():
         assert all(np.allclose(row, 1/3) for row in draft(chain(ctx, (1, 1, 1, 1))))
     assert draft.meter.calls == 0 and len(generate(target, Chain(draft, 4), reject, (0,), 9, Seeded(0))) == 9
     def fails(*args): raise KeyboardInterrupt
-    ask, net.ask = net.ask, fails
+    ask, net.block_features = net.block_features, fails
     with pytest.raises(KeyboardInterrupt): draft(chain(text(3, 9), (1, 2, 0, 1)))
-    net.ask = ask
+    net.block_features = ask
     assert off(draft, chain(text(3, 9), (1, 2, 0, 1))) < 1e-10
 
 @faithful("Falcon")
@@ -208,16 +208,16 @@ def test_a_run_of_the_misses(seed, T, share):
 def test_every_beginning_is_as_likely():
     "A run of three in a text of eight: each of the six beginnings, one in six"
     torch.manual_seed(0)
-    seen = Counter(row.nonzero()[0, 0].item() for row in glancing_mask(torch.ones(6000, 8, dtype=torch.bool),
-                                                                       3.2/8))
+    masks = glancing_mask(torch.ones(6000, 8, dtype=torch.bool), 3.2/8)
+    seen = Counter(row.nonzero()[0, 0].item() for row in masks)
     assert sorted(seen) == list(range(6)) and g_test(seen, {i: 1/6 for i in range(6)}).fits
     assert [annealed_share(.4, a) for a in (0, .5, 1)] == [.4, .2, 0]
 
 def watched(net):
     "What the two passes of a loss read, and what is learnt"
-    seen, grid, missed = [], net.grid, net.missed
-    net.grid = lambda f, x: seen.append((f, x, torch.is_grad_enabled())) or grid(f, x)
-    net.missed = lambda out, true, came: seen.append((out, true, came)) or missed(out, true, came)
+    seen, grid, missed = [], net.text_features, net.feature_loss
+    net.text_features = lambda f, x: seen.append((f, x, torch.is_grad_enabled())) or grid(f, x)
+    net.feature_loss = lambda out, true, came: seen.append((out, true, came)) or missed(out, true, came)
     return seen
 
 @faithful("Falcon")
@@ -234,10 +234,9 @@ def test_pairs_are_given_away_whole(k):
     assert torch.equal(true, h[:, k:k+m]) and torch.equal(came, batch.x[:, 1+k:1+k+m])
     assert torch.equal(x, batch.x[:, 1:1+m])
     shown = (g != f).any(-1)
-    assert shown.any() and torch.equal(shown, (g == true).all(-1))
-    assert torch.equal(y, torch.where(shown, came, x))
-    with torch.no_grad():
-        misses = (net.logits(Falcon.grid(net, f, x)).argmax(-1) != net.logits(true).argmax(-1)).sum(1)
+    assert shown.any() and torch.equal(shown, (g == true).all(-1)) and torch.equal(y, x.where(~shown, came))
+    with torch.no_grad(): found = net.logits(Falcon.text_features(net, f, x)).argmax(-1)
+    misses = (found != net.logits(true).argmax(-1)).sum(1)
     assert shown.sum(1).tolist() == [int(.4*n) for n in misses.tolist()]
 
 @proves("prop-glances")
@@ -301,10 +300,11 @@ def test_between_independent_and_sequential():
 
 # The law
 
+def independent(law): return lambda earlier: law
+
 WAYS = {"chain, by block": (lambda q: Chain(q, 3), block),
         "tree, without replacement": (lambda q: StaticTree(q, block_tree((2,), 2)), reject),
-        "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2),
-                                                        draw=lambda law: lambda earlier: law), traversal)}
+        "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2), independent), traversal)}
 
 @faithful("Falcon")
 @pytest.mark.parametrize("way", WAYS)

@@ -83,8 +83,8 @@ def test_in_turn_leaves_the_gradient_of_the_sum(tied, n):
     assert max(abs(u - v).max() for u, v in zip(a, b)) < 1e-12 < max(abs(u).max() for u in a)
     assert held_at_once(lambda: gradients(model, net, x, at_once)) == n
     assert held_at_once(lambda: gradients(model, net, x, backward_in_turn)) == 1
-    gradients(model, net, x, lambda z, losses: returned.extend([backward_in_turn(z, losses),
-                                                                sum(f(z) for f in losses)]))
+    def both(z, losses): returned.extend([backward_in_turn(z, losses), sum(f(z) for f in losses)])
+    gradients(model, net, x, both)
     assert abs(returned[0] - returned[1]) < 1e-12 and not returned[0].requires_grad
     a, b = gradients(model.float(), net.float(), x, at_once), gradients(model, net, x, backward_in_turn)
     assert max((abs(u - v).max() / abs(u).max().clamp(min=1)).item() for u, v in zip(a, b)) < 1e-6
@@ -177,8 +177,8 @@ def test_the_modules_by_hand():
     model, x = tiny(), text()
     base, batch = TargetModel(model), batch_of(model, x)
     net, h = stirred(DeepSeek(base, 2)), batch.states[2]
-    rms, guesses = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt(), net.guesses(batch,
-                                                                                                       2)
+    rms = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    guesses = net.guesses(batch, 2)
     with torch.no_grad():
         for k, m in enumerate(net.chain, 1):
             u = torch.cat([rms(h[:, :-1], m.hnorm.weight), rms(base.embed(x[:, k:]), m.enorm.weight)],
@@ -214,8 +214,8 @@ def test_released_layout_there_and_back():
                           atol=1e-12)
     again = load_released(DeepSeek(base, 2), weights)
     assert all(map(torch.equal, net.guesses(batch, 2), again.guesses(batch, 2)))
-    swapped = load_released(DeepSeek(base, 2), {k: w.roll(WIDTH, -1) if "eh_proj" in k else w for k,
-                                                w in weights.items()})
+    rolled = {k: w.roll(WIDTH, -1) if "eh_proj" in k else w for k, w in weights.items()}
+    swapped = load_released(DeepSeek(base, 2), rolled)
     assert abs(net.guesses(batch, 1)[0] - swapped.guesses(batch, 1)[0]).max() > .1
 
 @pytest.mark.parametrize("name, w", [("model.layers.2.enorm.weight", None), ("other", torch.zeros(1)),
