@@ -237,8 +237,13 @@ def test_the_adapter_is_off_at_first_and_never_changes_the_target(make, names):
     assert torch.allclose(changed, adapter.states(batch.x), atol=1e-12)
     assert abs(changed - original).max() > 1e-3
     assert all(torch.equal(w, before[n]) for n, w in b.model.named_parameters())
-    n = adapter.names[0]
-    added = adapter.weights()[n] - before[n]
+
+def test_the_adapter_adds_a_matrix_of_low_rank():
+    b = tiny(5, V=7)
+    adapter = Adapter(b, 2)
+    with torch.no_grad(): adapter.up[0].normal_(std=.3)
+    name = adapter.names[0]
+    added = adapter.weights()[name] - b.model.get_parameter(name)
     assert torch.allclose(added, 8 * adapter.up[0] @ adapter.down[0])   # alpha / rank = 16/2
     assert torch.linalg.matrix_rank(added) == 2
 
