@@ -1,11 +1,14 @@
-"The look of the book, and what Sphinx must know beyond its pages: definitions, numbers, statements"
+"The look of the book, and what Sphinx needs beyond its pages: definitions, numbers, statements"
 import html, json, re
+from functools import cache
 from pathlib import Path
 
+import pybtex.plugin
 import stage
 import yaml
 from docutils import nodes
 from sphinx.addnodes import pending_xref
+from sphinx.search.en import SearchEnglish
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
 project, version, language = 'specref', cite['version'], 'en'
@@ -33,12 +36,21 @@ html_theme_options = dict(
     extra_footer=f'<p>specref {version}. To cite it: {cite["authors"][0]["name"]}, '
     f'<em>{html.escape(cite["title"])}</em>, version {version}. {cite["license"]}.</p>')
 
+pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)   # else found anew for each citation
 
+
+class Search(SearchEnglish):
+    "English, each word stemmed once"
+    @cache
+    def stem(self, word): return super().stem(word)
+
+
+@cache
 def book(app): return json.loads((Path(app.srcdir)/'book.json').read_text(encoding='utf-8'))
 
 
 def define(app, doctree):
-    "Exported cells say so, and are where their names lead to, here and from other books (objects.inv)"
+    "Exported cells show their module, and their names link to them, here and from other books (objects.inv)"
     def exported(n): return isinstance(n, nodes.container) and 'defines' in n.get('cell_metadata', {})
     for cell in doctree.findall(exported):
         module = cell['cell_metadata']['module']
@@ -54,8 +66,7 @@ def home(said, before, here, book):
     m = re.fullmatch(r'(?:specref\.(?:\w+\.)+)?(\w+)(\.\w+)?(?:\(.*\))?', said)
     if not m or re.search("['’]s? $", before): return None   # transformers' `generate`
     def at(page): return stage.order(f'{book["pages"].get(page) or 999}_')
-    known = {full: page for full, page in book['defined'].items() if m[1] == full.rpartition('.')[2]}
-    found = [full for full, page in known.items() if at(page) <= at(here)]
+    found = [full for full in book['full_names'].get(m[1], ()) if at(book['defined'][full]) <= at(here)]
     own = [full for full in found if book['defined'][full] == here]
     return (own or found)[0] if len(own or found) == 1 and (not m[2] or m[1][0].isupper()) else None
 
@@ -116,6 +127,7 @@ def docstrings(app, pagename, templatename, context, doctree):
 
 def setup(app):
     app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
+    app.add_search_language(Search)
     app.connect('doctree-read', define)
     app.connect('doctree-read', refer)
     app.connect('env-check-consistency', lambda app, env: count(app, env))

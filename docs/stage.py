@@ -3,7 +3,7 @@
 Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
 blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
 conf.py reads `book.json` for the rest."""
-import ast, json, math, re, shutil, sys
+import ast, gc, json, math, re, shutil, sys
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,8 @@ FIGURES = 'laws', 'cost'   # those of figures.js
 FRONT = 'index', 'first_hour', 'bring_your_own', 'symbols'
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
-EXPORTS, KNOWN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'echo', 'alt'}
+EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
+KNOWN = EXPORTS | HIDDEN | {'echo', 'alt'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
 HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
@@ -33,7 +34,7 @@ def number(stem): return m[1] if (m := re.match(r'(\d+[a-z]*)_', stem)) else ''
 def page(stem): return stem.removeprefix(f'{number(stem)}_')
 
 def directives(source):
-    "The directives of a cell; what one says on several lines is joined"
+    "The directives of a cell; one that stands on several lines is joined"
     found = {}
     for key, said in DIRECTIVE.findall(source): found[key] = f'{found[key]} {said}' if key in found else said
     return found
@@ -120,7 +121,7 @@ def prose(source, nb, book):
     return re.sub(r'<!-- figure: (\w+) -->', figure, md)
 
 def pictures(cell):
-    "What stands for each picture of a cell where it is not seen: `#| alt: ...`, or the title of a drawing"
+    "The text for each picture of a cell: `#| alt: ...`, or the title of a drawing"
     for data in (o.get('data', {}) for o in cell['outputs']):
         title = re.search('<title>(.*?)</title>', text(data.get('image/svg+xml', '')))
         alt = directives(cell['source']).get('alt') or (title[1] if title else '')
@@ -138,7 +139,7 @@ def staged(cell, nb, book):
     "One cell as the cells of its page, none when it has nothing to show"
     dirs = directives(cell['source'])
     if cell['cell_type'] != 'code': return [cell | dict(source=prose(cell['source'], nb, book))]
-    if {'default_exp', 'hide'} & dirs.keys(): return []
+    if HIDDEN & dirs.keys(): return []
     source, outputs = DIRECTIVE.sub('', cell['source']), [linked(o) for o in cell['outputs']]
     shown = cell | dict(source=source, outputs=outputs)
     shown['metadata'] = dict(tags=list(cell['metadata'].get('tags', [])))
@@ -154,7 +155,7 @@ def staged(cell, nb, book):
     return [shown, line] if tests else [shown]
 
 def wordless(nbs):
-    "Pictures that nothing stands for where they are not seen"
+    "Pictures without a text for readers who do not see them"
     says = 'a picture without words; `#| alt: ...` says what it shows'
     for nb in nbs: yield from (f'{nb.path.name} cell {c["id"]}: {says}' for c in nb.code if '' in pictures(c))
 
@@ -163,7 +164,7 @@ def wordless(nbs):
 def contents(nbs, pages):
     "The table of contents, part by part; what has no number stands in front"
     def tree(caption, docs):
-        head = ['```{toctree}', ':hidden:', *[f':caption: {caption}'] * bool(caption)]
+        head = ['```{toctree}', ':hidden:', ':maxdepth: 1', *[f':caption: {caption}'] * bool(caption)]
         return '\n'.join([*head, '', *docs, '```'])
     def place(p): return FRONT.index(p) if p in FRONT else 99, p
     front = sorted((p for p in pages if p != 'index'), key=place)
@@ -194,8 +195,8 @@ def contents_cell(nbs, pages):
     return dict(cell_type='markdown', id='contents', metadata={}, source=toc)
 
 def make_book(nbs, pages, root):
-    "What every page must know: tests by anchor, statements and public names with their pages"
-    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={})
+    "What every page needs: tests by anchor, statements and public names with their pages"
+    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={}, full_names={})
     for nb in nbs:
         here = page(nb.path.stem)
         taken = book['pages'].keys() | pages | {'api', 'search'}
@@ -203,15 +204,17 @@ def make_book(nbs, pages, root):
         book['pages'][here] = number(nb.path.stem)
         for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
         for c in nb.exported if nb.module else ():
-            book['defined'] |= {f'specref.{nb.module}.{n}': here for n, *_ in definitions(c)}
+            for n, *_ in definitions(c):
+                book['defined'][full := f'specref.{nb.module}.{n}'] = here
+                book['full_names'].setdefault(n, []).append(full)
     return book
 
 def complaints(nb):
-    "Figures and directives that nothing knows"
+    "Figures and directives that do not exist"
     for name in re.findall(r'<!-- figure: (\w+) -->', ''.join(c['source'] for c in nb.cells)):
         if name not in FIGURES: yield f'{nb.path.name}: no figure is called {name}'
     for c in nb.code:
-        unknown = ', '.join(directives(c['source']).keys() - KNOWN - EXPORTS)
+        unknown = ', '.join(directives(c['source']).keys() - KNOWN)
         if unknown: yield f'{nb.path.name} cell {c["id"]}: no directive is called {unknown}'
 
 def stage(out, root=ROOT):
@@ -234,6 +237,7 @@ def stage(out, root=ROOT):
 def site(place, root=ROOT, work=None):
     "Stage and build; whatever is wrong with a notebook, and whatever Sphinx warns of, is an error at the end"
     from sphinx.cmd.build import build_main
+    gc.disable()   # a fifth of the time, and the process ends soon
     root, place, work = Path(root), Path(place), Path(work or Path(root)/'build'/'site')
     wrong, silent = list(stage(work/'source', root)), list(wordless(notebooks(root)))
     for w in wrong + silent: print('WARNING:', w, file=sys.stderr)
@@ -263,7 +267,7 @@ def readme(root=ROOT):
     parts, files = [], {}
     for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
         dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
-        if {'hide', 'default_exp'} & dirs.keys(): continue
+        if HIDDEN & dirs.keys(): continue
         if c['cell_type'] == 'markdown': parts.append(relative(source))
         elif dirs.get('echo') != 'false': parts.append(f'```python\n{source}\n```')
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):

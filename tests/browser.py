@@ -1,71 +1,80 @@
-"A headless Chromium, driven over a pipe by its own protocol: no driver to install, no port to race for, no network to reach"
-import base64, json, os, select, shutil, subprocess
+"A headless Chromium, driven over a pipe by its own protocol: no driver, no port, no network"
+import json, os, select, shutil, subprocess
 from itertools import count
+
+FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run',
+         '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1280,900', '--hide-scrollbars',
+         '--remote-debugging-pipe']
 
 
 class Browser:
-    "One page at a time: open it, ask it in JavaScript, hear what it complains of"
-    def __init__(self, home, width=1280, height=900):
+    "One page at a time: open it, evaluate JavaScript in it, collect its complaints"
+    def __init__(self, home):
         (down, self.out), (self.inp, up) = os.pipe(), os.pipe()
-        flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--remote-debugging-pipe', f'--user-data-dir={home}',
-                 '--host-resolver-rules=MAP * ~NOTFOUND', f'--window-size={width},{height}', '--hide-scrollbars', '--no-first-run', 'about:blank']
-        run = f'exec "$@" 3<&{down} 4>&{up}'
-        self.process = subprocess.Popen(['bash', '-c', run, 'bash', shutil.which('chromium'), *flags], pass_fds=(down, up), stderr=subprocess.DEVNULL)
-        os.close(down), os.close(up)
+        run = ['bash', '-c', f'exec "$@" 3<&{down} 4>&{up}', 'bash', shutil.which('chromium')]
+        flags = [*FLAGS, f'--user-data-dir={home}', 'about:blank']
+        self.process = subprocess.Popen([*run, *flags], pass_fds=(down, up), stderr=subprocess.DEVNULL)
+        for end in down, up: os.close(end)
         self.ids, self.buffer, self.events, self.session = count(1), b'', [], None
-        target = next(t for t in self('Target.getTargets')['targetInfos'] if t['type'] == 'page')
-        self.session = self('Target.attachToTarget', targetId=target['targetId'], flatten=True)['sessionId']
+        page = next(t for t in self('Target.getTargets')['targetInfos'] if t['type'] == 'page')
+        self.session = self('Target.attachToTarget', targetId=page['targetId'], flatten=True)['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'): self(f'{domain}.enable')
 
     def read(self):
         "The next message of the browser"
         while b'\0' not in self.buffer:
-            if not select.select([self.inp], [], [], 60)[0]: raise TimeoutError('the browser has been silent for a minute')
+            if not select.select([self.inp], [], [], 60)[0]: raise TimeoutError('no message for a minute')
             if not (more := os.read(self.inp, 1 << 16)): raise EOFError('the browser is gone')
             self.buffer += more
         message, _, self.buffer = self.buffer.partition(b'\0')
         return json.loads(message)
 
     def __call__(self, method, **params):
-        "Ask, and keep the events that come before the answer"
-        ask = dict(id=next(self.ids), method=method, params=params) | ({'sessionId': self.session} if self.session else {})
-        os.write(self.out, json.dumps(ask).encode() + b'\0')
-        while (said := self.read()).get('id') != ask['id']: self.events.append(said)
-        if 'error' in said: raise RuntimeError(f'{method}: {said["error"]["message"]}')
-        return said['result']
+        "Call a method, and collect the events that come before its result"
+        call = dict(id=next(self.ids), method=method, params=params)
+        if self.session: call['sessionId'] = self.session
+        os.write(self.out, json.dumps(call).encode() + b'\0')
+        while (message := self.read()).get('id') != call['id']: self.events.append(message)
+        if 'error' in message: raise RuntimeError(f'{method}: {message["error"]["message"]}')
+        return message['result']
 
     def js(self, expression):
         "The value of an expression, promises awaited"
         r = self('Runtime.evaluate', expression=expression, awaitPromise=True, returnByValue=True)
-        if 'exceptionDetails' in r: raise RuntimeError(r['exceptionDetails']['exception'].get('description', r))
+        wrong = r.get('exceptionDetails')
+        if wrong: raise RuntimeError(wrong['exception'].get('description', wrong))
         return r['result'].get('value')
 
     def open(self, url):
-        "Go there, wait until all is loaded and typeset, and give what went wrong"
-        for there in ('about:blank', url):   # a new page even where only the part behind # differs
-            self.events.clear()
-            self('Page.navigate', url=there)
-            while not any(e['method'] == 'Page.loadEventFired' for e in self.events): self.events.append(self.read())
+        "Load a page, wait until it is typeset, and return its complaints"
+        self.events.clear()
+        self('Page.navigate', url=url)
+        while not self.events or self.events[-1]['method'] != 'Page.loadEventFired':
+            self.events.append(self.read())
         self.js('window.MathJax?.startup ? MathJax.startup.promise.then(() => 1) : 1')
-        return list(self.complaints())
+        return [c for e in self.events for c in complaints(e['method'], e['params'])]
 
-    def complaints(self):
-        "Errors and warnings of the console, exceptions, requests that failed or left the disk"
-        for e in self.events:
-            p = e['params']
-            if e['method'] == 'Runtime.consoleAPICalled' and p['type'] in ('error', 'warning', 'assert'): yield f'console: {[a.get("value") for a in p["args"]]}'
-            if e['method'] == 'Runtime.exceptionThrown': yield f'exception: {p["exceptionDetails"].get("exception", p["exceptionDetails"])}'
-            if e['method'] == 'Log.entryAdded' and p['entry']['level'] in ('error', 'warning'): yield f'log: {p["entry"]["text"]} {p["entry"].get("url", "")}'
-            if e['method'] == 'Network.loadingFailed' and not p.get('canceled'): yield f'not loaded: {p["errorText"]} {p["requestId"]}'
-            if e['method'] == 'Network.requestWillBeSent' and not p['request']['url'].startswith(('file:', 'data:', 'blob:')): yield f'asked for {p["request"]["url"]}'
-
-    def picture(self, file, width=1280, height=900, mobile=False, full=False):
-        "A screenshot"
-        self('Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        shot = self('Page.captureScreenshot', captureBeyondViewport=full, **({'clip': dict(x=0, y=0, width=width, height=self.js('document.documentElement.scrollHeight'), scale=1)} if full else {}))
-        with open(file, 'wb') as f: f.write(base64.b64decode(shot['data']))
+    def press(self, key, code):
+        "Press and release a key"
+        for step in 'keyDown', 'keyUp':
+            self('Input.dispatchKeyEvent', type=step, key=key, code=key, windowsVirtualKeyCode=code)
 
     def close(self):
         self.process.terminate()
         self.process.wait()
-        os.close(self.out), os.close(self.inp)
+        for end in self.out, self.inp: os.close(end)
+
+
+def complaints(method, p):
+    "Errors and warnings of the console, exceptions, requests that failed or left the disk"
+    match method:
+        case 'Runtime.consoleAPICalled' if p['type'] in ('error', 'warning', 'assert'):
+            yield f'console: {[a.get("value") for a in p["args"]]}'
+        case 'Runtime.exceptionThrown':
+            yield f'exception: {p["exceptionDetails"].get("exception", p["exceptionDetails"])}'
+        case 'Log.entryAdded' if p['entry']['level'] in ('error', 'warning'):
+            yield f'log: {p["entry"]["text"]} {p["entry"].get("url", "")}'
+        case 'Network.loadingFailed' if not p.get('canceled'):
+            yield f'not loaded: {p["errorText"]} {p["requestId"]}'
+        case 'Network.requestWillBeSent' if not p['request']['url'].startswith(('file:', 'data:', 'blob:')):
+            yield f'requested {p["request"]["url"]}'

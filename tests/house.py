@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from warm import IMPORTS, execute
+from warm import execute
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, UNPACKED = 110, ('40_layout', '41_attention')   # chapters whose cells are still to be unpacked
+WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
 PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'),
              language_info=dict(name='python'))
@@ -77,12 +77,12 @@ SPENT = Spent()
 
 @cache
 def warm_process():
-    "A context whose processes are forked from one that has the heavy imports behind it (tests/warm.py)"
+    "A context whose processes are forked from one that has imports, models and corpus loaded (preload.py)"
     context, old = multiprocessing.get_context('forkserver'), dict(os.environ)
     paths = f'{ROOT}:{ROOT/"tests"}'
     os.environ |= dict(OMP_NUM_THREADS='1', PYTHONHASHSEED='0', PYTHONPATH=paths, TRITON_INTERPRET='1',
                        IPYTHONDIR=tempfile.mkdtemp(), MPLBACKEND='module://matplotlib_inline.backend_inline')
-    context.set_forkserver_preload(IMPORTS)
+    context.set_forkserver_preload(['preload'])
     multiprocessing.forkserver.ensure_running()
     os.environ.clear()
     os.environ |= old
@@ -279,13 +279,12 @@ def heavy(root=ROOT):
 def wide(root=ROOT):
     "Lines above 110 columns in modules and notebooks, but for those that nbdev writes and for directives"
     for nb in notebooks(root):
-        for c in nb.code if nb.path.stem not in UNPACKED else ():
+        for c in nb.code:
             lines = c['source'].splitlines()
             long = [line for line in lines if len(line) > WIDTH and not line.startswith('#|')]
             yield from (f'{nb.path.name} cell {c.get("id")}: {len(line)} columns' for line in long)
     for f in modules(root):
         for i, line in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
-            if f.stem in ('attention', 'layout') and f.parent.name == 'gpu': continue   # of the same chapters
             theirs = re.match(r"# %%|__all__|           '", line)
             if len(line) > WIDTH and not theirs: yield f'{f.relative_to(root)}:{i}: {len(line)} columns'
 

@@ -121,7 +121,7 @@ ROWS = [
     ("corpus", lambda: SAM(3, corpus=[(0, 3)])),
     ("second", lambda: Fallback(SAM(3), SAM(4)), "one size"),
     ("second", lambda: Fallback(SAM(3), Chain(model(4), 2)), "one size"),
-    ("drafter", lambda: Fallback("SAM", SAM(3))),
+    ("first", lambda: Fallback("SAM", SAM(3))),
     # chapter 21c: token recycling
     ("V", lambda: Recycling(0)),
     ("k", lambda: Recycling(3, 0)),

@@ -1,16 +1,21 @@
-"What the batched engine refuses: requests, temperatures, models, shapes"
+"What the batched engine and its cache refuse: requests, temperatures, models, shapes, rows, accepted paths"
 import copy
 from functools import cache
+
+import torch
+import transformers
+
+from specref.gpu.cache import StaticRows
 
 TREE = (-1, 0, 0, 0, 1, 1, 2, 4)
 
 
 @cache
-def net(**kw):
-    from transformers import AutoModelForCausalLM, LlamaConfig
+def net(family="Llama", **kw):
     sizes = dict(vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                  num_attention_heads=2, bos_token_id=None, eos_token_id=None)
-    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes | kw)).eval()
+    config = getattr(transformers, family + "Config")(**sizes | kw)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 def engine(target=None, draft=None, shape=TREE, *rest, **kw):
     from specref.gpu.engine import Engine
@@ -26,6 +31,34 @@ def wrapped():
 
 def few(): return net(vocab_size=4)
 
+
+# the static cache, by form at any time, by value where `check=True`
+
+def ids(x): return torch.tensor(x, dtype=torch.int64)
+def table(batch=2, size=10, **kw): return StaticRows(net(), batch, size, **kw)
+def window(size): return StaticRows(net("Mistral", num_key_value_heads=2, sliding_window=9), 1, size)
+def unmasked(): return net()(input_ids=ids([[1, 2]]*2), past_key_values=table(), use_cache=True)
+
+def updated(**bad):
+    return table().update(**dict(keys=NEW, values=NEW, layer_idx=0) | bad)
+
+def grown(length):
+    rows, new = table(1, check=True), torch.zeros(1, 2, 5, 4)
+    rows.lengths += length
+    return rows.update(new, new, 0)
+
+def committed(**bad): return table().commit(**dict(nodes=PATHS, root=ids([0, 0]), count=ids([3, 1])) | bad)
+
+def checked(**bad):
+    rows = table(check=True)
+    rows.lengths += 1
+    return rows.commit(**dict(nodes=ids([[1, 8], [2, -1]]), root=ids([0, 0]), count=ids([3, 2])) | bad)
+
+
+NEW, PATHS = torch.zeros(2, 2, 1, 4), ids([[1, 2], [2, -1]])
+WRONG_PATHS = [[[0, 1], [2, -1]], [[2, 1], [2, -1]], [[1, 1], [2, -1]], [[1, 2], [-1, 2]],
+               [[1, 9], [2, -1]], [[-3, 2], [2, -1]]]
+SHAPES = [(1, 2, 1, 4), (2, 1, 1, 4), (2, 2, 1, 3), (2, 2, 11, 4), (2, 2, 0, 4)]
 
 ONE = [(1,)]
 ROWS = [
@@ -51,4 +84,25 @@ ROWS = [
     ("draw", lambda: engine(net(), net(), TREE, "iid")),
     ("verify", lambda: engine(verify=None)),
     ("every", lambda: engine(every=0)),
+    # the static cache
+    ("model", lambda: StaticRows(net("Bloom"), 1, 8), "ALiBi"),
+    ("size", lambda: window(10), "wanted at most 9: .*sliding window"),
+    ("size", lambda: StaticRows(net(max_position_embeddings=12), 1, 13), "at most 12: .*no later position"),
+    *[("batch", lambda b=b: table(b)) for b in (0, 1.5)],
+    *[("size", lambda s=s: table(1, s)) for s in (0, True)],
+    *[("dtype", lambda t=t: table(dtype=t)) for t in ("float32", float, 0)],
+    *[("keys", lambda s=s: updated(keys=torch.zeros(s))) for s in SHAPES[:4]],
+    *[("values", lambda s=s: updated(values=torch.zeros(s))) for s in SHAPES],
+    *[("keys", lambda x=x: updated(keys=x)) for x in (NEW.double(), NEW.to("meta"))],
+    *[("values", lambda x=x: updated(values=x)) for x in (NEW.double(), NEW.to("meta"))],
+    *[("nodes", lambda x=x: committed(nodes=x)) for x in (
+        PATHS.float(), PATHS[:1], PATHS[0], PATHS[0, 0], PATHS[..., None], PATHS.to("meta"), [[1]], None)],
+    *[("root", lambda x=x: committed(root=x)) for x in ([0, 0], ids([0]), ids([0, 0]).bool())],
+    *[("count", lambda x=x: committed(count=x)) for x in (3, ids([3]), ids([[3, 1]]), ids([3, 1]).double())],
+    *[("nodes", lambda x=x: checked(nodes=ids(x))) for x in WRONG_PATHS],
+    *[("count", lambda x=x: checked(count=ids(x))) for x in ([3, 3], [4, 1], [-1, 1])],
+    ("tokens", lambda: table().check_room(7, 5)), ("tokens", lambda: grown(6)),
+    *[("tokens", lambda x=x: table().check_room(x, 5)) for x in (0, -1, 2.5, True)],
+    *[("nodes", lambda x=x: table().check_room(6, x)) for x in (0, -1, 2.5, True)],
+    ("tokens_to_remove", lambda: table().crop(-1)), ("attention_mask", unmasked),
 ]

@@ -62,8 +62,15 @@ def fit(**kw):
     how = dict(steps=10, peak=1e-2, folder="/nowhere/net") | kw
     return harness.train_network(medusa.Medusa(base(), 1), base(), states(9), states(9), **how)
 
-ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
-        ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),
+def to_half_of_huge():
+    on = huge()
+    with torch.inference_mode():
+        out = on.model(input_ids=torch.zeros(1, 2, dtype=torch.long), output_hidden_states=True)
+    return harness.to_half(out.hidden_states[-1], 2)
+
+ROWS = [
+    ("model", lambda: TargetModel(soft()), "plain head"),
+    ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),
     ("layers", lambda: texts(x(), (5,)), "5"), ("layers", lambda: to_half_of_huge(), "65,504"),
     *(("x", lambda bad=bad: texts(bad)) for bad in (x()[0], x().astype(float), x()[:0], x() + 5,
                                                     x().astype(int) - 5)),
@@ -89,18 +96,18 @@ ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
                                                     head=head))),
     ("target", lambda: medusa.MedusaDraft(medusa.Medusa(base()), random_table(5, 0))),
     ("model", lambda: medusa.HeadMarginals(None, 2)),
-        ("depth", lambda: medusa.HeadMarginals(medusa_draft(), 0)),
+    ("depth", lambda: medusa.HeadMarginals(medusa_draft(), 0)),
     ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
-        ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
+    ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), tuple((0,)*n for n in range(1, 5))), "at most 3"),
     ("rule", lambda: medusa.accept_longest(reject)),
     ("heads", lambda: hydra.Hydra(base(), heads=0)), ("layers", lambda: hydra.Hydra(base(), layers=0)),
     ("matrices", lambda: hydra.HydraPlus(base(), matrices=0)),
-        ("stages", lambda: hydra.MLPSpeculator(base(), stages=0)),
+    ("stages", lambda: hydra.MLPSpeculator(base(), stages=0)),
     ("inner", lambda: hydra.MLPSpeculator(base(), inner=-1)),
-        ("tree", lambda: path(hydra_draft(), 0, 0, 0), "less than 3"),
+    ("tree", lambda: path(hydra_draft(), 0, 0, 0), "less than 3"),
     ("ks", lambda: hydra.CandidateTree(hydra_draft(), (5, 0))),
-        ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())),
+    ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())),
     ("n", lambda: hydra.CandidateTree(hydra_draft(), (5,), 0)), ("model", lambda: hydra.CandidateTree(3)),
     *(("n", lambda n=n: mtp.Gloeckle(base(), n)) for n in (1, 2.5, None)),
     ("D", lambda: mtp.DeepSeek(base(), 0)), ("steps", lambda: mtp.RecursiveMTP(base(), 0)),
@@ -112,7 +119,7 @@ ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
     *(("reads", lambda r=r: eagle3.Eagle3(base(), reads=r)) for r in ((1, 2, 5), (-1, 2, 3))),
     *(("draft", lambda d=d: eagle3.Eagle3(base(), draft=d, reads=(1, 2, 3))) for d in (0, True, 2., 6)),
     ("steps", lambda: eagle3.Eagle3(base(), reads=(1, 2, 3), steps=0)),
-        ("fade", lambda: eagle3.Eagle3(base(), reads=(1,), fade=2.)),
+    ("fade", lambda: eagle3.Eagle3(base(), reads=(1,), fade=2.)),
     *(("ids", lambda i=i: eagle3.Eagle3(base(), 3, reads=(1, 2, 3)).set_draft_vocab(torch.tensor(i)))
       for i in ([0, 1], [0, 1, 1], [2, 1, 0], [0, 1, 5], [-1, 0, 1])),
     ("n", lambda: eagle3.frequent_tokens([1], 0, 4)), ("n", lambda: eagle3.frequent_tokens([1], 5, 4)),
@@ -122,15 +129,9 @@ ROWS = [("model", lambda: TargetModel(soft()), "plain head"),
     ("glance", lambda: falcon.Falcon(base(), glance=1.5)), ("k", lambda: falcon.block_tree((2,), 0)),
     ("shape", lambda: falcon.block_tree((2, 0), 2)), ("k", lambda: falcon.block_tokens(4, 3, 2, 0)),
     ("system", lambda: registry.load_system("EAGLE-9"), "EAGLE-2"),
-        ("name", lambda: registry.train_drafter("eagle9"), "eagle3"),
+    ("name", lambda: registry.train_drafter("eagle9"), "eagle3"),
     ("folder", lambda: registry.load_system("EAGLE", folder="/nowhere")),
     ("target", lambda: registry.load_system("EAGLE", model=llama(24, 192, 512)), "head_sha256"),
     ("steps", lambda: registry.train_drafter("eagle", steps=0)),
-        ("length", lambda: registry.train_drafter("eagle", length=4)),
-    ("path", lambda: registry.train_drafter("eagle", "/nowhere")),]
-
-def to_half_of_huge():
-    on = huge()
-    with torch.inference_mode():
-        out = on.model(input_ids=torch.zeros(1, 2, dtype=torch.long), output_hidden_states=True)
-    return harness.to_half(out.hidden_states[-1], 2)
+    ("length", lambda: registry.train_drafter("eagle", length=4)),
+    ("path", lambda: registry.train_drafter("eagle", "/nowhere"))]

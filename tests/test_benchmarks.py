@@ -1,11 +1,12 @@
-"Chapter 62: who races, what is timed, what is predicted, and what is written"
+"Chapters 60a and 62: who races, what is timed, what is predicted, and what is written"
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from specref.app import benchmarks as b
+from specref.app import benchmarks as b, tour
 from specref.app.tour import KINDS, UNTRAINED
 from specref.core.cost import Costs
 from specref.core.loop import Ledger, RoundCounts, autoregressive
@@ -87,6 +88,43 @@ def test_the_prediction_takes_the_mean_of_the_prices():
     assert predicted(FREE, [(0, 0), (8, 8)]) == pytest.approx(total / 10)
     plain = b.Lap(20*(2 + .5) + COSTS.seconds(7), 0., (ledger([(0, 0)]*20),))
     assert b.overhead(COSTS, plain, 7) == pytest.approx(.5)
+
+
+def test_a_mean_round_is_that_of_all_rounds():
+    "Not the mean of the ledgers' means: a long text counts more than a short one"
+    got = b.mean_round([ledger([(4, 2), (4, 4), (4, 0)]), ledger([(2, 2)])], COSTS)
+    assert got["tokens_a_round"] == 3 == 1 / got["calls_a_token"] and got["accepted"] == 8/14
+    assert got["draft_cost"] == pytest.approx(14*COSTS.draft / 4 / COSTS.plain())
+
+
+def test_a_run_stands_between_two_plain_runs(monkeypatch):
+    "Prompt by prompt: the plain run after one stop is the one before the next"
+    stops, done = [tour.Stop("a"), tour.Stop("b")], []
+    def cold(stop, temperature, prompt, n, seed):
+        done.append((stop.recipe, prompt))
+        return tour.TourRun(stop, None, prompt, (), len(done))
+    monkeypatch.setattr(tour, "decode_cold", cold)
+    monkeypatch.setitem(tour.KINDS, "copy", lambda n, seed: range(n))
+    bar = SimpleNamespace(update=lambda: None)
+    runs = tour.decode_beside(stops, "copy", 0., 5, 2, bar)
+    order = "autoregressive", "a", "autoregressive", "b", "autoregressive"
+    assert done == [(name, k) for k in (0, 1) for name in order]
+    beside = {s.recipe: [tuple(p.seconds for p in run.beside) for run in runs[s]] for s in stops}
+    assert beside == dict(a=[(1, 3), (6, 8)], b=[(3, 5), (8, 10)])
+
+
+def test_a_different_text_has_a_reason():
+    "Another target, or the first token that differs: rounding only where two logits are as good as equal"
+    stop, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
+    def run(text, target=target): return tour.TourRun(stop, None, PROMPT, text, 1., target)
+    plain = run(tuple(autoregressive(target, PROMPT, 3, Seeded(0))))
+    changed = run((*plain.text[:2], plain.text[2] + 1))
+    assert tour.why_different(run(plain.text, other), plain) == ""
+    assert tour.why_different(run(changed.text, other), plain) == "a target of its own"
+    first, second = np.sort(np.log(embedded().law((*PROMPT, *plain.text[:2]))))[:-3:-1]
+    gap = f"at token 2: the two likeliest logits differ by {first - second:.1e}"
+    assert tour.why_different(changed, plain) == f"NOT ROUNDING {gap}"
+    assert tour.why_different(changed, plain, enough=2*(first - second)) == f"rounding {gap}"
 
 
 def test_a_window_of_probes_is_read():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import MISS, killer, laws, models, plans, Plan, proves, random_table, tempered
+from helpers import MISS, killer, models, plans, Plan, proves, random_table, tempered
 from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, load_log
 from specref.certify.sequential import logged_round, play_rounds, save_log, watch
 from specref.verify.block import block
@@ -30,9 +30,9 @@ def chance_of(bits): return (.2, .5, .7)[sum(bits) % 3]   # of the next event, g
 @proves("thm-bets")
 @pytest.mark.parametrize("odds,alpha", [(ODDS, .1), (np.array([2., .5]), .5), (np.array([9.]), .02)])
 def test_wealth_is_a_fair_game(odds, alpha):
-    "All 2,048 futures of eleven bets on events that depend on the past: the mean wealth is 1"
+    "All 512 futures of nine bets on events that depend on the past: the mean wealth is 1"
     mean = ever = total = 0.
-    for bits in product((0, 1), repeat=11):
+    for bits in product((0, 1), repeat=9):
         bets, p, top = Bets(odds), 1., 1.
         for n, h in enumerate(bits):
             a = chance_of(bits[:n])
@@ -41,15 +41,6 @@ def test_wealth_is_a_fair_game(odds, alpha):
         mean, ever, total = mean + p*bets.wealth, ever + p*(top >= 1/alpha), total + p
     assert total == pytest.approx(1) and mean == pytest.approx(1) and ever <= alpha
     assert ever > 0 or alpha < .1
-
-
-@proves("thm-bets")
-@settings(max_examples=40)
-@given(laws(3), st.lists(st.fractions(Fraction(1, 50), 50), min_size=1, max_size=4), st.integers(0, 2))
-def test_a_factor_has_mean_one(p, odds, token):
-    "In fractions, for any odds and any event; so has the mean of several"
-    a = p[token]
-    if 0 < a < 1: assert sum(a*s/(1 - a + a*s) + (1 - a)/(1 - a + a*s) for s in odds) == len(odds)
 
 
 @proves("thm-bets")
@@ -91,12 +82,6 @@ def test_the_odds_cost_little():
         a = .5 + shift
         alone = np.log(1e9) / (a*np.log(2*a) + (1 - a)*np.log(2 - 2*a))
         assert alone/2 < k < 2*alone and k < most
-
-
-def test_a_wide_vocabulary_without_q():
-    "150,000 tokens: a draft without probabilities needs no table of them"
-    p = np.full((3, 150_000), 1/150_000)
-    assert certify_rounds([logged_round(p, None, (7, 149_999), (7, 3))]).passes
 
 
 def test_a_stated_share_is_found():
@@ -182,12 +167,12 @@ target, draft = (tempered(random_table(4, s, zeros=False), 1.) for s in (1, 2))
 def row_before(p, tree, i): return p[tree.parent[i]] if i else p[i]
 
 
-def boastful(model, say=lambda q: int(np.argmax(q))):
-    "Offers a token of its choice, and states that it was drawn"
+def misstated(model, choose=lambda q: int(np.argmax(q))):
+    "Drafts a token of its choice, and states that it was drawn"
     def drafter(ctx, rng):
         tree = Tree(ctx)
         q = model(tree)[0]
-        tree.add(0, say(q), q)
+        tree.add(0, choose(q), q)
         return tree
     return drafter
 
@@ -211,9 +196,9 @@ WRONG = {   # what is convicted: the first line that says so
     "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
     "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))),
                             "law"),
-    "siblings verified by p alone": (Branching(draft, (3, 1), iid), None, "law"),
-    "argmax stated as drawn": (boastful(draft), reject, "draft"),
-    "always token 2": (boastful(draft, lambda q: 2), reject, "draft"),
+    "siblings verified by p alone": (Branching(draft, (3, 1), iid), siblings_by_p, "law"),
+    "argmax stated as drawn": (misstated(draft), reject, "draft"),
+    "always token 2": (misstated(draft, lambda q: 2), reject, "draft"),
     "drawn too warm": (warm(draft), reject, "draft"),
     "tokens given away": (Chain(draft, 2), lambda p, tree, rng: Verdict(0, rng.pick(p[0])), "tokens"),
     "match for reject": (Chain(draft, 2), match, "tokens"),
@@ -224,17 +209,17 @@ WRONG = {   # what is convicted: the first line that says so
 def test_wrong_systems_are_convicted(name):
     "Each by the line that names its fault, within 6,000 rounds, and long before that"
     drafter, verify, line = WRONG[name]
-    found = watch(system(drafter, verify or siblings_by_p), target, (0,), most=6000, like="reject")
+    found = watch(system(drafter, verify), target, (0,), most=6000, n=8, like="reject")
     assert not found.passes and found.wrong == (line,) and "WRONG" in str(found), found
     assert int(found.title.split()[0].replace(",", "")) < 6000
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_right_systems_pass(name):
-    "Every listed system, on trees and chains, in floats; what would have been seen is stated"
+    "Every listed system, on trees and chains, in floats"
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
-    found = watch(s, target, (0,), most=200, n=7, seed=4, like=overlap if s.verify is reject else None)
-    assert found.passes and found.title.startswith("200 rounds") and "1e-09" in found.title
+    found = watch(s, target, (0,), most=120, n=7, seed=4, like=overlap if s.verify is reject else None)
+    assert found.passes and found.title.startswith("120 rounds") and "1e-09" in found.title
     assert "law      ok" in found.words
 
 
@@ -243,10 +228,10 @@ TREES = Branching(draft, (2, 2), without_replacement)
 
 @pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, TREES)])
 def test_right_rules_pass_a_long_trial(verify, drafter):
-    "2,000 rounds; a tenth of the tokens from the draft would have been seen, or nearly"
+    "1,000 rounds; 40 % of the tokens from the draft would have been found"
     trial = Trial(like=overlap)
-    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 2000): trial.note(round)
-    assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .3
+    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 1000): trial.note(round)
+    assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .4
 
 
 def test_it_stops_when_it_is_sure():
@@ -262,19 +247,16 @@ def test_it_stops_when_it_is_sure():
     assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
 
 
-def test_alpha_and_like():
-    "A larger rate of false alarms convicts earlier; the rule that tokens are compared with is a choice"
+def test_a_larger_rate_convicts_earlier():
+    "Of false alarms, for one and the same wrong system"
     wrong = system(Chain(draft, 2), reject_from(after=lambda r, q, x: r))
-    titles = [watch(wrong, target, (0,), most=6000, alpha=a).title for a in (.01, 1e-9)]
+    titles = [watch(wrong, target, (0,), most=6000, n=8, alpha=a).title for a in (.01, 1e-9)]
     early, late = (int(title.split()[0].replace(",", "")) for title in titles)
     assert early < late
-    slow = system(Chain(draft, 2), match)
-    assert watch(slow, target, (0,), most=700, like=lambda p, q: (p*q).sum()).passes
-    assert watch(slow, target, (0,), most=700, like=overlap).wrong == ("tokens",)
 
 
 def test_fractions_and_floats_alike():
-    "A table of fractions is compared as it is"
+    "Bets on a table of fractions"
     exact_target, exact_draft = killer()
     wrong = system(Chain(exact_draft, 2), reject_from(accept=lambda *_: True))
     assert watch(system(Chain(exact_draft, 2), reject), exact_target, (0,), most=60).passes
@@ -284,21 +266,21 @@ def test_fractions_and_floats_alike():
 def test_no_rule_claimed_no_rule_convicted(tmp_path):
     "Match is exact and accepts fewer: noted by default, convicted only where reject is claimed"
     slow = system(Chain(draft, 2), match)
-    played = recorded(1200, verify=match)
-    for found in (watch(slow, target, (0,), most=700), certify_rounds(played)):
+    played = recorded(700, verify=match)
+    for found in (watch(slow, target, (0,), most=300), certify_rounds(played)):
         assert found.passes and found.lines[-1].passes is None
         assert "too few for speculative sampling, and no fault of the law" in found.lines[-1].words
     save_log(file := tmp_path/"rounds.npz", played)
     wrong = [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)]
     assert wrong == [(), (), ("tokens",), ("tokens",)]
-    assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=500).words
+    assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=200).words
 
 
 def test_false_alarms_at_a_rate_that_can_be_seen():
-    "At alpha = 1/10, 40 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
+    "At alpha = 1/10, 25 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
     right, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
-    alarms = sum(not watch(right, target, (0,), seed=s, **how).passes for s in range(40))
-    assert alarms <= 40*.1 + 6*np.sqrt(40*.1*.9)
+    alarms = sum(not watch(right, target, (0,), seed=s, **how).passes for s in range(25))
+    assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
 
 
 # Recorded rounds
@@ -307,7 +289,7 @@ def recorded(n=40, drafter=Chain(draft, 2), verify=reject):
     return list(islice(play_rounds(system(drafter, verify), target, (0,), 5, 3), n))
 
 
-def test_a_log_says_what_was_played(tmp_path):
+def test_a_log_holds_what_was_played(tmp_path):
     "Written and read: the same drafts, verdicts and rows, to the digits of float32, and the same report"
     played_rounds = recorded(300)
     save_log(file := tmp_path/"rounds.npz", played_rounds)

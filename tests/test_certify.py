@@ -15,10 +15,9 @@ from scipy.stats import binom, chi2, kstest
 from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, laws, models, pooled
 from helpers import proves, random_table, tempered
 from specref.app.systems import SYSTEMS
-from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
+from specref.certify.certificates import Certificate, Evidence, certify_system, evidence
 from specref.certify.certificates import log_moment, partition, safe_limit, split_row
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
-from specref.core.law import exact
 from specref.core.loop import System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import numpy_generator, tv_outcomes
 from specref.core.target import TableModel, target_law
@@ -65,16 +64,6 @@ def test_a_certificate_covers_nothing_else():
     assert certify(rows, *two, gamma=2).passes and not certify(rows, *wide, gamma=2).passes
 
 
-def test_words_of_a_certificate():
-    "What was found, in words: fractions while they are short"
-    pair = constant(4, 3, 2, 1), constant(1, 2, 3, 4)
-    right, wrong = (certify(v, *pair, n=1) for v in (reject, reject_from(after=lambda r, q, x: r)))
-    what = f"equality of 4 probabilities as fractions ({right.paths} paths)"
-    assert right.words == f"the law is the target's: {what}\ntokens a target call: 8/5 = 1.6"
-    assert "at TV 7/50 = 0.14 from the target's" in wrong.words
-    assert certificate(lambda draft, **kw: autoregressive).words.endswith("\ntokens a target call: 1")
-
-
 # The partition
 
 @proves("prop-cells")
@@ -101,7 +90,7 @@ def test_the_law_of_the_counts_is_that_of_the_cells():
     "p-values of a right system on a real partition are uniform, as for draws from the weights themselves"
     target, draft = (tempered(m, 1.) for m in killer())
     cells, rng = partition(target, (0,), 3, 400), numpy_generator(5)
-    seen = [certify(reject, target, draft, gamma=2, runs=400, seed=s).test for s in range(20)]
+    seen = [certify(reject, target, draft, gamma=2, runs=400, seed=s).test for s in range(10)]
     counts = rng.multinomial(400, list(cells.weight.values()), 2000)
     drawn = [g_test(dict(zip(cells.weight, map(int, c))), cells.weight, least=0) for c in counts]
     assert {t.cells for t in seen} == {len(cells.weight)} and all(t.fits for t in seen)
@@ -126,14 +115,6 @@ def test_split(row, share, room):
     assert sum(row[x] for x in named) + others == 1
     assert others == 0 or others >= share or not len(named)
     assert min((row[x] for x in named), default=1) >= max(rest, default=0)
-
-
-def test_cells_do_not_depend_on_the_system():
-    "Only the target is evaluated, at the prefixes that are split"
-    texts = []
-    target = TableModel(3, lambda text: texts.append(text) or exact(3, 2, 1))
-    cells = partition(target, (0,), 2, 200)
-    assert set(texts) == {(0, *at) for at in cells.rows}
 
 
 # The G-test
@@ -240,8 +221,8 @@ def test_pooling():
     big = g_test({0: 3000, 1: 1900, 2: 100}, want)
     assert big.cells == 3 and big.tv == pytest.approx(detectable(5000, 2, big.limit) + .02)
     assert not g_test({0: 10**6, 1: 10**6, 2: 1}, {0: .5, 1: .5, 2: 0}).fits
-    assert g_test({0: 5000, 1: 5000}, {0: .5, 1: .5, 2: 0}).fits and not g_test({0: 99, (3,): 1},
-            {0: 1.}).fits
+    assert g_test({0: 5000, 1: 5000}, {0: .5, 1: .5, 2: 0}).fits
+    assert not g_test({0: 99, (3,): 1}, {0: 1.}).fits
     assert g_test({7: 100}, {7: 1}).tv == pytest.approx(1 - MISS**.01)
     assert g_test({0: 10, 1: 10}, {0: .5, 1: .5}).tv == 1
 
@@ -252,30 +233,30 @@ def test_the_laws_decide():
     "Fractions give a certificate, floats give evidence; a right system passes both, the mean tokens agree"
     pair = killer()
     sure = certify(reject, *pair, CTX, gamma=2)
-    seen = certify(reject, *(tempered(m, 1.) for m in pair), CTX, gamma=2, seed=3)
+    seen = certify(reject, *(tempered(m, 1.) for m in pair), CTX, gamma=2, seed=3, runs=1000)
     assert isinstance(sure, Certificate) and isinstance(seen, Evidence) and sure.passes and seen.passes
     mean, error = seen.tokens
     assert abs(mean - float(sure.tokens)) < 6*error and 0 < error < .1
 
 
-@pytest.mark.parametrize("name", ["speculative sampling", "sampled tree", "SuffixDecoding"])
+@pytest.mark.parametrize("name", ["sampled tree", "SuffixDecoding"])
 def test_listed_systems_pass_by_counts(name):
     "On float tables, with a stop token; the report states what would have been seen"
     target, draft = (tempered(m, .9) for m in killer())
     system = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
-    found = certify_system(system, target, CTX, 3, {2}, runs=1500, seed=11)
-    assert found.passes and found.words.startswith("no difference seen\n1,500 runs")
+    found = certify_system(system, target, CTX, 3, {2}, runs=1200, seed=11)
+    assert found.passes and found.words.startswith("no difference seen\n1,200 runs")
     assert "1e-09" in found.words and f"TV >= {found.test.tv:.3f}" in found.words and found.test.tv < .2
     unlikely = replace(found, test=replace(found.test, p_value=1e-5))
     assert "more runs" in unlikely.words and "more runs" not in found.words
 
 
-WRONG = {
-    "correction from p": (lambda q: Chain(q, 2), reject_from(after=lambda r, q, x: r)),
-    "everything kept": (lambda q: Chain(q, 2), reject_from(lambda *_: True)),
-    "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r)),
-    "siblings judged by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p),
-    "bonus from the row before": (lambda q: Chain(q, 1), reject_from(last=parent_row)),
+WRONG = {   # drafter, verifier, runs
+    "correction from p": (lambda q: Chain(q, 2), reject_from(after=lambda r, q, x: r), 2500),
+    "everything accepted": (lambda q: Chain(q, 2), reject_from(lambda *_: True), 2500),
+    "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r), 2500),
+    "siblings verified by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p, 2500),
+    "bonus from the row before": (lambda q: Chain(q, 1), reject_from(last=parent_row), 4000),
 }
 
 
@@ -283,17 +264,18 @@ WRONG = {
 def test_wrong_systems_are_caught_by_counts(name):
     "Each is further off, on the very cells of the report, than the report would have seen; and it is caught"
     target, draft = (tempered(m, .8) for m in killer())
-    drafter, verify = WRONG[name][0](draft), WRONG[name][1]
-    found, cells = certify(verify, target, drafter, CTX, runs=6000), partition(target, CTX, 3, 6000)
+    drafts, verify, runs = WRONG[name]
+    drafter = drafts(draft)
+    found, cells = certify(verify, target, drafter, CTX, runs=runs), partition(target, CTX, 3, runs)
     law = loop_law(target, drafter, verify, CTX, 3).of(cells.of)
     assert tv_outcomes(law, cells.weight) > found.test.tv and not found.passes, found
     cell, due, seen = found.worst
-    assert due == pytest.approx(6000*cells.weight[cell]) and abs(seen - due) > 5*np.sqrt(due)
+    assert due == pytest.approx(runs*cells.weight[cell]) and abs(seen - due) > 5*np.sqrt(due)
     assert found.words.startswith("the law is wrong: ") and str(found).startswith("LAW IS WRONG")
 
 
 def test_two_large_vocabularies():
-    "512 tokens, three of them: 134 million texts on a few dozen cells; right passes, wrong does not"
+    "512 tokens, texts of three: 134 million texts on a few dozen cells; right passes, wrong does not"
     rng = np.random.default_rng(3)
     base, turn = 3*rng.standard_normal(512), rng.standard_normal((2, 512))
     def model(k):
@@ -327,7 +309,7 @@ def test_reproducible_and_independent(capsys):
 
 
 def test_without_scipy(monkeypatch):
-    "Exact certificates need numpy alone; counts say what is missing, before anything is run"
+    "Exact certificates need numpy alone; counts name what is missing, before anything is run"
     target, draft = killer()
     monkeypatch.setattr(builtins, "__import__", builtins.__import__)
     for name in [m for m in sys.modules if m.split(".")[0] == "scipy"]: monkeypatch.delitem(sys.modules, name)

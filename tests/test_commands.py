@@ -42,7 +42,7 @@ def refused(capsys, words, *argv):
 
 @pytest.fixture
 def priced(monkeypatch):
-    "Costs that nobody waits for"
+    "Costs that are not measured"
     monkeypatch.setattr(commands, "measure_pair", lambda p, q, texts: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
 
 

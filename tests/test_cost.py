@@ -248,43 +248,45 @@ def like(α, gamma, n=4000):
     ("length", .5, 12, Costs({1: .01}, .001), "12 is too long. With 2 "),
     ("length", .9, 1, Costs({1: .01, 9: .011}, .0002), "1 is too short. With 2 ")])
 def test_the_cause_is_named(cause, α, gamma, costs, words):
-    told = explain(reprice(like(α, gamma), costs), costs)
-    assert told.cause == cause and words in told.words and f"{told.measured:.2f} times as fast" in told.words
-    assert ("no length of draft is faster" in told.words) == (told.best == 0)
+    report = explain(reprice(like(α, gamma), costs), costs)
+    assert report.cause == cause and words in report.words
+    assert f"{report.measured:.2f} times as fast" in report.words
+    assert ("no length of draft is faster" in report.words) == (report.best == 0)
 
 @settings(max_examples=25)
 @given(st.floats(.02, .98), lengths, st.floats(.01, 2), st.floats(0, 3), st.floats(0, 3))
 def test_the_gains_are_what_the_change_would_do(α, gamma, c, more, rest):
     "Each change made on the machine or on the rounds, and the run priced again"
     ledger, costs = like(α, gamma, 200), Costs({1: 1., gamma + 1: 1 + more}, c, rest)
-    told = explain(reprice(ledger, costs), costs)
-    assert told.predicted == near(told.measured) == near(costs.speedup(ledger.mean_acceptance_length, gamma))
+    report = explain(reprice(ledger, costs), costs)
+    length = ledger.mean_acceptance_length
+    assert report.predicted == near(report.measured) == near(costs.speedup(length, gamma))
     changed = dict(drafting=replace(costs, draft=c/2), overhead=replace(costs, rest=rest/2),
                    reading=replace(costs, reading={1: 1., gamma + 1: 1 + more/2}))
     for cause, then in changed.items():
-        assert told.gains[cause] == near(explain(reprice(ledger, then), then).measured / told.measured)
-    if told.best and told.best <= gamma:
-        cut = book([min(a, told.best) for a in ledger.column("accepted")], told.best)
-        assert told.gains["length"] == near(explain(reprice(cut, costs), costs).measured / told.measured)
-    assert told.cause == max(told.gains, key=told.gains.get) and min(told.gains.values()) >= 1 - 1e-12
+        assert report.gains[cause] == near(explain(reprice(ledger, then), then).measured / report.measured)
+    if report.best and report.best <= gamma:
+        cut = book([min(a, report.best) for a in ledger.column("accepted")], report.best)
+        assert report.gains["length"] == near(explain(reprice(cut, costs), costs).measured / report.measured)
+    assert report.cause == max(report.gains, key=report.gains.get) and min(report.gains.values()) >= 1 - 1e-12
 
 @settings(max_examples=30)
 @given(accepts)
 @example(book([0, 0, 2, 2, 2], 2))   # rounding would make the second rate larger than the first
 def test_chains_with_half_the_errors(ledger):
     "Every conditional rate half-way to one, as far as drafts were reached, and the proposition's α"
-    told, rates = explain(reprice(ledger, Costs({1: 1.}, .1))), Rates.seen(ledger)
+    report, rates = explain(reprice(ledger, Costs({1: 1.}, .1))), Rates.seen(ledger)
     reached = 1 + sum(a > 0 for a in rates.position[:-1])
     better = Rates.chained((1 + b) / 2 for b in rates.conditional[:reached])
-    assert told.better.position[:reached] == near(better.position) and told.alpha == near(rates.alpha)
-    assert not any(told.better.position[reached:])
+    assert report.better.position[:reached] == near(better.position) and report.alpha == near(rates.alpha)
+    assert not any(report.better.position[reached:])
 
 def test_lookups_with_half_the_errors():
     "Rounds that offered nothing are no errors: of four rounds three drafted, one of them in vain"
     ledger = Ledger([counts(*row, (0, 1., 0)) for row in ((2, 2), (2, 0), (0, 0), (1, 1))])
-    told = explain(ledger, Costs({1: 1.}, 0))
-    assert (told.alpha, told.gamma, told.rates.position) == (3/4, 5/4, (.5, .25))
-    assert told.better.position == (.625, .625 * .5)
+    report = explain(ledger, Costs({1: 1.}, 0))
+    assert (report.alpha, report.gamma, report.rates.position) == (3/4, 5/4, (.5, .25))
+    assert report.better.position == (.625, .625 * .5)
 
 @pytest.mark.parametrize("seconds, costs, want", [
     ((.4, 1., .2), Costs({1: 1.}, .1, .5), (.4, 1., .2, .3)),
@@ -296,10 +298,10 @@ def test_lookups_with_half_the_errors():
 def test_the_costs_of_a_round(seconds, costs, want):
     "Rows made for the verifier are reading, up to its price; the loop is what the ledger did not see"
     ledger = Ledger([counts(4, 2, (9., 9., 9.))] + [counts(4, 2, seconds)] * 3)   # the first reads the prompt
-    told = explain(ledger, costs)
-    assert tuple(told.seconds.values()) == near(want)
-    assert (told.measured is None) == (costs is None) == ("no costs given" in str(told))
-    if not costs: assert told.costs.draft == near(.1) and told.gains["reading"] == 1
+    report = explain(ledger, costs)
+    assert tuple(report.seconds.values()) == near(want)
+    assert (report.measured is None) == (costs is None) == ("no costs given" in str(report))
+    if not costs: assert report.costs.draft == near(.1) and report.gains["reading"] == 1
 
 def test_runs_that_are_no_chains():
     "Trees and lookups: explained, without advice on the length; and the counts of a repriced run stay"
@@ -308,10 +310,10 @@ def test_runs_that_are_no_chains():
     counted, ctx = NgramModel([0, 1, 2, 3] * 20, 4, 3), (0, 1, 2, 3, 0, 1)
     text = generate(counted, PromptLookup(4), reject, ctx, 60, Seeded(0)).ledger
     for ledger in (tree, text):
-        told = explain(reprice(ledger, costs), costs)
+        report = explain(reprice(ledger, costs), costs)
         price = np.mean([costs.round(drafted) for drafted in ledger.column("drafted")])
-        assert told.best is None and "length" not in told.gains and "gamma" not in str(told)
-        assert told.predicted == near(told.tokens * costs.plain() / price)
+        assert report.best is None and "length" not in report.gains and "gamma" not in str(report)
+        assert report.predicted == near(report.tokens * costs.plain() / price)
         assert repr(reprice(ledger, costs)) == repr(ledger)
 
 def test_extremes():

@@ -1,37 +1,29 @@
 "Chapter 15: keyed noise makes the text a function of noise and target; how often two couplings agree"
 from collections import Counter
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
 from helpers import CANON, constant, g_test, models, pairs, proves, seeds, tempered
+from verify_helpers import PEAK, SGL, as_dict
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.verify.coupled import (GumbelMax, PositionKeyed, PositionKeyedRng, by_position, chain_position,
-                                    coupled,
-                                    gumbel_max_coupling, inverse_cdf_coupling, list_match_prob, list_position,
-                                    reused_noise_law)
+                                    coupled, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob,
+                                    list_position, reused_noise_law)
 from specref.core.law import exact, overlap, residual, tv
 from specref.core.loop import generate, loop_law, match, no_draft, rounds
-from specref.models.embedded import embedded, prompts
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
 
 F = Fraction
-SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)   # verification.md §17
-PEAK = exact(7, 1, 1, 1), exact(1, 6, 2, 1)
 PAIRS = CANON, SGL, PEAK, (exact(3, 0, 2, 0, 1), exact(0, 1, 2, 0, 2))
 noises = st.sampled_from([Seeded, GumbelMax, lambda s: GumbelMax(s, lists=3)])
-
-
-def as_dict(p): return {x: w for x, w in enumerate(p) if w}
 
 
 def as_joint(J): return {at: w for at, w in np.ndenumerate(J) if w}
@@ -41,7 +33,7 @@ def contrary(model): return TableModel(model.V, lambda text: model.law(text)[::-
 
 
 def peek(target, turn):
-    "A drafter that reads the verifier's noise, of the future too, and offers its tokens, turned by `turn`"
+    "A drafter that reads the verifier's noise, of later places too, and offers its tokens, turned by `turn`"
     def drafter(ctx, rng):
         tree, node = Tree(ctx), 0
         for _ in range(2):
@@ -55,12 +47,12 @@ def peek(target, turn):
 DRAFTERS = {
     "chain": lambda p, q: PositionKeyed(Chain(q, 2)),
     "the target": lambda p, q: PositionKeyed(Chain(p, 3)),
-    "plainly bad": lambda p, q: PositionKeyed(Chain(contrary(p), 1)),
+    "the target reversed": lambda p, q: PositionKeyed(Chain(contrary(p), 1)),
     "lists": lambda p, q: PositionKeyed(Branching(q, (2,), iid), list_position(2)),
     "noise of its own": lambda p, q: Chain(q, 1),
     "a tree": lambda p, q: Branching(q, (2,)),
-    "clairvoyant": lambda p, q: peek(p, 0),
-    "perverse": lambda p, q: peek(p, 1),
+    "the noise read in advance": lambda p, q: peek(p, 0),
+    "the noise read, and missed": lambda p, q: peek(p, 1),
 }
 kinds = pytest.mark.parametrize("kind", DRAFTERS)
 
@@ -69,13 +61,13 @@ kinds = pytest.mark.parametrize("kind", DRAFTERS)
 
 @proves("thm-invariant", "cor-keyed")
 @kinds
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(models(), st.integers(1, 3))
 def test_all_noise(kind, pair, n):
-    "One noise, with a draft and without: on every road the same text, and its law is the target's, unmerged"
+    "One noise, with a draft and without: on every path the same text, and its law is the target's, unmerged"
     target, draft = pair
     drafter = DRAFTERS[kind](target, draft)
-    n = min(n, 2 if kind in ("lists", "a tree") else 3)   # these toss by the dozen in every round
+    n = min(n, 2 if kind in ("lists", "a tree") else 3)   # many coins a round
     both = law_of(lambda rng: tuple(generate(target, d, coupled, (0,), n, rng) for d in (drafter, no_draft)))
     assert all(a == b for a, b in both)
     assert both.of(lambda ab: ab[0]) == target_law(target, (0,), n)
@@ -85,7 +77,7 @@ stops = st.sets(st.integers(0, 2), max_size=1)
 
 
 @proves("thm-invariant")
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(models(), noises, seeds, st.integers(1, 5), st.sampled_from([.5, 1, 1.7]), stops)
 def test_same_seed_same_text(pair, noise, seed, gamma, temperature, stop):
     "Any noise, any drafter, any γ, any temperature, with a stop token"
@@ -94,32 +86,11 @@ def test_same_seed_same_text(pair, noise, seed, gamma, temperature, stop):
     alone = text(no_draft)
     lists = PositionKeyed(Branching(draft, (3, 1), iid), list_position(3))
     keyed = PositionKeyed(Chain(draft, gamma)), PositionKeyed(Chain(contrary(target), 2)), lists
-    for d in (*keyed, Chain(draft, gamma), Branching(draft, (2, 2))):
+    for d in (*keyed, PositionKeyed(Chain(target, gamma)), Chain(draft, gamma), Branching(draft, (2, 2))):
         assert text(d) == alone
-    sure = text(PositionKeyed(Chain(target, gamma))) if getattr(noise(0), "lists", 1) == 1 else alone
-    few = len(sure) - len(sure.ledger.rounds)
-    assert sure == alone and (sure is alone or sure.ledger.num_accepted_tokens >= few)
 
 
-@proves("thm-invariant")
-@settings(max_examples=20)
-@given(models(), seeds)
-def test_a_drafter_that_learns_stays_itself(pair, seed):
-    "Keyed passes on what its drafter learns, and what it says of itself"
-    @dataclass(frozen=True)
-    class Longer(Chain):
-        def learn(self, round): return Longer(self.model, self.gamma % 3 + 1)
-    target, draft = pair
-    keyed, seen = PositionKeyed(Longer(draft, 1)), []
-    assert (keyed.models, keyed.depth) == ((draft,), 1) and keyed == PositionKeyed(Longer(draft, 1))
-    for _, round in zip(range(4), rounds(target, keyed, coupled, (0,), Seeded(seed))):
-        seen.append(len(round.tree) - 1)
-    assert seen == [1, 2, 3, 1]
-    found, want = (generate(target, d, coupled, (0,), 9, Seeded(seed)) for d in (keyed, no_draft))
-    assert found == want
-
-
-# The key is the place in the text
+# The key is the position in the text
 
 def by(name): return lambda p, tree, rng: match(p, tree, PositionKeyedRng(rng, lambda i: name(tree, i)))
 
@@ -134,7 +105,7 @@ WRONG_KEYS = {
 
 @pytest.mark.parametrize("name", WRONG_KEYS)
 def test_a_wrong_key_is_caught(name):
-    "Noise that comes back breaks the law. Every path shows it; merged states may not"
+    "Noise that is used twice breaks the law, as every path shows; merged states may not"
     target, draft = constant(3, 2, 1), constant(1, 2, 3)
     want, wrong = target_law(target, (0,), 3), by(WRONG_KEYS[name])
     for d in (no_draft, PositionKeyed(Chain(draft, 1))):
@@ -144,7 +115,7 @@ def test_a_wrong_key_is_caught(name):
 
 
 def test_another_draft_finds_a_wrong_key():
-    "A lane or a round in the key keeps the law and loses invariance: the same seed, other texts"
+    "A depth in the key keeps the law and loses invariance: the same seed, other texts"
     target, draft = constant(3, 2, 1), constant(1, 2, 3)
     laned = by(lambda tree, i: (len(tree.ctx) + tree.depth[i], tree.depth[i]))
     def text(gamma, n, rng):
@@ -158,13 +129,13 @@ def test_another_draft_finds_a_wrong_key():
 
 @settings(max_examples=15)
 @given(models(), st.integers(1, 2))
-def test_edges_state_the_truth(pair, gamma):
-    "A keyed chain, and keyed chains side by side, keep the contract of every drafter"
+def test_keyed_drafters(pair, gamma):
+    "A keyed chain, and keyed chains side by side, satisfy the contract of every drafter"
     drafter_contract(PositionKeyed(Chain(pair[1], gamma)), (0, 1))
     drafter_contract(PositionKeyed(Branching(pair[1], (2,) + (1,)*(gamma - 1), iid), list_position(2)), (0,))
 
 
-def test_names():
+def test_positions_of_nodes():
     "Node i of a chain, and of chains side by side, as Chain and Branching number them"
     for K, gamma in product((1, 2, 3), repeat=2):
         tree = Branching(constant(1, 1, 1), (K,) + (1,)*(gamma - 1), iid)((0, 0), Seeded(0))
@@ -179,8 +150,8 @@ def test_names():
 @proves("thm-cells")
 @settings(max_examples=25)
 @given(pairs())
-def test_cells_are_what_a_shared_uniform_does(pq):
-    "The formula is the law of two picks with one key, and never agrees more often than β"
+def test_cells_are_two_picks_with_one_key(pq):
+    "The formula is the law of two picks with one key; token by token they agree at most min(p, q)"
     p, q = pq
     J = inverse_cdf_coupling(p, q)
     assert law_of(lambda rng: (rng.pick(q, key=0), rng.pick(p, key=0))) == as_joint(J)
@@ -288,17 +259,6 @@ def test_racing_gives_only_what_the_law_can(seed, pq):
     assert GumbelMax(seed).pick(np.array([0, 1 - 1e-300, 1e-300, 5e-324]), key=3) == 1
 
 
-@pytest.mark.parametrize("lists", [2])
-def test_racing_texts(lists):
-    "Whole texts, counted: the joint law of three tokens; sees a distance of 0.1, a false alarm once in 10^9"
-    def turned(w): return TableModel(3, lambda text: exact(*np.roll(w, sum(text))))
-    target, draft = turned((5, 4, 3)), turned((1, 3, 2))
-    drafter = PositionKeyed(Branching(draft, (lists,), iid), list_position(lists))
-    texts = [generate(target, drafter, coupled, (0,), 3, GumbelMax(s, lists=lists)) for s in range(4000)]
-    report = g_test(Counter(texts), target_law(target, (0,), 3))
-    assert report.fits and report.tv < .1, report
-
-
 # Lists
 
 
@@ -317,7 +277,7 @@ def test_more_lists_are_not_worse(pq, K):
 @pytest.mark.parametrize("K", [1, 2, 4])
 @pytest.mark.parametrize("pq", PAIRS[:3], ids=("canon", "sgl", "peak"))
 def test_lists_by_counts(pq, K):
-    "100,000 races: the target's law is p, drafted by the list that it won on as often as the theorem says"
+    "100,000 races: the target's law is p, drafted by its winning list as often as the theorem says"
     p, q = pq
     E, x, y = races(p, q, K=K)
     assert g_test(Counter(y.tolist()), as_dict(p)).fits
@@ -356,21 +316,3 @@ def test_reused_race_by_counts(pq):
     wrong = reused_noise_law(p, q, gumbel_max_coupling)
     assert g_test(Counter(y.tolist()), as_dict(wrong)).fits
     if tv(wrong, p) > F(1, 40): assert not g_test(Counter(y.tolist()), as_dict(p)).fits
-
-
-# Seen at size
-
-@pytest.mark.parametrize("noise", [GumbelMax])
-def test_transformers(noise):
-    "The embedded models in float64: plain, chains and lists write one text, and the drafts save calls"
-    names = "target", "small", "large"
-    big, small, large = (embedded(name, torch.float64, temperature=.9) for name in names)
-    start = prompts("code", 1, 24, seed=2)[0]
-    lists = PositionKeyed(Branching(small, (2, 1), iid), list_position(2))
-    drafters = no_draft, PositionKeyed(Chain(small, 2)), PositionKeyed(Chain(large, 4)), lists
-    texts = [generate(big, d, coupled, start, 24, noise(3)) for d in drafters]
-    calls = [len(text.ledger.rounds) for text in texts]
-    assert len(set(texts)) == 1 and calls[0] == 24 > max(calls[1:])
-
-
-# Doors

@@ -1,13 +1,11 @@
 "Chapter 21a: the suffix array against sorting, lookups by brute force, REST's verifier"
 from collections import Counter
-from fractions import Fraction as F
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import constant, faithful, laws, models, proves
+from helpers import faithful, laws, models, proves
 from specref.certify.mutants import each_path, redrawn_after
 from specref.core.loop import loop_law, match
 from specref.core.rng import Enumerator, law_of, tv_outcomes
@@ -42,18 +40,6 @@ def test_suffix_array(text, times):
     "The order of the suffixes as Python sorts them, on texts that repeat, too"
     text = text * times
     assert suffix_array(text).tolist() == sorted(range(len(text)), key=lambda i: text[i:])
-
-
-@proves("lem-doubling")
-@settings(max_examples=25)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=16), st.integers(0, 3))
-def test_a_pair_of_ranks_is_a_longer_rank(text, j):
-    "Pairs of ranks by k tokens order the places as their first 2k tokens do"
-    n, k = len(text), 2**j
-    rank = [sum(text[a:a+k] < text[i:i+k] for a in range(n)) for i in range(n)] + [-1]*k
-    pairs = [(rank[i], rank[i + k]) for i in range(n)]
-    for a in range(n):
-        for b in range(n): assert (text[a:a+2*k] < text[b:b+2*k]) == (pairs[a] < pairs[b])
 
 
 def test_long_texts():
@@ -123,19 +109,6 @@ def test_retrieval_is_brute_force(texts, ctx, shortest, more, most, depth):
     drafter_contract(rest, ctx)
 
 
-@faithful("REST")
-def test_the_longest_span_wins_and_the_published_numbers():
-    "After `ab` comes `c` nine times, after `xab` `d`: offered unless three tokens are too many"
-    a, b, c, d, x = range(5)
-    store = Datastore([(a, b, c)] * 9 + [(x, a, b, d)], 5)
-    assert Rest(store).beginnings((c, x, a, b)) == [((d,), 1)]
-    assert Rest(store, longest=2).beginnings((c, x, a, b)) == [((c,), 9), ((d,), 1)]
-    rest = Rest(store)
-    assert rest == Rest(store, 16, 2, 64, 10, 5000)
-    store = Datastore([(0, 1)] * 3 + [(0, 2)] * 3 + [(0, 3)] * 9, 4)
-    assert Rest(store, shortest=1, occurrences=5).beginnings((0,)) == [((1,), 3), ((2,), 2)]
-
-
 # One draw a node
 
 @settings(max_examples=20)
@@ -171,15 +144,3 @@ def test_a_second_draw(p, paths):
     law, far = off(p, paths, redrawn_after(match))
     assert far == hit*(1 - hit) and all(law.get(x, 0) == (1 - hit)*p[x] for x in range(4) if x not in first)
     assert off(p, paths, match)[1] == off(p, paths, reject)[1] == 0
-
-
-@faithful("REST")
-@pytest.mark.parametrize("w, one, path, both", [((3, 3, 3, 1), F(9, 100), F(171, 1000), F(2439, 10000)),
-                                                ((1, 0, 0, 3), F(3, 16), F(15, 64), F(63, 256)),
-                                                ((0, 0, 0, 1), 0, 0, 0)])
-def test_the_published_verifier_is_off(w, one, path, both):
-    "A retrieved token shared by three paths: exact with one draw a node, else off by these fractions"
-    rest, target = Rest(Datastore([(2, 3, x) for x in range(3)], 4), 1, 1, 4, exact=True), constant(*w)
-    def far(verify): return tv_outcomes(loop_law(target, rest, verify, (2,), 1), target_law(target, (2,), 1))
-    rules = reject, match, redrawn_after(match), each_path, redrawn_after(each_path)
-    assert [far(verify) for verify in rules] == [0, 0, one, path, both]

@@ -15,7 +15,7 @@ from specref.core.target import target_law
 from specref.models.embedded import DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
 
-N, PROMPTS, RUNS = long(12, 16), long(2, 25), 1600
+N, PROMPTS, RUNS = long(8, 16), long(1, 25), 800
 
 
 class Once(HFModel):

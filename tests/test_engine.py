@@ -1,11 +1,11 @@
-"44_engine: a batch is a map of single rows, the draft lags by one at most, a round asks the host nothing"
+"44_engine: a batch is a map of single rows, the draft lags by one at most, a round waits for no number"
 import contextlib
 import copy
 import inspect
 import textwrap
 from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
@@ -16,47 +16,38 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from helpers import g_test, laws, proves, refuses, shapes
+from helpers import g_test, laws, proves, shapes
 from test_cache import doubled, fresh, llama
 from test_transformer import REFUSED, SMALL
-from specref.models.embedded import prompts, raw_model
-from specref.core.rng import Rng, Streams, Tape, tv_outcomes, numpy_generator
+from specref.core.rng import Tape, numpy_generator
 from specref.gpu import engine as module
-from specref.gpu.engine import Engine, BatchRun, sort_by_level, tree_levels, uniforms, inverse_cdf, tape_of
-from specref.gpu.verify import decision_cells, verify_trees
+from specref.gpu.engine import Engine, BatchRun, uniforms, inverse_cdf, tape_of
+from specref.gpu.verify import verify_trees
 from specref.core.law import warp
 from specref.core.loop import generate
 from specref.verify.reject import reject
 from specref.draft.shapes import StaticTree
-from specref.core.target import TableModel, target_law as law_of_target
 from specref.models.transformer import HFModel, Unservable
 from specref.core.tree import iid, points, without_replacement
 
 torch.set_num_threads(1)
 CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1, 0, 2), (-1,)
-made = {}
 
-
-def pair(name="llama"):
-    "A target, and a draft that is like it but not equal"
-    if name in made: return made[name]
-    if name == "embedded":
-        made[name] = [doubled(copy.deepcopy(raw_model(x, torch.float64))) for x in ("target", "small")]
-    elif name == "tiny": made[name] = near(tiny(4), .15)
-    else: made[name] = near(llama(0), .03)
-    return made[name]
-
-def tiny(V):
-    return llama(3, vocab_size=V, hidden_size=8, intermediate_size=8,
-                 num_hidden_layers=1, num_attention_heads=2)
 
 def near(target, by):
+    "A target, and a draft that is like it but not equal"
     draft = copy.deepcopy(target)
     torch.manual_seed(1)
     with torch.no_grad():
         for w in draft.parameters(): w.add_(by * torch.randn_like(w))
     return [target, doubled(draft)]
 
+@cache
+def pair(): return near(llama(0), .03)
+
+def tiny(V):
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    return llama(3, vocab_size=V, **sizes)
 
 def in_order(q): return points(np.argsort(-q, kind="stable"), len(q))
 
@@ -108,7 +99,7 @@ PLANS = [(CHAIN, iid), (TREE, iid), (TREE, without_replacement), (MIXED, without
 @pytest.mark.parametrize("shape, draw", PLANS)
 def test_a_batch_is_a_map(shape, draw):
     "Every text and every count of its ledger is that of the loop for one text on the same numbers"
-    ctxs, n, seeds, stop, temperature = batch(16, 16)
+    ctxs, n, seeds, stop, temperature = batch(16, 12)
     texts = Engine(*pair(), shape, draw, temperature, every=3).generate(ctxs, n, seeds, stop)
     want = all_alone(pair(), shape, draw, ctxs, n, seeds, stop, temperature)
     assert texts == want and [*map(rounds, texts)] == [*map(rounds, want)]
@@ -117,55 +108,13 @@ def test_a_batch_is_a_map(shape, draw):
 
 
 @proves("thm-engine-map")
-def test_the_embedded_models():
-    "The same on the shipped models and real prompts"
-    pairs, ctxs = pair("embedded"), [prompts("code", 1, length=k, seed=k)[0] for k in (5, 17, 1)]
-    n, seeds, heat = (12, 20, 9), (1, 2, 3), (1., .7, 0.)
-    texts = Engine(*pairs, TREE, without_replacement, heat).generate(ctxs, n, seeds, (10,))
-    assert texts == all_alone(pairs, TREE, without_replacement, ctxs, n, seeds, [(10,)]*3, heat)
-    assert max(t.ledger.mean_acceptance_length for t in texts) > 2
-
-
-@proves("thm-engine-map")
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]), st.integers(1, 4),
-       st.randoms(use_true_random=False))
-def test_neighbours_and_their_order_do_not_matter(seed, shape, draw, every, random):
-    "Any shape, any order, any subset, however often the host looks: each row's text is the same"
-    rows = [*zip(*batch(seed, 4, longest=8))]
-    chosen = random.sample(rows, random.randint(1, 4))
-    def texts(rows, every):
-        ctxs, n, seeds, stop, temperature = zip(*rows)
-        engine = Engine(*pair(), shape, draw, temperature, every=every)
-        return dict(zip(seeds, engine.generate(ctxs, n, seeds, stop)))
-    whole, part = texts(rows, 1), texts(chosen, every)
-    assert all(part[s] == whole[s] for s in part)
-
-
-@proves("thm-engine-map")
-@pytest.mark.parametrize("draw", [iid, without_replacement])
-def test_the_law_of_a_plan_reaches_the_verifier(draw):
-    "At temperature 0 every child is a point; else it has its parent's row, and is exclusive if drawn so"
-    e = Engine(*pair(), TREE, draw, (0., 1.))
-    b = BatchRun(e, e.requests([(1,), (2,)], 5, (0, 1))).batch
-    assert b.q_row.tolist() == [-1]*8 + [-1, *(7 + u for u in TREE[1:])]
-    assert b.without_replacement.tolist() == [False]*9 + [draw is without_replacement]*7
-
-
-@given(shapes(9))
-def test_levels_are_those_of_a_static_tree(parent):
-    "The numbering is that of `StaticTree`; each level names its parents and their children in order"
-    plan = sort_by_level(parent)
-    flat = TableModel(2, lambda text: np.ones(2) / 2)
-    grown = StaticTree(flat, tuple(parent), iid)((0,), Tape({("pick", c): .5 for c in range(20)}))
-    assert list(plan) == grown.parent
-    seen = [0]
-    for start, end, inner, kids, there in tree_levels(grown):
-        assert {grown.depth[i] for i in range(start, end)} == {grown.depth[start]} and len(inner) == len(kids)
-        edges = [(start + inner[i // len(kids[0])], sum(kids, [])[i]) for i in there]
-        assert edges == [(grown.parent[c], c) for u in range(start, end) for c in grown.children(u)]
-        seen += [c for _, c in edges]
-    assert seen == [*range(len(parent))]
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]), st.integers(1, 4))
+def test_any_shape_in_any_batch(seed, shape, draw, every):
+    "The same for random shapes in any numbering, however often the host reads the results"
+    ctxs, n, seeds, stop, heat = batch(seed, 6, longest=8)
+    texts = Engine(*pair(), shape, draw, heat, every=every).generate(ctxs, n, seeds, stop)
+    assert texts == all_alone(pair(), shape, draw, ctxs, n, seeds, stop, heat)
 
 
 @given(laws(5), st.integers(0, 2**12 - 1))
@@ -209,111 +158,13 @@ def test_when_nothing_is_left(temperature, u, want):
 
 # ---- the law
 
-def target_law(target, ctx, n, temperature):
-    "The law of n tokens, by passes that have no past"
-    law = {(): 1.}
-    for _ in range(n):
-        rows = {t: warp(fresh(target, ctx + t)[1].numpy(), temperature) for t in law}
-        law = {(*t, x): w * v for t, w in law.items() for x, v in enumerate(rows[t])}
-    return law
-
-
-class Addressed(Rng):
-    "The questions of one round and one side, put to an enumerating rng under addresses of their own"
-    def __init__(self, rng, *address): self.rng, self.address = rng, address
-    def at(self, i): return Streams(Addressed(self.rng, i, "draft"), Addressed(self.rng, i, "verify"))
-    def pick(self, law, at=None, key=None): return self.rng.pick(law, at=(*self.address, at))
-    def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at=(*self.address, at))
-
-
-def table_of(net, temperature):
-    "The laws of a network as fractions: every float is one, and they are scaled to sum to one"
-    def f(text):
-        w = np.array([Fraction(x) for x in warp(fresh(net, text)[1].numpy(), temperature)])
-        return w / w.sum()
-    return TableModel(net.config.vocab_size, f)
-
-
-class Middles:
-    "In the place of a text's generator: the middle of one cell, and .5 for what the cell does not ask"
-    def __init__(self, cell, rounds, N):
-        self.table, self.done = np.full((rounds, 2, N), .5), 0
-        for (i, side, c), u in cell.coins.items(): self.table[i, 1, c] = u
-        for (i, side, c), u in cell.picks.items(): self.table[i, 0, c if side == "draft" else 0] = u
-    def random(self, shape):
-        part = self.table[self.done:self.done + shape[0]]
-        self.done += len(part)
-        return np.concatenate([part, np.full((shape[0] - len(part), *shape[1:]), .5)])
-
-
-ROUNDS = [
-    (3, (-1, 0, 0), without_replacement, 2., 2), (3, CHAIN[:3], iid, 1., 2),
-    (3, (-1, 0, 0, 0), without_replacement, 1., 2), (2, (-1, 0, 0, 1, 1, 2), without_replacement, 1., 2),
-    (2, CHAIN, iid, 2., 2), (3, NONE, iid, 1., 2)]
-
-def through_the_engine(monkeypatch, V, shape, draw, temperature, n, ctx=(0, 1)):
-    "Every cell of the numbers that n tokens ask for, as one batch: cells, texts, the target's law"
-    nets = near(tiny(V), .3)
-    p, q = (table_of(net, temperature) for net in nets)
-    def program(rng): return generate(p, StaticTree(q, shape, draw), reject, ctx, n, Addressed(rng))
-    case = V, shape, draw, temperature, n
-    if case not in made: made[case] = [*decision_cells(program)]
-    boxes = made[case]
-    with monkeypatch.context() as m:
-        m.setattr(module, "numpy_generator", lambda seed: Middles(boxes[seed], n, len(shape)))
-        engine = Engine(*nets, shape, draw, temperature, every=2)
-        texts = engine.generate([ctx]*len(boxes), n, range(len(boxes)))
-    return boxes, texts, law_of_target(p, ctx, n)
-
-def law_in(boxes, texts):
-    law = Counter()
-    for box, text in zip(boxes, texts): law[tuple(text)] += box.volume
-    return law
-
-
-@proves("cor-engine-law", "thm-engine-map")
-def test_the_law_exactly(monkeypatch):
-    "In the middle of every cell the engine gives the reference's text; the volumes sum to the target's law"
-    depths, accepted = set(), set()
-    for V, shape, draw, temperature, n in ROUNDS:
-        boxes, texts, want = through_the_engine(monkeypatch, V, shape, draw, temperature, n)
-        assert sum(box.volume for box in boxes) == 1 and min(box.volume for box in boxes) > 1e-12
-        assert texts == [box.outcome for box in boxes]
-        assert [*map(rounds, texts)] == [rounds(box.outcome) for box in boxes]
-        assert law_in(boxes, texts) == want and len(want) == V**n
-        depths |= {len(text.ledger.rounds) for text in texts}
-        accepted |= {r[2] for text in texts for r in text.ledger.rounds}
-    assert depths == {1, 2} and {0, 1, 2} <= accepted
-
-
-@pytest.mark.parametrize("method, old, new", [
-    ("round", "coins.flatten()", "picks.flatten()"),
-    ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
-    ("children", "w, z = remove_token(w, z, tokens[-1], cold)", "pass"),
-    ("draft", "u[:, level.kids]", "u[:, level.kids] * .5"),
-    ("draft", "u[:, level.kids]", "u[:, level.kids].roll(1, 2)")])
-def test_the_exact_law_sees_wrong_numbers(method, old, new, monkeypatch):
-    "A number read twice, halved or by another node, or a repeated sibling: the law is another one"
-    monkeypatch.setattr(BatchRun, method, altered(BatchRun, method, old, new))
-    boxes, texts, want = through_the_engine(monkeypatch, *ROUNDS[0])
-    assert tv_outcomes(law_in(boxes, texts), want) > 1e-4
-
-
 @proves("cor-engine-law")
-def test_the_law():
-    "Joint law of the first tokens of 2,000 texts: false alarm 1e-9, and what distance is seen"
-    target, draft = pair("tiny")
-    texts = Engine(target, draft, TREE, without_replacement).generate([(0, 3, 1)]*2000, 2, range(2000))
-    test = g_test(Counter(map(tuple, texts)), target_law(target, (0, 3, 1), 2, 1.))
-    assert test.fits and test.tv < .25, test
-
-
-@proves("cor-engine-law")
-def test_texts_are_independent():
+def test_texts_are_independent(monkeypatch):
     "The first tokens of neighbours, in 1,000 pairs, have the product law; with shared numbers they do not"
-    target, draft = pair("tiny")
-    law = target_law(target, (2,), 1, 1.)
-    both = {(*a, *b): v * w for (a, v), (b, w) in product(law.items(), law.items())}
+    monkeypatch.setattr("specref.gpu.verify.free_to_ask", lambda mask: False)   # all rows at once
+    target, draft = near(tiny(4), .15)
+    law = fresh(target, (2,))[1].softmax(0).tolist()
+    both = {(x, y): law[x] * law[y] for x, y in product(range(4), repeat=2)}
     def test(seeds):
         texts = [*map(tuple, Engine(target, draft, CHAIN[:3], iid).generate([(2,)]*len(seeds), 1, seeds))]
         return g_test(Counter(a + b for a, b in zip(texts[::2], texts[1::2])), both)
@@ -326,22 +177,16 @@ def far(net, rows, text, n):
     return (rows[:, :, :, :n] - fresh(net, text[:n])[0]).abs().max().item() if n else 0.
 
 
-def checked_run(e, *asked):
-    run = BatchRun(e, e.requests(*asked))
-    run.rows.check = run.drafts.check = True
-    return run
-
-
 @proves("thm-engine-map", "lem-lag")
-@pytest.mark.parametrize("name, shape", [("llama", CHAIN), ("llama", MIXED), ("embedded", TREE)])
-def test_the_caches_after_every_round(name, shape):
+@pytest.mark.parametrize("shape", [CHAIN, MIXED])
+def test_the_caches_after_every_round(shape):
     "Both caches hold fresh rows; the draft lacks one more just after a node of the last level was accepted"
-    B, (target, draft) = 3 if name == "embedded" else 4, pair(name)
-    ctxs, n, seeds, _, heat = (x[:B] for x in batch(5, 4))
+    (target, draft), (ctxs, n, seeds, _, heat) = pair(), batch(5, 4)
     e = Engine(target, draft, shape, temperature=heat, every=1)
-    run, seen = checked_run(e, ctxs, [k + 12 for k in n], seeds), set()
+    run, seen = BatchRun(e, e.requests(ctxs, [k + 12 for k in n], seeds)), set()
+    run.rows.check = run.drafts.check = True
     while max(run.wants):
-        for b in (b for b in range(B) if run.wants[b]):
+        for b in (b for b in range(4) if run.wants[b]):
             text, length = ctxs[b] + tuple(run.out[b]), run.rows.lengths[b].item()
             lag = length - run.drafts.lengths[b].item()
             accepted = run.ledgers[b].rounds[-1].accepted if run.out[b] else -1
@@ -396,57 +241,44 @@ def test_ended_rows_stand_still():
 
 # ---- ends
 
-@pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("ctxs", [[(3,)], [(3,), (5,), (3, 5)]])
-def test_short_texts(n, ctxs):
-    "n = 0, 1, 2 for prompts of one token, alone and together; a text without rounds has an empty ledger"
-    texts = Engine(*pair(), TREE).generate(ctxs, n, range(len(ctxs)))
-    assert texts == [alone(*pair(), TREE, without_replacement, 1., c, n, s) for s, c in enumerate(ctxs)]
-    assert all(len(t) == n for t in texts)
-    assert n or all(t.ledger.num_drafts == t.ledger.num_emitted_tokens == 0 for t in texts)
+def test_nothing_is_wanted():
+    "n = 0 for the only text: no round, no token, an empty ledger"
+    text, = Engine(*pair(), TREE).generate([(3,)], 0, [0])
+    assert not text and not text.ledger.rounds and text.ledger.num_drafts == 0
 
 
 def test_a_stop_token_inside_an_accepted_run():
     "The text ends with the first occurrence of its stop token, whichever; a prompt's tokens end nothing"
-    e = Engine(*pair("embedded"), CHAIN, temperature=0.)
-    ctx = prompts("code", 1, length=12, seed=4)[0]
-    whole = e.generate([ctx], 20, [0])[0]
-    assert any(r[2] >= 2 for r in whole.ledger.rounds)
+    e, ctx = Engine(*pair(), CHAIN), (1, 2, 3)
+    whole, = e.generate([ctx], 20, [0])
+    assert any(r.accepted >= 2 for r in whole.ledger.rounds) and not {*ctx} & {*whole}
     stops = sorted({*whole, *ctx})
     texts = e.generate([ctx]*len(stops), 20, [0]*len(stops), [{s} for s in stops])
-    assert {*ctx} - {*whole} and {*ctx} & {*whole}
     assert texts == [whole[:whole.index(s) + 1] if s in whole else whole for s in stops]
 
 
 def test_to_the_last_position():
-    "A text may fill the model's positions but for the tree's room, and one more is rejected at the door"
+    "A text may fill the model's positions but for the tree's room (one more token is refused)"
     target, draft = near(llama(0, max_position_embeddings=40), .08)
     e, n = Engine(target, draft, TREE), 40 + 2 - 8 - 4
     want = alone(target, draft, TREE, without_replacement, 1., (1, 2, 3, 4), n, 0)
     assert e.generate([(1, 2, 3, 4), (5,)], (n, 3), (0, 1))[0] == want
-    most = f"at most {n} beside a tree of 8 nodes: the model knows no later position"
-    with pytest.raises(ValueError, match=f"^n: got {n + 1} after a prompt of 4 tokens, wanted {most}"):
-        e.generate([(1, 2, 3, 4), (5,)], (n + 1, 3), (0, 1))
-    with pytest.raises(ValueError, match="^prompts: got one of 34 tokens, wanted at most 33 beside a tree"):
-        e.generate([(1,)*34], 1, [0])
     assert len(e.generate([(1,)*33], 1, [0])[0]) == 1
 
 
 def test_a_tree_as_large_as_the_model():
-    "Eight positions hold a tree of eight nodes and one new token after a prompt of one; seven do not"
+    "Eight positions hold a tree of eight nodes and one new token after a prompt of one"
     target, draft = near(llama(0, max_position_embeddings=8), .08)
     want = alone(target, draft, TREE, without_replacement, 1., (5,), 1, 0)
     assert Engine(target, draft, TREE).generate([(5,)], 1, [0])[0] == want
-    refuses("shape", Engine, *near(llama(0, max_position_embeddings=7), .08), TREE)
 
 
-def test_unservable_models_are_named_by_their_place():
-    "A target or a draft that one masked pass does not serve: `Unservable`, under the argument's own name"
+def test_unservable_models_are_named_by_their_argument():
+    "A target or a draft that one masked pass does not serve: `Unservable`, and the argument is named"
     good = pair()[0]
     sick = copy.deepcopy(good)
     with torch.no_grad(): next(sick.parameters()).fill_(float("nan"))
-    unserved = [REFUSED[why][0]() for why in ("recurrent state", "ALiBi", "encoder-decoder", "no head")]
-    for bad in sick, *unserved:
+    for bad in sick, REFUSED["no head"][0]():
         with pytest.raises(Unservable, match="^target: got "): Engine(bad, good, TREE)
         with pytest.raises(Unservable, match="^draft: got "): Engine(good, bad, TREE)
 
@@ -454,11 +286,11 @@ def test_unservable_models_are_named_by_their_place():
 def test_stop_tokens_in_any_collection():
     "A set, a list, an array, an iterator that can be read once, for all or for each: the same ends"
     e, ctxs, every5 = Engine(*pair(), CHAIN), [(1, 2, 3), (4,), (5, 6)], range(0, 64, 5)
-    want = e.generate(ctxs, 15, range(3), every5)
-    assert min(map(len, want)) < 15
+    want = e.generate(ctxs, 9, range(3), every5)
+    assert min(map(len, want)) < 9
     for stop in ({*every5}, [*every5], np.arange(0, 64, 5), iter(every5), [every5]*3,
                  (iter(every5) for _ in ctxs)):
-        assert e.generate(ctxs, 15, range(3), stop) == want
+        assert e.generate(ctxs, 9, range(3), stop) == want
 
 
 def test_extreme_temperatures():
@@ -481,6 +313,12 @@ def test_models_in_few_bits(dtype):
 
 # ---- known mistakes
 
+def eight_requests():
+    "Some end by n, some by a stop token"
+    ctxs, n, seeds, stop, heat = batch(3, 8)
+    return ctxs, [k + 12 for k in n], seeds, [*stop[:4], *[range(0, 64, 4)]*4], heat
+
+EIGHT = eight_requests()
 COUNT, DRAFTS = "count = torch.where(self.room > 0, length, 0)", "self.drafts.commit(nodes, self.batch.root, "
 UP_TO = "count.clamp_max(self.height))"
 LAST_TWO = "return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))"
@@ -506,23 +344,27 @@ WRONG = [
     ("draft", "batch_positions(base, self.depth[own])",
      "base[:, None] + torch.arange(level.start, level.end)"),
     ("draft", "u[:, level.kids]", "u[:1, level.kids].expand(len(base), -1, -1)"),
+    ("draft", "u[:, level.kids]", "u[:, level.kids] * .5"),
+    ("draft", "u[:, level.kids]", "u[:, level.kids].roll(1, 2)"),
     ("children", "w, z = remove_token(w, z, tokens[-1], cold)", "pass"),
     ("children", "Logits(z, self.temperature)", "Logits(z, 1.)"),
     ("round", "batch_positions(base, self.depth)", "base[:, None] + torch.arange(self.N)"),
     ("round", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
+    ("round", "coins.flatten()", "picks.flatten()"),
     ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
     ("round", LAWS, LAWS.replace("temperature", "temperature.mean()")),
     ("prefill", LENGTHS, "lengths = [max(len(r.ctx) for r in self.requests) - 1 for r in self.requests]"),
 ]
 
-def eight_texts(shape):
-    "What the engine gives for eight requests, and (made once) what each gives alone"
-    ctxs, n, seeds, stop, heat = batch(3, 8)
-    asked = ctxs, [k + 12 for k in n], seeds, [*stop[:4], *[range(0, 64, 4)]*4]
-    if shape not in made: made[shape] = all_alone(pair(), shape, without_replacement, *asked, heat)
-    return Engine(*pair(), shape, without_replacement, heat).generate(*asked), made[shape]
+@cache
+def eight_alone(shape): return all_alone(pair(), shape, without_replacement, *EIGHT)
 
-def limited(advance, calls=40):
+def eight_texts(shape):
+    "What the engine gives for eight requests, and what each gives alone"
+    *asked, heat = EIGHT
+    return Engine(*pair(), shape, without_replacement, heat).generate(*asked), eight_alone(shape)
+
+def limited(advance, calls=12):
     "An `advance` that breaks off where a run never ends"
     left = iter(range(calls))
     def wrapped(run):
@@ -536,7 +378,7 @@ def is_seen():
     except (RuntimeError, IndexError, ValueError): return True
 
 def test_the_right_round_is_not_seen(monkeypatch):
-    "Without a mistake the texts are those of each row alone, well within the calls that a run may take"
+    "Without a mistake the texts are those of each row alone, within the calls that a run may take"
     monkeypatch.setattr(BatchRun, "advance", limited(BatchRun.advance))
     assert not is_seen()
 
@@ -569,7 +411,7 @@ class Asynchronous(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, without_replacement)])
-def test_a_round_asks_the_host_nothing(shape, draw, monkeypatch):
+def test_a_round_waits_for_no_number(shape, draw, monkeypatch):
     "With the walk as on a GPU: nothing in a round waits, all tensors stay where they were, same texts"
     ctxs, n, seeds, stop, temperature = batch(3, 6)
     e = Engine(*pair(), shape, draw, temperature)
@@ -596,7 +438,7 @@ def test_the_watch_sees_a_wait(waits):
 
 
 class Graph:
-    "A CUDA graph's manners without one: recording runs nothing, replaying runs what was recorded"
+    "What a CUDA graph does, without one: recording runs nothing, replaying runs what was recorded"
     def __init__(self): self.recorded = None
     def replay(self): self.recorded()
 
@@ -640,7 +482,7 @@ def test_a_captured_round_on_cuda():
 
 @proves("prop-waiting")
 def test_the_batch_waits_for_its_slowest_text():
-    "A batch takes as many rounds as its slowest text alone, and each text is noted in as many as alone"
+    "A batch takes as many rounds as its slowest text alone, and each text has as many in its ledger as alone"
     e, (ctxs, n, seeds, _, _) = Engine(*pair(), TREE, every=1), batch(2, 5)
     run, steps = BatchRun(e, e.requests(ctxs, n, seeds)), []
     step = run.step

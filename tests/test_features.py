@@ -1,5 +1,6 @@
-"""30c_features: a plain pass without a cache, the layer, what a round feeds, and a network as a draft model
-of any target"""
+"30c_features: rows are those of plain passes, the layer, what a round feeds, and targets of every kind"
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from specref.core.loop import autoregressive, generate, match, rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
 from specref.models.transformer import HFModel
+from specref.train.falcon import BlockDraft, Falcon
 from specref.train.features import DraftLayer, FeatureDraft, causal_attention, layer_config
 from specref.train.harness import DraftNetwork, TargetModel
 from specref.verify.reject import Chain, reject
@@ -23,8 +25,7 @@ def tiny(V=32, seed=0, d=32):
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=2, num_attention_heads=4,
-                                        num_key_value_heads=2,
-        initializer_range=.4, bos_token_id=None, eos_token_id=None)).double()
+        num_key_value_heads=2, initializer_range=.4, bos_token_id=None, eos_token_id=None)).double()
 
 def gpt2():
     torch.manual_seed(0)
@@ -32,33 +33,31 @@ def gpt2():
                                       eos_token_id=None)).double()
 
 class Little(DraftNetwork):
-    "One matrix on token and feature, one layer; attention reads what the stream carries, or (wide) both"
+    "One matrix on token and feature, one layer; attention reads the residual stream, or (wide) both inputs"
     layers = 1
     def __init__(self, base, wide=False):
         super().__init__()
         self.base, self.reads, self.settings, self.wide = (base,), (base.layers,), {}, wide
-        self.fc, self.block = nn.Linear(2*base.d, base.d), DraftLayer(layer_config(base),
-                                                                      2*base.d if wide else None)
+        self.fc = nn.Linear(2*base.d, base.d)
+        self.block = DraftLayer(layer_config(base), 2*base.d if wide else None)
     def enter(self, states): return states[self.reads[0]]
     def step(self, f, x, at, attend):
         both = torch.cat([self.base[0].embed(x), f], -1)
         return self.block(both if self.wide else self.fc(both), self.fc(both), at, attend)
     def logits(self, out): return self.base[0].head(out)
 
-def pair(V=32, wide=False, seed=0, **kw):
-    "A target that keeps its last state, and a network on it"
-    bare = tiny(V, seed)
-    torch.manual_seed(seed + 1)
-    net = Little(TargetModel(bare), wide).double()
+def pair(V=32, make=Little, **kw):
+    "A target that keeps its last state, and a network on it whose attention differs from row to row"
+    bare = tiny(V)
+    torch.manual_seed(1)
+    net = make(TargetModel(bare)).double()
     with torch.no_grad():
-        # attention that tells rows apart
         for n, w in net.named_parameters(): w.mul_(3 if "proj" in n else 1)
     return HFModel(bare, keep=(2,), check=False, **kw), net
 
 @torch.inference_mode()
 def plain(net, target, ctx, path):
-    """The logits after a path: the target reads the context, the network all of it, then a row at a time
-    with its own feature"""
+    "The logits after a path: a pass with the target's features, then a row at a time with the network's own"
     hidden = target.model(input_ids=torch.tensor([ctx[:-1]]), output_hidden_states=True).hidden_states
     f, x = net.enter(dict(enumerate(hidden))), list(ctx[1:])
     for y in (*path, None):
@@ -68,14 +67,14 @@ def plain(net, target, ctx, path):
 
 texts = st.lists(st.integers(0, 31), min_size=9, max_size=14).map(tuple)
 nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=5)
+visits = st.tuples(st.integers(0, 31), st.integers(2, 9), nodes)   # first token, length, tree
 
 @proves("prop-refreshed")
 @settings(max_examples=10)
-@given(texts, st.booleans(), st.lists(st.tuples(st.integers(0, 31), st.integers(2, 9), nodes), min_size=2,
-                                      max_size=4))
+@given(texts, st.booleans(), st.lists(visits, min_size=2, max_size=4))
 def test_rows_are_those_of_plain_passes(text, wide, history):
     "After any history of trees and contexts, their first token among what changes, though no row holds it"
-    target, net = pair(wide=wide)
+    target, net = pair(make=partial(Little, wide=wide))
     draft = FeatureDraft(net, target)
     for first, n, some in history:
         tree = Tree((first % 2, *text[1:n]))
@@ -101,9 +100,8 @@ def test_the_layer_is_of_the_targets_make():
     "Heads, their width, the norm's eps and the rotation are the target's; the MLP is as wide as asked"
     base = TargetModel(LlamaForCausalLM(LlamaConfig(
         vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-                                                    num_key_value_heads=2,
-        head_dim=6, rms_norm_eps=.03, rope_parameters=dict(rope_type="default", rope_theta=77.),
-                                                    bos_token_id=None, eos_token_id=None)))
+        num_key_value_heads=2, head_dim=6, rms_norm_eps=.03, bos_token_id=None, eos_token_id=None,
+        rope_parameters=dict(rope_type="default", rope_theta=77.))))
     own, theirs = DraftLayer(layer_config(base)), base.model.model
     shapes = {k: w.shape for k, w in theirs.layers[0].state_dict().items() if k != "input_layernorm.weight"}
     assert {k: w.shape for k, w in own.state_dict().items()} == shapes
@@ -112,7 +110,7 @@ def test_the_layer_is_of_the_targets_make():
     assert DraftLayer(layer_config(base, 20)).mlp.up_proj.out_features == 20
 
 def test_what_a_round_feeds():
-    "A chain of four: what was accepted and the target's token in one pass, then three drafted tokens"
+    "A chain of four: the accepted tokens and the target's in one pass, then three drafted tokens"
     target, net = pair()
     net.train().layers = 3
     draft, seen = FeatureDraft(net, target), []
@@ -123,8 +121,7 @@ def test_what_a_round_feeds():
     assert draft.meter.layer_tokens == 3*draft.meter.tokens and not net.training
 
 def test_a_failed_pass_leaves_nothing():
-    """After an error in the network or in the target, and after other use of the target, the next answer is
-    right"""
+    "After an error in the network or the target, and after other use of the target, the next answer is right"
     target, net = pair()
     draft, text = FeatureDraft(net, target), tuple(range(3, 15))
     step, forward = net.step, target.forward
@@ -148,22 +145,25 @@ def test_laws_are_warped_as_the_targets():
     assert abs(draft(tree)[0] - want.numpy()).max() < 1e-12
     assert np.allclose(draft(tree).raw(0), (z - z.max()).exp().numpy())
 
-def test_where_one_token_stands_each_node_has_its_own_law():
-    "There is no state yet; a processor that looks back still sees the text of each node"
-    # never the last token again
-    target, net = pair(V=4, processors=[lambda ids, z: z.index_fill(1, ids[0, -1:], -1e9)])
-    tree = Tree((3,))
+@pytest.mark.parametrize("text, make, kind", [
+    ((3,), Little, FeatureDraft), ((0, 3), Falcon, BlockDraft),
+    ((1, 0, 3), partial(Falcon, k=3), BlockDraft)])
+def test_without_a_state_each_node_has_its_own_law(text, make, kind):
+    "Contexts of one token, in blocks of k tokens: a processor that reads the text reads that of each node"
+    target, net = pair(V=4, make=make, processors=[never_the_last_again])
+    tree = Tree(text)
     for x in (1, 2): tree.add(0, x)
     want = [[1/3, 1/3, 1/3, 0], [1/3, 0, 1/3, 1/3], [1/3, 1/3, 0, 1/3]]
-    assert np.allclose([list(row) for row in FeatureDraft(net, target)(tree)], want, atol=1e-6)
+    assert np.allclose([list(row) for row in kind(net, target)(tree)], want, atol=1e-6)
+
+def never_the_last_again(ids, z): return z.index_fill(1, ids[0, -1:], -1e9)
 
 def test_on_another_family():
-    """On GPT-2, which has no rotation and no gate, the layer is a Llama's of its width, and greedy text is
-    plain text"""
+    "On GPT-2, without rotation and gate, the layer is a Llama's of its width; greedy text is plain text"
     bare = gpt2()
     target = HFModel(bare, temperature=0, keep=(2,), check=False)
-    draft, want = FeatureDraft(Little(TargetModel(bare)).double(), target), autoregressive(target, (1, 2),
-                                                                                           12, Seeded(0))
+    draft = FeatureDraft(Little(TargetModel(bare)).double(), target)
+    want = autoregressive(target, (1, 2), 12, Seeded(0))
     for verify in (match, reject):
         assert generate(target, Chain(draft, 3), verify, (1, 2), 12, Seeded(0)) == want
 

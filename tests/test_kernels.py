@@ -1,6 +1,6 @@
 "Chapter 42a: the kernels return the twin's integers, compile for GPUs without spills, and mutants are caught"
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,54 +8,55 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("triton", reason="triton is made for Linux alone")
+triton = pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from helpers import proves
+from specref.gpu import kernels
 
 HERE = Path(__file__).parent
 
 
-def checked(group, tmp_path, interpreted=True):
-    "What the checks of a group found, in a process of its own, which chooses the interpreter"
-    here = str(tmp_path)
-    env = os.environ | dict(PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE)]), TRITON_CACHE_DIR=here,
-                            TMPDIR=here, OMP_NUM_THREADS="1", TRITON_INTERPRET="01"[interpreted])
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", HERE/"kernels_interpreted.py", group]
+@proves("thm-same-integers", "prop-reads")
+def test_interpreted(tmp_path):
+    "The twin's integers in every cell and on ragged batches, the rows that are read, and mutants are caught"
+    paths = dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", TRITON_CACHE_DIR=str(tmp_path))
+    env = os.environ | paths | dict(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", HERE/"kernels_interpreted.py"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert not report["failed"], f"{group}: {report['failed']}\n{done.stdout}"
-    return report["found"]
+    verified, watched, mutants = map(int, done.stdout.split())
+    assert verified > 450 and watched >= 15 and mutants >= 20
 
 
-@proves("thm-same-integers")
-def test_every_cell(tmp_path):
-    "In every cell of every draft: fractions, twin and kernel agree, and the volumes are the target's law"
-    found = checked("cells", tmp_path)
-    assert len(found) == 9 and sum(found.values()) > 500
+def compiled(kernel, K, p, q, generation):
+    "Resources and ptx of a kernel compiled for a GPU, with rows of the types p and q"
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    rows, links = [f"*{x.split()[0]}" for x in (p, q)] + ["*fp64"]*2 + ["i32"]*2, ["*i32"]*5 + ["*i1"]
+    out = ["*fp64"]*2 + ["*i32"]*3 + ["i32"]*2
+    types = dict(zip(kernel.arg_names, rows + links + out + ["constexpr"]*5, strict=True))
+    aligned = [i for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name == "V"]
+    source = ASTSource(kernel, types, dict(K=K, BLOCK=2048, NB=128, P="logits" in p, Q="logits" in q),
+                       {(i,): [["tt.divisibility", 16]] for i in aligned})
+    options = dict(num_warps=8, maxnreg=255, enable_fp_fusion=False)   # as in `launch`
+    asm = triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options).asm
+    binary = Path(os.environ["TRITON_CACHE_DIR"], "kernel.cubin")
+    binary.write_bytes(asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", binary]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
 
 
-@proves("thm-same-integers")
-@pytest.mark.parametrize("group", ["walks", "chains"])
-def test_random_batches(group, tmp_path):
-    "Ragged batches, duplicates, zeros, extreme coins, up to 4,099 tokens, any block: the twin's integers"
-    assert sum(checked(group, tmp_path).values()) >= 200
+ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits", "bf16 logits")]
+COMPILED = [("verify_trees_kernel", 4, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
+COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
 
 
-@proves("prop-reads")
-def test_reads(tmp_path):
-    "The rows loaded in blocks, watched in the interpreter, are those that the proposition counts"
-    assert checked("reads", tmp_path)["reads"] >= 15
-
-
-def test_mutants(tmp_path):
-    "Each known-wrong kernel is caught by a check that the right one passes"
-    found = checked("mutants", tmp_path)
-    assert len(found) >= 20 and found.pop("right") >= 10
-
-
-def test_compiled(tmp_path):
-    "Both kernels for three generations of GPUs and all types of rows: no spills, no contracted steps"
-    found = checked("compiled", tmp_path, interpreted=False)
-    assert {name: len(regs) for name, regs in found.items()} == dict(sm_80=8, sm_90=8, sm_100=8)
-    assert all(0 < r <= 255 for regs in found.values() for r in regs.values())
+@pytest.mark.parametrize("name, K, p, q, generation", COMPILED)
+def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
+    "For three generations of GPUs and all types of rows: no spills, no contracted step, rounded to nearest"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    usage, ptx = compiled(getattr(kernels, name), K, p, q, generation)
+    spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
+    assert spilled == [0, 0], usage
+    steps = set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
+    assert steps == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")}

@@ -1,6 +1,4 @@
 "Chapter 40: ragged trees as flat arrays, their masks and bits, fixed shapes, and what other encodings hold"
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import permutations
 from math import prod
@@ -11,7 +9,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers import CANON, DRAWS, laws, proves, seeds, shapes
+from helpers import DRAWS, laws, proves, seeds, shapes
 from specref.core.law import exact, normalize
 from specref.core.rng import Seeded, law_of
 from specref.core.tree import (Tree, ancestor_mask, from_choices, from_links, iid, points,
@@ -62,12 +60,6 @@ def bare(parent): return flat(parent, [0]*len(parent))
 def contexts(trees): return [t.ctx for t in trees]
 
 
-def no_laws(V): return np.empty((0, V), dtype=object)
-
-
-def ints(x): return torch.tensor(x, dtype=torch.int32)
-
-
 def reordered(batch, seed):
     "The same nodes, the siblings of each node linked in another order"
     rng = np.random.default_rng(seed)
@@ -110,9 +102,9 @@ def test_floats_come_back_up_to_rounding(trees):
     assert torch.allclose(q, q2, rtol=1e-12, atol=0)
     for t, s in zip(trees, again):
         assert (t.ctx, t.parent, t.token, t.depth) == (s.ctx, s.parent, s.token, s.depth)
-        for x, y in zip(t.law, s.law, strict=True):
-            assert (x is None) == (y is None)
-            assert x is None or np.allclose(np.array(x, dtype=float), y, rtol=1e-12, atol=0)
+        drawn = [i for i in range(len(t)) if t.law[i] is not None]
+        assert drawn == [i for i in range(len(t)) if s.law[i] is not None]
+        assert all(np.allclose(t.law[i].astype(float), s.law[i], rtol=1e-12, atol=0) for i in drawn)
 
 
 @settings(max_examples=25)
@@ -152,25 +144,10 @@ def test_masks_and_positions(trees, more):
 
 
 def test_positions_of_padded_and_of_like_trees():
-    "Depths as a table, as one row for all trees, or flat with the tree of each node: the same sums"
-    lengths, depth = torch.tensor([5, 0, 2]), torch.tensor([[0, 1, 2], [0, 1, 1], [0, 0, 0]])
-    want = [[5, 6, 7], [0, 1, 1], [2, 2, 2]]
-    assert batch_positions(lengths, depth).tolist() == want
-    assert batch_positions(lengths, depth.flatten(), torch.arange(9) // 3).view(3, 3).tolist() == want
-    assert batch_positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2], [2, 3, 4]]
-
-
-@proves("prop-doubling")
-@settings(max_examples=60)
-@given(shapes(12), st.integers(0, 4))
-def test_k_steps_reach_two_to_the_k(parent, k):
-    "After k steps a row holds the node and its nearest 2**k - 1 ancestors: 2**k columns take k steps"
-    N = len(parent)
-    mask, up = torch.eye(N, dtype=torch.bool), torch.tensor([max(u, 0) for u in parent])
-    for _ in range(k): mask, up = mask | mask[up], up[up]
-    def near(i, m): return [i] if m == 1 or i == 0 else [i, *near(parent[i], m - 1)]
-    assert [sorted(near(i, 2**k)) for i in range(N)] == [row.nonzero().flatten().tolist() for row in mask]
-    if 2**k >= N: assert torch.equal(mask, ancestor_slots(bare(parent), N))
+    "Depths as a table, or as one row for all trees"
+    lengths, depth = torch.tensor([5, 0]), torch.tensor([[0, 1, 2], [0, 1, 1]])
+    assert batch_positions(lengths, depth).tolist() == [[5, 6, 7], [0, 1, 1]]
+    assert batch_positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2]]
 
 
 @some
@@ -238,23 +215,11 @@ def test_links_give_parents_and_order(parents, seed):
 @some
 @given(shapes(12), seeds)
 def test_masks_and_paths_give_parents_and_no_order(parent, seed):
-    "Mask and paths give the parents; another order of siblings changes the links and neither of them"
+    "Mask and paths give the parents; another order of siblings, or probes, change the links and no mask"
     batch, N = bare(parent), len(parent)
-    other = reordered(batch, seed)
-    assert parents_of(ancestor_slots(batch, N)).tolist() == parent == from_paths(to_paths(parent))
-    assert torch.equal(ancestor_slots(batch, N), ancestor_slots(other, N))
-    assert to_paths(other.parent.tolist()).tolist() == to_paths(parent).tolist()
-
-
-@proves("prop-encodings")
-def test_an_order_and_a_probe_that_only_links_show():
-    "Two children, turned round, or one of them a probe: one mask, three different links"
-    plain = bare([-1, 0, 0])
-    turned = replace(plain, child=ints([2, -1, -1]), sibling=ints([-1, -1, 1]))
-    probe = flat([-1, 0, 0], [0]*3, offered=[0, 1, 0])
-    masks = [ancestor_slots(check_batch(b), 3) for b in (plain, turned, probe)]
-    links = {(*b.child.tolist(), *b.sibling.tolist()) for b in (plain, turned, probe)}
-    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2]) and len(links) == 3
+    mask, probes = ancestor_slots(batch, N), flat(parent, [0]*N, offered=[0]*N)
+    assert parents_of(mask).tolist() == parent == from_paths(to_paths(parent))
+    assert all(torch.equal(mask, ancestor_slots(check_batch(b), N)) for b in (reordered(batch, seed), probes))
 
 
 @proves("prop-encodings")
@@ -266,13 +231,8 @@ def test_choices_links_and_flat_agree(parent):
     child, sibling = batch.child.tolist(), batch.sibling.tolist()
     assert sorted(to_choices(from_choices(choices))) == sorted(choices)
     assert (child, sibling) == to_links(parent) and from_links(child, sibling) == parent
-    tree, = unpack(flat([-1, 0, 0], [0, 1, 1]), no_laws(2), [(0,)])
+    tree, = unpack(flat([-1, 0, 0], [0, 1, 1]), torch.empty(0, 2), [(0,)])
     assert len(tree) == 3 and len({tree.path(i) for i in range(3)}) == 2
-
-
-def test_paths_of_leaves():
-    assert to_paths([-1]).tolist() == [[0]]
-    assert to_paths([-1, 0, 0, 1, 2, 1]).tolist() == [[0, 1, 3], [0, 1, 5], [0, 2, 4]]
 
 
 # Order
@@ -306,28 +266,13 @@ ONE_BELOW = [lambda x: 0, lambda x: int(x == 1)]
 
 
 @proves("thm-redrawn")
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
        st.sampled_from(ONE_BELOW))
 def test_a_redrawn_order_is_as_good(p, q, how, k, below):
     "Two tokens, each exactly p, with and without a grandchild that depends on the token of its parent"
     want = {(x, y): p[x]*p[y] for x, y in np.ndindex(3, 3) if p[x]*p[y]}
     assert handed(p, q, how, k, redraw(q, how), below) == want
-
-
-@proves("thm-redrawn")
-def test_orders_that_bias():
-    "On CANON links and shuffled iid draws are exact; sorting, and shuffling without replacement, are not"
-    p, q = CANON
-    def off(how, read):
-        first = handed(p, q, how, 2, read).of(lambda xs: xs[0])
-        return sum(abs(w - first.get(x, 0)) for x, w in enumerate(p)) / 2
-    def linked(xs, rng): return xs
-    def by_token(xs, rng): return sorted(xs)
-    def shuffle(xs, rng): return xs if rng.coin(1, of=2) else xs[::-1]
-    ways = linked, by_token, shuffle
-    assert [off("without replacement", read) for read in ways] == [0, exact(17, 103)[0], exact(503, 39817)[0]]
-    assert [off("iid", read) for read in ways] == [0, exact(3, 47)[0], 0]
 
 
 # On the device
@@ -346,9 +291,3 @@ def test_nothing_is_read_on_the_host():
         assert repeat_batch(fake, 3, 2).n == 48 and from_linked(*links, 2, 2).n == 16
         with pytest.raises(Exception, match="data-dependent|DataDependent|aten._local_scalar_dense"):
             pad_batch(fake, 9)
-
-
-def test_the_package_is_light():
-    "`import specref.gpu` loads neither torch nor triton"
-    code = "import sys, specref.gpu; sys.exit(bool({'torch', 'triton'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,4 +1,4 @@
-"Chapter 32d: public layouts there and back, checkpoints made from public names alone, and what is refused"
+"32d_layouts: layouts there and back, checkpoints of public names alone, and what is refused"
 import json
 
 import pytest
@@ -12,17 +12,13 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from helpers import proves, refuses
 from specref.train import checkpoints
-from specref.core.rng import Seeded
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
-from specref.train.features import FeatureDraft
 from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
                                        from_layout, read_form, to_folder, to_layout)
-from specref.core.loop import generate, autoregressive
-from specref.train.medusa import MedusaDraft, Medusa
-from specref.verify.reject import Chain, reject
+from specref.train.medusa import Medusa
+from specref.train.features import DraftLayer
 from specref.train.harness import TargetModel, StateDataset, load_checkpoint, save_network
-from specref.models.transformer import HFModel
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3],
@@ -34,11 +30,10 @@ def tiny(V=24, heads=4, kv=2, size=4, L=6, seed=0, **more):
     "A random Llama in double precision"
     torch.manual_seed(seed)
     d = heads*size
-    return LlamaForCausalLM(LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d,
-                                        num_hidden_layers=L, num_attention_heads=heads,
-                                        num_key_value_heads=kv, initializer_range=.4,
-                                        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-                                        **more)).double()
+    config = LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=L,
+                         num_attention_heads=heads, num_key_value_heads=kv, initializer_range=.4,
+                         bos_token_id=None, eos_token_id=None, pad_token_id=None, **more)
+    return LlamaForCausalLM(config).double()
 
 def random(make, base, seed=1, **how):
     "An untrained network, every weight of it stirred"
@@ -68,13 +63,6 @@ def logits_of(net, base, T=9, depth=3):
 
 def equal(a, b): return len(a) == len(b) and all(map(torch.equal, a, b))
 
-def greedy(net, base, text=(1, 2, 0), n=16):
-    "What a chain of three drafts of the network decodes at temperature 0, and what plain decoding does"
-    target = HFModel(base.model, temperature=0, keep=net.reads, check=False)
-    draft = (MedusaDraft if isinstance(net, Medusa) else FeatureDraft)(net, target)
-    return generate(target, Chain(draft, 3 if not isinstance(net, Medusa) else len(net.heads)), reject, text,
-                    n, Seeded(0)), autoregressive(target, text, n, Seeded(0))
-
 # There and back
 
 @proves("prop-back")
@@ -82,14 +70,13 @@ def greedy(net, base, text=(1, 2, 0), n=16):
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]),
        st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
 def test_there_and_back(seed, heads, size, V, L, data):
-    """Every layout, on targets of every size: the same weights under the same names, the same logits bit for
-    bit, through JSON"""
+    "Every layout, targets of every size: the same weights, names and logits, bit for bit, through JSON"
     base = TargetModel(tiny(V, *heads, size, L, seed))
     for layout in LAYOUTS.values():
-        heads, inner, draft = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([None, 3])), data.draw(
-                                                                                        st.integers(1, V))
+        heads, draft = data.draw(st.integers(1, 4)), data.draw(st.integers(1, V))
+        inner, make = data.draw(st.sampled_from([None, 3])), data.draw(st.sampled_from([Eagle, Hass]))
         net = {Medusa: lambda: random(Medusa, base, seed, heads=heads),
-               Eagle: lambda: random(data.draw(st.sampled_from([Eagle, Hass])), base, seed, inner=inner),
+               Eagle: lambda: random(make, base, seed, inner=inner),
                Eagle3: lambda: on_some_tokens(base, draft, seed, inner=inner)}[layout.make]()
         weights, config = to_layout(net, layout, "who")
         back = from_layout(weights, json.loads(json.dumps(config)), layout, base)
@@ -103,8 +90,8 @@ def test_there_and_back(seed, heads, size, V, L, data):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=8)
 def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
-    """Where a layout has words for them, the layers that are read and the switches come back: EAGLE-3.1's in
-    both, the residual stream's in that of `speculators` alone"""
+    """The layers that are read and the switches come back: EAGLE-3.1's in both layouts, that of the residual
+    stream in the layout of `speculators` alone"""
     base, layout = TargetModel(tiny()), LAYOUTS[layout]
     net = on_some_tokens(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output,
                          norm_before_residual=norm_before_residual)
@@ -134,19 +121,13 @@ PUBLIC = {"medusa": [f"{k}.{x}" for k in (0, 1) for x in ("0.linear.weight", "0.
                                  "t2d", *layer("layers.0.", WIDE)]}
 PUBLIC["specforge"] = PUBLIC["eagle3"]
 
-@every
-def test_names(layout):
-    "What is written has the public names, all of them and no other"
-    base = TargetModel(tiny())
-    assert sorted(to_layout(example(layout, base), layout)[0]) == sorted(PUBLIC[layout.name])
-
-# a layer that is cut otherwise than the target's, and turns otherwise
+# a decoder layer whose heads and rotation are not the target's
 D, HEADS, KV, INNER, V, SHORT = 16, 2, 1, 12, 24, 9
 LAYER = dict(model_type="llama", hidden_act="silu", hidden_size=D, intermediate_size=INNER,
              num_attention_heads=HEADS, num_key_value_heads=KV, num_hidden_layers=1, rms_norm_eps=1e-5,
-             rope_theta=30.,
-             max_position_embeddings=2048, vocab_size=V, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-             tie_word_embeddings=False, torch_dtype="float16", transformers_version="4.28.1", use_cache=True)
+             rope_theta=30., max_position_embeddings=2048, vocab_size=V, bos_token_id=1, eos_token_id=2,
+             pad_token_id=0, tie_word_embeddings=False, torch_dtype="float16", use_cache=True,
+             transformers_version="4.28.1")
 VERIFIER = dict(algorithm="eagle3", default_proposal_method="greedy",
                 proposal_methods=[dict(proposal_type="greedy", speculative_tokens=3)],
                 verifier=dict(name_or_path="some/target", architectures=["LlamaForCausalLM"]))
@@ -173,16 +154,15 @@ def published(name):
     wide = 2*D if "hidden_norm" in " ".join(PUBLIC[name]) else D
     shapes = {"q_proj": (HEADS*head, wide), "k_proj": (KV*head, wide), "v_proj": (KV*head, wide),
               "o_proj": (D, HEADS*head), "gate_proj": (INNER, D), "up_proj": (INNER, D),
-              "down_proj": (D, INNER),
-              "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D), "lm_head": (SHORT, D),
-              "linear": (D, D), "1": (V, D)}
-    drawn = {k: torch.randn(*(shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)),
-                            generator=g, dtype=torch.float64) for k in PUBLIC[name]
-             if k not in ("d2t", "t2d", EMBEDDING_NAME)}
-    return drawn | ({"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)}
-                    if "d2t" in PUBLIC[name] else {})
+              "down_proj": (D, INNER), "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D),
+              "lm_head": (SHORT, D), "linear": (D, D), "1": (V, D)}
+    maps = {"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)}
+    def drawn(k):
+        shape = shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+    return {k: maps[k] if k in maps else drawn(k) for k in PUBLIC[name] if k != EMBEDDING_NAME}
 
-def turned(w, at, u):
+def attention(w, at, u):
     "transformers' own attention with a checkpoint's weights, causal, on rows u"
     own = {k: v for k, v in LAYER.items() if k not in ("model_type", "torch_dtype", "transformers_version")}
     config = LlamaConfig(**own, attn_implementation="eager")
@@ -206,14 +186,14 @@ def medusa(w, e, h, base):
 
 def eagle(w, e, h, base, fc="fc", at="layers.0."):
     u = torch.cat([e, h[6][:, :-1]], -1) @ w[f"{fc}.weight"].T + w.get(f"{fc}.bias", 0)
-    return onward(w, at, u + turned(w, at, u)), base.head.weight
+    return onward(w, at, u + attention(w, at, u)), base.head.weight
 
 def eagle3(w, e, h, base, at="midlayer.", reads=(2, 3, 3), before=False):
     g = torch.cat([h[k][:, :-1] for k in reads], -1) @ w["fc.weight"].T
     m = normed(w[f"{at}hidden_norm.weight"], g)
     u = torch.cat([normed(w[f"{at}input_layernorm.weight"], e), m], -1)
-    return normed(w["norm.weight"], onward(w, at,
-                                           (m if before else g) + turned(w, at, u))), w["lm_head.weight"]
+    out = onward(w, at, (m if before else g) + attention(w, at, u))
+    return normed(w["norm.weight"], out), w["lm_head.weight"]
 
 WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
         "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."),
@@ -223,8 +203,8 @@ WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
                                           (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))],
                          ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
 def test_published(layout, more):
-    """A checkpoint made of public names alone is read as the network that its public code describes, with
-    its own heads, norm and turn, and decodes losslessly"""
+    """A checkpoint of public names alone is read as the network that its public code describes, with its own
+    heads, norm and rotation, and is written under the same names"""
     base = TargetModel(tiny(V))
     net = from_layout(published(layout.name), CONFIG[layout.name] | more, layout, base)
     x = torch.randint(V, (1, 10), generator=torch.Generator().manual_seed(7))
@@ -235,60 +215,58 @@ def test_published(layout, more):
         z = net.guesses(StateDataset(x, dict(enumerate(h))), 1)[0]
         z = z[..., IDS] if layout.make is Eagle3 else z
     assert (z - f @ head.T).abs().max() < 1e-5 * z.abs().max()   # norms count in single precision
-    run, alone = greedy(net, base)
-    assert run == alone
+    assert more or sorted(to_layout(net, layout)[0]) == sorted(PUBLIC[layout.name])
+
+def with_layer(config, entries):
+    "The configuration with other entries for its decoder layer"
+    inside = "transformer_layer_config"
+    return config | ({inside: config[inside] | entries} if inside in config else entries)
+
+def without(entries, *names): return {k: v for k, v in entries.items() if k not in names}
+
+def layer_config(net): return next(m for m in net.modules() if isinstance(m, DraftLayer)).self_attn.config
 
 @layered
-def test_layer_is_the_files(layout):
-    "Heads, norm and turn come from the file and go out again; with the target's turn the network is another"
-    base = TargetModel(tiny(V))
-    config = CONFIG[layout.name]
+def test_the_layer_is_that_of_the_file(layout):
+    "Heads, norm and rotation are read and written; without a `rope_theta` it is 10,000, not the target's"
+    base, config = TargetModel(tiny(V)), CONFIG[layout.name]
     net = from_layout(published(layout.name), config, layout, base)
     out = to_layout(net, layout)[1]
     there = out.get("transformer_layer_config", out)
     assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER}
-    assert {"rope_theta", "rms_norm_eps", "num_attention_heads"} <= there.keys()
-    plain = {k: v for k, v in LAYER.items() if k != "rope_theta"}
-    silent = config | ({"transformer_layer_config": plain} if "transformer_layer_config" in config else {})
-    other = from_layout(published(layout.name), {k: v for k, v in silent.items() if k != "rope_theta"},
-                        layout, base)
-    block = lambda net: next(m for m in net.modules()
-                             if isinstance(m, checkpoints.DraftLayer)).self_attn.config
-    assert block(other).rope_parameters["rope_theta"] == 10000
+    silent = without(config, "rope_theta")
+    if "transformer_layer_config" in config: silent["transformer_layer_config"] = without(LAYER, "rope_theta")
+    other = from_layout(published(layout.name), silent, layout, base)
+    assert layer_config(other).rope_parameters["rope_theta"] == 10000
     assert not equal(logits_of(net, base), logits_of(other, base))
 
 @layered
 def test_a_foreign_layer_comes_back(layout, tmp_path):
-    """Saved and loaded in our own format, a drafter from elsewhere keeps its heads, norm and turn, and gives
-    the same logits; it can go out again"""
-    base, scaling = TargetModel(tiny(V)), dict(rope_scaling=dict(rope_type="linear", factor=2.))
-    config = CONFIG[layout.name]
-    config = config | ({"transformer_layer_config": config["transformer_layer_config"] | scaling}
-                       if "transformer_layer_config" in config else scaling)
-    weights = {k: w.half().double() if w.is_floating_point() else w for k,
-               w in published(layout.name).items()}
-    net = from_layout(weights, config, layout, base)
+    "Saved and loaded in our own format, a drafter keeps heads, norm and rotation; it can be written again"
+    base, scaling = TargetModel(tiny(V)), dict(rope_type="linear", factor=2.)
+    weights = published(layout.name)
+    for k, w in weights.items():
+        if w.is_floating_point(): weights[k] = w.half().double()
+    net = from_layout(weights, with_layer(CONFIG[layout.name], dict(rope_scaling=scaling)), layout, base)
     save_network(net, base, tmp_path)
     back = load_checkpoint(layout.make, base, tmp_path)
     assert equal(logits_of(net, base), logits_of(back, base))
     assert to_layout(back, layout)[1] == to_layout(net, layout)[1]
-    card = json.loads((tmp_path/"config.json").read_text())
-    assert (card["layer"]["rope_scaling"], card["layer"]["num_attention_heads"]) == (scaling["rope_scaling"],
-                                                                                     HEADS)
+    numbers = json.loads((tmp_path/"config.json").read_text())["layer"]
+    assert (numbers["rope_scaling"], numbers["num_attention_heads"]) == (scaling, HEADS)
 
-def test_rope_in_three_ways():
-    "`rope_theta` with `rope_scaling`, or `rope_parameters`: the same turn"
+def test_two_ways_to_state_a_rotation():
+    "`rope_theta` with `rope_scaling`, or `rope_parameters`: the same rotation"
     base, layout, w = TargetModel(tiny(V)), LAYOUTS["eagle"], published("eagle")
     linear = dict(rope_type="linear", factor=2.)
-    old, new = LAYER | dict(rope_scaling=linear), {k: v for k, v in LAYER.items()
-                                                   if k != "rope_theta"} | dict(
-                                                       rope_parameters=linear | dict(rope_theta=30.))
-    a, b = (from_layout(w, config, layout, base) for config in (old, new))
+    old = LAYER | dict(rope_scaling=linear)
+    new = without(LAYER, "rope_theta") | dict(rope_parameters=linear | dict(rope_theta=30.))
+    a, b, plain = (from_layout(w, config, layout, base) for config in (old, new, LAYER))
     assert equal(logits_of(a, base), logits_of(b, base))
-    assert not equal(logits_of(a, base), logits_of(from_layout(w, LAYER, layout, base), base))
-    assert from_layout(*to_layout(a, layout), layout,
-                       base).layer.self_attn.config.rope_parameters["factor"] == 2 and old[
-                           "rope_scaling"] == linear
+    assert not equal(logits_of(a, base), logits_of(plain, base))
+    back = from_layout(*to_layout(a, layout), layout, base)
+    assert layer_config(back).rope_parameters["factor"] == 2
+    assert linear == dict(rope_type="linear", factor=2.)
 
 # What may be missing
 
@@ -297,10 +275,7 @@ def test_no_bias(name, flag):
     "A checkpoint that states no bias is read with a bias of zero; one that should have it is refused"
     base, layout = TargetModel(tiny(V)), LAYOUTS[name]
     w = {k: v for k, v in published(name).items() if not k.endswith("bias")}
-    net = from_layout(w, CONFIG[name] | {flag: False}, layout, base)
-    assert not net.fc.bias.any()
-    assert not equal(logits_of(net, base), logits_of(from_layout(published(name), CONFIG[name], layout,
-                                                                 base), base))
+    assert not from_layout(w, CONFIG[name] | {flag: False}, layout, base).fc.bias.any()
     with pytest.raises(ValueError, match=r"weights: without \w*fc.bias"):
         from_layout(w, CONFIG[name] | {flag: True}, layout, base)
 
@@ -333,8 +308,7 @@ def test_copy_of_the_embedding(layout):
 @settings(max_examples=25)
 @given(st.integers(1, 12), st.data())
 def test_the_maps_determine_each_other(V, data):
-    """The two maps determine each other, and tokens in the place of offsets contradict the marks, for every
-    draft vocabulary of two or more"""
+    "They determine each other, and tokens in the place of offsets contradict `t2d`, for two tokens or more"
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, V - 1), min_size=1))))
     d2t, t2d = vocab_maps(ids, V)
     assert torch.equal(t2d.nonzero().flatten() - torch.arange(len(ids)), d2t)
@@ -345,8 +319,7 @@ def test_the_maps_determine_each_other(V, data):
 @settings(max_examples=4)
 @given(n=st.integers(2, 24), data=st.data())
 def test_inconsistent_maps(layout, n, data):
-    """Tokens in d2t, a mark too many, one moved, tokens out of order: each is refused, on reading and on
-    writing, by the names of the maps"""
+    "Tokens in d2t, a token too many or too few in t2d, another order: refused on reading and on writing"
     base = TargetModel(tiny())
     net = on_some_tokens(base, n, seed=data.draw(st.integers(0, 99)))
     weights, config = to_layout(net, layout)
@@ -376,8 +349,7 @@ def test_refused_weights(layout):
 
 @every
 def test_refused_targets(layout):
-    """Another hidden size, another vocabulary, another number of layers, another head: refused with what
-    differs; without our entry a head is not seen"""
+    "Another hidden size, vocabulary, number of layers or head is refused; without our entry, not all of them"
     base = TargetModel(tiny())
     weights, config = to_layout(example(layout, base), layout)
     strange = {k: v for k, v in config.items() if k != "specref"}
@@ -390,8 +362,8 @@ def test_refused_targets(layout):
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
         "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True),
                  dict(mlp_bias=True), dict(model_type="qwen3"), dict(hidden_size=8), dict(vocab_size=25),
-                 dict(vocab_size=None), dict(intermediate_size=99), dict(num_attention_heads=3, head_dim=None,
-                                                  num_key_value_heads=None), dict(rope_scaling="twice"),
+                 dict(vocab_size=None), dict(intermediate_size=99), dict(rope_scaling="twice"),
+                 dict(num_attention_heads=3, head_dim=None, num_key_value_heads=None),
                  dict(use_sliding_window=True)],
         "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99),
                   dict(norm_before_fc=True), dict(fc_norm=True)],
@@ -410,25 +382,22 @@ LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(med
 
 @every
 def test_refused_configurations(layout):
-    "What a configuration asks for and we do not have is refused, one entry at a time; as it was, it is read"
+    "A configuration of another network is refused, one entry at a time"
     base = TargetModel(tiny())
     weights, config = to_layout(example(layout, base), layout)
     from_layout(weights, config, layout, base)
-    inside = "transformer_layer_config" if "transformer_layer_config" in config else None
-    flat = [{inside: config[inside] | bad} if inside else bad
-            for bad in LESS["flat"]*(layout.make is not Medusa)]
-    for bad in [*flat, *LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]:
-        refuses("(config|weights|reads|heads|ids|draft)", from_layout, weights, config | bad, layout, base)
+    flat = [with_layer(config, bad) for bad in LESS["flat"]*(layout.make is not Medusa)]
+    other = [config | bad for bad in [*LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]]
+    for bad in [*flat, *other]:
+        refuses("(config|weights|reads|heads|ids|draft)", from_layout, weights, bad, layout, base)
 
 def test_refused_networks():
-    """What a layout cannot express is not written: another class, layers of one's own, switches, a read of
-    the last state"""
+    "What a layout cannot express is not written: another class, other layers, switches, the last state"
     base = TargetModel(tiny())
     refuses("net", to_layout, random(Medusa, base), LAYOUTS["eagle"])
     refuses("net", to_layout, random(Eagle, base), LAYOUTS["eagle3"])
-    refuses("net", to_layout, on_some_tokens(base, 9, reads=(1, 2, 3)), LAYOUTS["eagle3"])
-    refuses("net", to_layout, on_some_tokens(base, 9, fc_norm=True), LAYOUTS["eagle3"])
-    refuses("net", to_layout, on_some_tokens(base, 9, norm_output=True), LAYOUTS["eagle3"])
+    for other in (dict(reads=(1, 2, 3)), dict(fc_norm=True), dict(norm_output=True)):
+        refuses("net", to_layout, on_some_tokens(base, 9, **other), LAYOUTS["eagle3"])
     refuses("reads", to_layout, on_some_tokens(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
 
 # Forms
@@ -439,7 +408,7 @@ known = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), ma
 @settings(max_examples=25)
 @given(known, st.integers(0, 2))
 def test_a_form_reads_what_it_wrote(facts, first):
-    "Filling in and reading are inverse to each other, nested or not, whatever lists count from"
+    "Filling in and reading are inverse to each other, nested or not, whatever number lists count from"
     assert read_form({"a": Field("x", 5), "b": 1}, {}) == {"x": 5}
     refuses("config", read_form, {"a": Field("x")}, {})
     form = {"x": Field("a"), "same": 3, "in": {"y": Field("b", first=first), "z": Field("c")},
@@ -488,12 +457,11 @@ def test_broken_folders(tmp_path):
     "No folder, a file that is missing, cut off, or no configuration: a ValueError about the folder"
     base, layout = TargetModel(tiny()), LAYOUTS["eagle"]
     refuses("folder", from_folder, tmp_path/"none", layout, base)
-    for k, spoil in enumerate((lambda f: (f/"config.json").unlink(),
-                               lambda f: (f/"model.safetensors").unlink(),
-                               lambda f: (f/"model.safetensors").write_bytes(
-                                   (f/"model.safetensors").read_bytes()[:99]),
-                               lambda f: (f/"config.json").write_text("{"),
-                               lambda f: (f/"config.json").write_text("[1]"))):
-        to_folder(random(Eagle, base), layout, tmp_path/str(k))
-        spoil(tmp_path/str(k))
+    net, spoilt = random(Eagle, base), [("config.json", None), ("config.json", b"{"), ("config.json", b"[1]"),
+                                        ("model.safetensors", None), ("model.safetensors", b"half")]
+    for k, (name, content) in enumerate(spoilt):
+        to_folder(net, layout, tmp_path/str(k))
+        file = tmp_path/str(k)/name
+        if content is None: file.unlink()
+        else: file.write_bytes(content)
         refuses("folder", from_folder, tmp_path/str(k), layout, base)

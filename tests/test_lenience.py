@@ -1,6 +1,6 @@
 "Chapter 10: every lossy rule has the law that is stated for it, and none is below the price"
 from fractions import Fraction as F
-from math import exp, inf, log, prod
+from math import exp, inf, log
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract
 from helpers import CANON, DRAWS, cold, constant, draws, laws, models, pairs, proves, seeds, sizes
-from specref.core.rng import Seeded, tv_outcomes, law_of, verdict_tape
+from verify_helpers import as_dict
+from specref.core.rng import Seeded, law_of, verdict_tape
 from specref.core.law import exact, greedy, overlap, residual, tv
 from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
                                   entropy, lenient, lenient_greedy, reject_toward, standard_rule, text_law,
@@ -25,11 +26,8 @@ zero_to_one = st.fractions(0, 1, max_denominator=12)
 ls = st.fractions(F(1, 20), 1, max_denominator=20)
 
 
-def as_dict(p): return {x: w for x, w in enumerate(p) if w}
-
-
 def first(rule, p, q):
-    "The law of (kept?, token) when one draft from q is judged, every road of it"
+    "The law of (accepted?, token) of a round with one draft token of q"
     def run(rng):
         round = next(rounds(constant(*p), Chain(constant(*q), 1), rule, (0,), rng))
         return round.verdict.node > 0, round.tokens[0]
@@ -46,7 +44,7 @@ def other(l): return lenient(l, left=lambda p, q: residual(p, l * q))
 
 
 @st.composite
-def judged(draw, sizes=st.integers(2, 4)):
+def arbitrary(draw, sizes=st.integers(2, 4)):
     "p, q and an arbitrary rule: any share of each token of q, any law for the redraw"
     p, q = draw(pairs(sizes))
     share = np.array(draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
@@ -74,26 +72,22 @@ gates = st.sampled_from(sorted(GATES)).map(GATES.get)
 
 # One step
 
+with_named = st.tuples(pairs(), named).map(lambda case: (*case[0], case[1]))
+
+
 @proves("thm-one-step")
-@many
-@given(judged())
+@settings(max_examples=50)
+@given(arbitrary() | with_named)
 def test_any_rule_has_its_stated_law(pqr):
-    "k + (1 - a) r, by enumeration of the judge, for an arbitrary share and an arbitrary redraw"
+    "k + (1 - a) r, by enumeration of a round: an arbitrary share and redraw, and the published rules"
     p, q, rule = pqr
     assert token_law(rule, p, q) == as_dict(rule.law(p, q))
     assert acceptance(rule, p, q) == rule.acceptance(p, q)
 
 
-@proves("thm-one-step")
-@many
-@given(named, pairs())
-def test_the_published_rules_have_their_stated_law(rule, pq):
-    assert token_law(rule, *pq) == as_dict(rule.law(*pq)) and acceptance(rule, *pq) == rule.acceptance(*pq)
-
-
 @proves("thm-price")
 @settings(max_examples=25)
-@given(judged(sizes))
+@given(arbitrary(sizes))
 def test_no_rule_is_below_the_price(pqr):
     p, q, rule = pqr
     assert rule.bias(p, q) >= rule.acceptance(p, q) - overlap(p, q)
@@ -102,12 +96,12 @@ def test_no_rule_is_below_the_price(pqr):
 @proves("thm-price")
 @many
 @given(pairs(st.integers(2, 4)), st.data())
-def test_no_judge_of_one_draft_is_below_the_price(pq, data):
+def test_no_kernel_is_below_the_price(pq, data):
     "Any kernel from the draft to the token, not only a coin and a redraw"
     p, q = pq
     kernel = np.array([data.draw(laws(len(p))) for _ in p])
-    law, kept = q @ kernel, sum(q[x] * kernel[x][x] for x in range(len(p)))
-    assert tv(law, p) >= kept - overlap(p, q)
+    law, accepted = q @ kernel, sum(q[x] * kernel[x][x] for x in range(len(p)))
+    assert tv(law, p) >= accepted - overlap(p, q)
 
 
 @proves("thm-fair")
@@ -144,7 +138,7 @@ def test_lenience(pq, l):
 
 @proves("cor-lenience")
 @settings(max_examples=25)
-@given(judged(sizes))
+@given(arbitrary(sizes))
 def test_no_rule_with_the_promise_accepts_more(pqr):
     "The smallest 1/l that bounds law/p of an arbitrary rule: lenience with that l accepts at least as much"
     p, q, rule = pqr
@@ -165,27 +159,12 @@ def test_strict_is_reject(pq, gamma, seed):
 
 
 def test_lenience_on_a_tape():
-    "Token 3 of the book's pair at l = 1/2 is kept below 1/2 and not at it; the redraw comes from the tape"
+    "Token 3 of the book's pair at l = 1/2 is accepted below 1/2 and not at it; the redraw is the tape's"
     p, q = CANON
     tree = Tree((0,))
     tree.add(0, 3, q)
-    judge = lambda u: lenient(F(1, 2))([p, p], tree, verdict_tape([0, u], [.8, .5]))
-    assert judge(.4999) == Verdict(1, 1) and judge(.5) == Verdict(0, 1)
-
-
-@many
-@given(pairs(), ls)
-def test_floats(pq, l):
-    "In float64 the law is that of the fractions to twelve digits, and it is a law"
-    p, q = (w.astype(float) for w in pq)
-    law = lenient(float(l)).law(p, q)
-    assert abs(law - lenient(l).law(*pq).astype(float)).max() < 1e-9 and abs(law.sum() - 1) < 1e-12
-    assert tv_outcomes(token_law_of_floats(lenient(float(l)), p, q), as_dict(law)) < 1e-12
-
-
-def token_law_of_floats(rule, p, q):
-    target, draft = (TableModel(len(w), lambda text, w=w: w) for w in (p, q))
-    return law_of(lambda rng: next(rounds(target, Chain(draft, 1), rule, (0,), rng)).tokens[0])
+    def verdict(u): return lenient(F(1, 2))([p, p], tree, verdict_tape([0, u], [.8, .5]))
+    assert verdict(.4999) == Verdict(1, 1) and verdict(.5) == Verdict(0, 1)
 
 
 # Texts
@@ -196,18 +175,6 @@ def token_law_of_floats(rule, p, q):
 def test_the_law_of_a_text(pair, rule, gamma, n, ctx):
     "Rounds and their bonus tokens, enumerated by the loop and predicted by the phases"
     assert loop_law(pair[0], Chain(pair[1], gamma), rule, ctx, n) == text_law(rule, *pair, gamma, ctx, n)
-
-
-@proves("thm-text")
-@some
-@given(models(), named, st.integers(1, 3), st.integers(0, 3))
-def test_within_one_chain_a_text_is_step_after_step(pair, rule, gamma, more):
-    "For n up to γ the law is the product of the one-step laws"
-    target, draft = pair
-    law = text_law(rule, target, draft, gamma + more, (0,), gamma)
-    step = lambda text: rule.law(target.law(text), draft.law(text))
-    for y, w in law.items(): assert w == prod(step((0, *y[:i]))[y[i]] for i in range(gamma))
-    assert sum(law.values()) == 1
 
 
 @proves("cor-diluted")
@@ -224,6 +191,12 @@ def test_the_share_of_bonus_tokens(pq, l, gamma):
 
 # Gates
 
+def support(rule, p):
+    "The tokens that a gate accepts"
+    uniform = exact(*[1] * len(p))
+    return {int(x) for x in np.flatnonzero(rule.accepted(p, uniform) > 0)}
+
+
 @proves("prop-gate")
 @settings(max_examples=25)
 @given(gates, pairs())
@@ -239,7 +212,7 @@ def test_gates(rule, pq):
 @settings(max_examples=25)
 @given(models(), st.integers(1, 3), st.sampled_from(sorted(GREEDY_ENDS)))
 def test_strict_greedy(pair, gamma, how):
-    "At their strict ends the greedy rules emit the greedy text with certainty, whatever is drafted"
+    "At their strict ends the greedy rules emit the greedy text with certainty, whatever the draft"
     target, draft = pair
     rule = GREEDY_ENDS[how]
     rows = cold(target) if how == "typical at T = 0" else target
@@ -252,12 +225,11 @@ def test_strict_greedy(pair, gamma, how):
 
 @many
 @given(laws(5), st.fractions(F(1, 20), F(19, 20), max_denominator=20))
-def test_greedy_lenience_reads_at_least(p, l):
-    "p(x) >= l max p below l = 1; at l = 1 the lowest of the likeliest; a smaller l keeps a larger set"
-    q = exact(*[1] * 5)
-    keeps = lambda l: {int(x) for x in np.flatnonzero(lenient_greedy(l).accepted(p, q) > 0)}
-    assert keeps(l) == {x for x in range(5) if p[x] >= l * max(p)}
-    assert keeps(1) == {int(np.argmax(p))} and keeps(1) <= keeps(l) <= keeps(l / 2)
+def test_greedy_lenience(p, l):
+    "p(x) >= l max p below l = 1; at l = 1 the first of the likeliest; a smaller l accepts a larger set"
+    def good(l): return support(lenient_greedy(l), p)
+    assert good(l) == {x for x in range(5) if p[x] >= l * max(p)}
+    assert good(1) == {int(np.argmax(p))} and good(1) <= good(l) <= good(l / 2)
 
 
 @many
@@ -265,20 +237,18 @@ def test_greedy_lenience_reads_at_least(p, l):
 @example(exact(3, 3, 2, 1, 0), 2, 0.)
 def test_top_beta(p, beta, tau):
     "Both conditions, by sorting and by logarithms; β = V and τ = ∞ accept everything; monotone in both"
-    q = exact(*[1] * 5)
-    keeps = lambda *a: {int(x) for x in np.flatnonzero(top_beta(*a).accepted(p, q) > 0)}
+    def good(*a): return support(top_beta(*a), p)
     order = sorted(range(5), key=lambda x: (-p[x], x))
     gap = lambda x: log(float(max(p))) - log(float(p[x])) if p[x] else inf
     assume(all(abs(gap(x) - tau) > 1e-9 or gap(x) == 0 for x in range(5)))
-    assert keeps(beta, tau) == {x for x in order[:beta] if gap(x) <= tau}
+    assert good(beta, tau) == {x for x in order[:beta] if gap(x) <= tau}
     assert [order[i] for i in token_ranks(p)[order]] == order
-    assert keeps(5, inf) == set(range(5))
-    assert keeps(beta, tau) <= keeps(min(beta + 1, 5), tau) and keeps(beta, tau) <= keeps(beta, tau + .5)
-    if len({*p}) == 5: assert keeps(beta, 0) == {order[0]}
+    assert good(5, inf) == set(range(5))
+    assert good(beta, tau) <= good(min(beta + 1, 5), tau) and good(beta, tau) <= good(beta, tau + .5)
+    if len({*p}) == 5: assert good(beta, 0) == {order[0]}
 
 
 # Typical
-
 
 @many
 @given(pairs(), st.floats(.01, 1), st.floats(.01, .99))
@@ -327,11 +297,10 @@ def test_the_ends_of_bild(pair, gamma, fallback, rb, ctx):
 @many
 @given(laws(4), st.floats(0, 5))
 def test_rollback_in_nats(p, rb):
-    "Kept: what costs at most α_RB nats, and the argmax"
+    "Accepted: what costs at most α_RB nats, and the argmax"
     cost = lambda x: -log(float(p[x])) if p[x] else inf
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
-    kept = np.flatnonzero(bild_rollback(rb).accepted(p, exact(1, 1, 1, 1)) > 0)
-    assert {*map(int, kept)} == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
+    assert support(bild_rollback(rb), p) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
 
 
 # Another target
@@ -346,7 +315,7 @@ blends = st.sampled_from(sorted(BLENDS)).map(BLENDS.get)
 @some
 @given(models(), blends, st.sampled_from([(1,), (1, 1), (2,), (2, 1)]), draws, st.integers(1, 3))
 def test_blends_are_targets(pair, f, shape, how, n):
-    "Chains and trees, drafted from q in every way, judged against f(p, q): the law is that of f"
+    "Chains and trees, drafted from q in every way, verified against f(p, q): the law is that of f"
     blend = CombinedModel(*pair, f)
     drafter = Branching(pair[1], shape, DRAWS[how])
     assert loop_law(blend, drafter, reject, (0,), n) == target_law(blend, (0,), n)
@@ -368,7 +337,7 @@ def test_one_step_towards_another_target(pq, data):
     assert token_law(reject_toward(lambda p, q: f), p, q) == as_dict(f)
 
 
-def test_transformers_weighs_in_the_same_way():  # noqa: PLR0915  one body: the patches share its names
+def test_parity_with_transformers():  # noqa: PLR0915  one body: the patches share its names
     "`assistant_ensemble_weight`: the same verdicts from the same uniforms, the same redraw and bonus"
     torch = pytest.importorskip("torch")
     from unittest.mock import patch
@@ -389,6 +358,3 @@ def test_transformers_weighs_in_the_same_way():  # noqa: PLR0915  one body: the 
             tree.add(0, x, q)
             assert rule([p, p], tree, verdict_tape([0, u], [.5, .5])).node == int(n)
             np.testing.assert_allclose(seen[0], p if n else rule.otherwise(p, q), atol=1e-6)
-
-
-# Trees and doors

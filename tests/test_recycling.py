@@ -5,7 +5,6 @@ from itertools import islice, product
 from math import prod
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -17,7 +16,7 @@ from specref.core.rng import Enumerator, Seeded
 from specref.core.target import target_law
 from specref.core.tree import Tree
 from specref.draft.recycling import RANK_RATES, Recycling, rank_template
-from specref.models.embedded import DOMAINS, embedded, prompts
+from specref.models.embedded import embedded, prompts
 from specref.verify.reject import reject
 
 shapes = st.sampled_from([((0,),), ((0,), (1,), (0, 0)), ((0,), (0, 0), (0, 1), (1,), (1, 0))])
@@ -67,7 +66,7 @@ def test_the_tree_is_looked_up(shape, matrix, ctx):
 @settings(max_examples=40)
 @given(models(), shapes, matrices, seeds)
 def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
-    "Against a dictionary: refused and unseen nodes count, the last node of a token stands, other rows stay"
+    "Against a dictionary: rejected and unreached nodes count, a token's last node stands, other rows stay"
     drafter = small(shape, matrix)
     for r in islice(rounds(pair[0], drafter, reject, (0, 1), Seeded(seed)), 3):
         rows = dict(enumerate(drafter.matrix or [()] * 3))
@@ -89,7 +88,7 @@ def test_the_law_is_the_targets(pair, shape, matrix, verify):
 
 @dataclass(frozen=True)
 class Anything(Drafter):
-    "Mixes all of a round, refused tokens, rows and verdict, into a state that decides shape and laws"
+    "Mixes all of a round, rejected tokens, rows and verdict, into a state that decides shape and laws"
     state: int
     depth = 2
     def __call__(self, ctx, rng):
@@ -115,24 +114,23 @@ def test_a_drafter_may_remember_anything(pair, seed):
 # A real model
 
 @faithful("Token Recycling")
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_refused_nodes_are_learnt_and_come_back(domain):
-    """Greedy: the matrix is the top eight scores at the last node of each token, refused nodes too;
-    the next tree is looked up in it; what was refused is accepted later; no call but the round's own"""
-    target, ctx = embedded("target", dtype=torch.float64, temperature=0), prompts(domain, 1)[0]
-    drafter, known, from_refused = Recycling(512), {}, 0
+def test_rejected_nodes_are_learnt_and_come_back():
+    """Greedy: the matrix is the top eight scores at the last node of each token, rejected nodes too;
+    the next tree is looked up in it; what was rejected is accepted later; no call but the round's own"""
+    target, ctx = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1)[0]
+    drafter, known, from_rejected = Recycling(512), {}, 0
     for k, r in enumerate(islice(rounds(target, drafter, reject, ctx, Seeded(0)), 20)):
         path, logits = (0, *r.tree.ancestors(r.verdict.node)), target.logits(r.tree)
         for u in range(1, len(r.tree)):
             row, accepted = known[r.tree.text(r.tree.parent[u])[-1]]
             assert r.tree.token[u] in row
-            from_refused += u in path and not accepted
+            from_rejected += u in path and not accepted
         for u in range(len(r.tree)):
             known[r.tree.text(u)[-1]] = tuple(np.argsort(-logits[u], kind="stable")[:8]), u in path
         drafter = drafter.learn(r)
         assert all(row == known.get(x, ((), 0))[0] for x, row in enumerate(drafter.matrix))
         assert target.meter.calls == k + 1 and len(r.tree) <= 81
-    assert from_refused > 0
+    assert from_rejected > 0
 
 
 @faithful("Token Recycling")

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import verifier_contract
 from helpers import CANON, killer, models, pairs, proves
+from verify_helpers import as_dict
 from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
 from specref.core.law import exact, overlap
 from specref.core.loop import Verdict, rounds
@@ -24,8 +25,6 @@ def step(p, q, rng):  # -> accepted?, the first token
     x = rng.pick(q)
     verdict = one(p, q, x, rng)
     return verdict.node, x if verdict.node else verdict.token
-
-def as_dict(p): return {x: w for x, w in enumerate(p) if w}
 
 @proves("thm-reject")
 @settings(max_examples=50)

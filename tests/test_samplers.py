@@ -1,5 +1,5 @@
 "Chapter 17b: samplers of texts, functions of rows, and nine questions that each find their own mistake"
-from collections import Counter
+import re
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import ALPHA, MISS, proves, random_table, tempered
+from helpers import ALPHA, proves, random_table, tempered
 from specref.certify.sequential import Report
 from specref.verify.block import block
 from specref.core.rng import Outcomes, law_of, numpy_generator
 from specref.certify.certificates import detectable, partition, safe_limit
 from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
-from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.verify.reject import Chain, reject
 from specref.certify.samplers import BET_SIZES, CASES, NOT_RUN, QUESTIONS
 from specref.certify.samplers import EdgeGenerator, FewerTokensBet, RowCase, Spread
-from specref.certify.samplers import Questions, draw_by_cdf, certify_rows, certify_sampler, token_classes
+from specref.certify.samplers import draw_by_cdf, certify_rows, certify_sampler, token_classes
 from specref.certify.samplers import rule_on_rows, text_sampler, expected_lengths
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
@@ -35,12 +35,7 @@ def theirs(p, q, x, rng):
 
 
 def excess(p, q): return np.maximum(p - q, 0)
-
-
 def choice(w, rng): return rng.choice(len(w), p=w/w.sum())
-
-
-def search(w, rng): return int(np.searchsorted(np.cumsum(w), rng.random()*w.sum(), side="right"))
 
 
 def broken(left=excess, bonus=lambda p, q: p[-1], keep=lambda u, p, q: u*q < p, once=False,
@@ -68,24 +63,15 @@ THEIRS = {"correction from p": broken(left=lambda p, q: p),
 big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 
 
-floats = tempered(big, 1.), tempered(small, 1.)
-
-
-@pytest.mark.parametrize("f, p, q", [(theirs, big, small), (broken(), *floats)])
-def test_a_right_function_of_rows_passes(f, p, q):
-    "Plain numpy in, integers out; tables in fractions or floats; padding is cut"
-    assert certify_sampler(text_sampler(f, p, q, 2), p, (0,), runs=2000).passes
-
-
-@pytest.mark.parametrize("name", ["one uniform for all", "bonus from the row before"])
-def test_wrong_functions_of_rows_are_caught_as_texts(name):
-    "One of them has every single position right"
-    found = certify_sampler(text_sampler(THEIRS[name], big, small, 2), big, (0,), runs=4000)
-    assert not found.passes and found.words.startswith("the law is wrong: ")
+@pytest.mark.parametrize("f, passes", [(theirs, True), (THEIRS["bonus from the row before"], False)])
+def test_functions_of_rows_are_tested_as_texts(f, passes):
+    "Plain numpy in, integers out, on tables of floats; padding is cut"
+    p, q = tempered(big, 1.), tempered(small, 1.)
+    assert certify_sampler(text_sampler(f, p, q, 2), p, (0,), runs=2000).passes == passes
 
 
 def test_any_sampler_of_texts():
-    "Draws of whole texts: longer ones are cut, stop tokens end them, short and unknown ones are reported"
+    "Draws of whole texts: longer ones are cut, stop tokens end them, others are reported"
     want = target_law(big, (0,), 4, (1,))
     texts, weights = list(want), np.array([float(w) for w in want.values()])
     def draw(ctx, n, rng): return texts[rng.choice(len(texts), p=weights)]
@@ -98,7 +84,7 @@ def test_any_sampler_of_texts():
         assert "impossible" in certify_sampler(wrong, big, (0,), 4, (1,), runs=500).words
 
 
-def test_rows_have_the_shapes_that_are_promised():
+def test_rows_have_the_shapes_of_the_signature():
     "(gamma + 1, V), (gamma, V), (gamma,), floats; and each drafted token has weight in its row"
     def verify(p, q, x, rng):
         g = len(x)
@@ -160,7 +146,7 @@ def test_classes(name, V):
 
 
 @proves("prop-classes")
-def test_block_verification_asks_for_ratios_too():
+def test_block_verification_needs_ratios_alone_too():
     "Its number of tokens on seven tokens, one draft, is the small table's; that of match is not"
     different = CASES["different rows"]
     case = RowCase(different, 7)
@@ -169,7 +155,7 @@ def test_block_verification_asks_for_ratios_too():
     assert length_law(p, Chain(q, 1), match) != lengths(different, 1, match)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(4, 300))
 def test_every_token_has_a_class(V):
     "The ends are alone, the others share two classes; shares sum to one in each"
@@ -186,52 +172,40 @@ def test_rows_differ():
     assert len(set(rows)) == 5 and case.p((0, 1, 2)) is case.p((0, 3, 2))
 
 
-@pytest.mark.parametrize("rule", [reject, block, match])
-@pytest.mark.parametrize("name", CASES)
-def test_the_oracle_of_lengths(name, rule):
-    "The law of the length comes from the rule itself; for the chain rule its mean is the closed form"
-    case, law = RowCase(CASES[name], 4), lengths(CASES[name], 2, rule)
-    assert sum(law.values()) == 1 and set(law) <= {1, 2, 3}
-    if rule is reject:
-        assert law.mean() == 1 + sum(accepted_at_least(case.P, case.Q, (0,), i) for i in (1, 2))
-    means = [lengths(CASES[name], 2, r).mean() for r in (match, reject, block)]
-    assert means == sorted(means)
-
-
 # Right functions
 
 FEW = {k: CASES[k] for k in ("different rows", "the draft ranks them backwards", "zeros at both ends")}
-RIGHT = {"theirs": (theirs, {}), "with searchsorted": (broken(find=search), dict(cases=FEW)),
-         "reject": (rule_on_rows(reject), {}), "block": (rule_on_rows(block), dict(like=block)),
+RIGHT = {"theirs": (theirs, {}), "reject": (rule_on_rows(reject), {}),
+         "block": (rule_on_rows(block), dict(like=block)),
          "match": (rule_on_rows(match), dict(like=match, cases=FEW)),
-         "block is more than reject": (rule_on_rows(block), dict(cases=FEW))}
-SAID = ("TV >=", "probability 0.999", "token by token would have found", "tokens a call",
+         "block is more than reject": (rule_on_rows(block), dict(cases=FEW, runs=1000))}
+STATED = ("TV >=", "probability 0.999", "token by token would have found", "tokens a call",
         "no token of probability 0")
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_functions_pass(name):
-    "All nine answers in words, with the rate of false alarms and what would have been seen"
+    "All nine answers, in words of at most 92 columns"
     f, how = RIGHT[name]
-    found = certify_rows(f, runs=1000, **how)
+    found = certify_rows(f, **dict(dict(runs=600), **how))
     words = " ".join(found.words.split())
     assert isinstance(found, Report) and found.passes and found.wrong == ()
     want = [(q, None if q == "draft" else True) for q in QUESTIONS]
     assert [(x.check, x.passes) for x in found.lines] == want
-    assert "1e-09" in found.title and all(s in words for s in SAID)
+    assert "1e-09" in found.title and all(s in words for s in STATED)
+    assert max(map(len, found.words.splitlines())) <= 92
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_other_lengths(gamma):
-    "One draft and three: a right function passes with its own drafter, a wrong one is named"
-    assert certify_rows(theirs, gamma=gamma, runs=500, draft=draw_by_cdf, cases=FEW).passes
-    assert "law" in certify_rows(THEIRS["correction from p"], gamma=gamma, runs=500, cases=FEW).wrong
+def test_three_drafts():
+    "A right function passes with its own drafter, a wrong one is named"
+    assert certify_rows(theirs, gamma=3, runs=500, draft=draw_by_cdf, cases=FEW).passes
+    assert "law" in certify_rows(THEIRS["correction from p"], gamma=3, runs=500, cases=FEW).wrong
 
 
 @pytest.mark.parametrize("rule", [kseq, transport])
-def test_rules_that_ask_how_siblings_were_drawn(rule):
+def test_rules_that_read_how_siblings_were_drawn(rule):
     "Rows are one draft each, drawn from q: the rules of siblings verify them too"
-    assert certify_rows(rule_on_rows(rule), cases=FEW, runs=500, like=None).passes
+    assert certify_rows(rule_on_rows(rule), cases=FEW, runs=300, like=None).passes
 
 
 # Wrong ones: each is found by the questions that name it, and by no other
@@ -275,15 +249,15 @@ def goes_on(p, q, x, rng):
     "Verifies on after a rejection, by rows that followed the rejected token"
     tokens = []
     for i, v in enumerate(x):
-        tokens.append(int(v) if rng.random()*q[i, v] < p[i, v] else search(excess(p[i], q[i]), rng))
-    return [*tokens, search(p[-1], rng)]
+        tokens.append(int(v) if rng.random()*q[i, v] < p[i, v] else draw_by_cdf(excess(p[i], q[i]), rng))
+    return [*tokens, draw_by_cdf(p[-1], rng)]
 
 
 def careless(p, q, x, rng):
     "Works in the arrays that it was given"
-    said = theirs(p.copy(), q.copy(), x, rng)
+    tokens = theirs(p.copy(), q.copy(), x, rng)
     p -= .1
-    return said
+    return tokens
 
 
 def fragile(p, q, x, rng):
@@ -322,16 +296,11 @@ def search_short(w, rng):
 
 
 def fixed_seed(rng): return np.random.default_rng(1)
-
-
 def argmax(q, rng): return int(np.argmax(q))
-
-
 def argmin(q, rng): return int(np.argmin(q))
 
 
 ONE = {"different rows": CASES["different rows"]}
-RANKS = {"the draft ranks them backwards": CASES["the draft ranks them backwards"]}
 EQUAL = {"equal rows": CASES["equal rows"]}
 own = np.random.default_rng(5)
 MISTAKES = {name: (dict(verify=f), {"law", "noise"}) for name, f in THEIRS.items()} | {
@@ -347,17 +316,17 @@ MISTAKES = {name: (dict(verify=f), {"law", "noise"}) for name, f in THEIRS.items
     "q of the next row": (dict(verify=lambda p, q, x, rng: theirs(p, np.roll(q, 1, 0), x, rng)),
                           {"law", "noise"}),
     "one coin for all of it": (dict(verify=one_coin), {"law", "noise"}),
-    "verifies on": (dict(verify=goes_on, runs=100), {"form", "nan"}),
+    "verifies on": (dict(verify=goes_on, runs=100), {"form"}),
     "one token too many": (dict(verify=lambda p, q, x, rng: [*x, 0, 0], runs=100), {"form", "zeros", "nan"}),
     "no token": (dict(verify=lambda p, q, x, rng: [-1], runs=100), {"form"}),
     "halves": (dict(verify=lambda p, q, x, rng: [.5], runs=100), {"form"}),
     "fails on equal rows": (dict(verify=fragile, cases=EQUAL, runs=50), {"form"}),
     "outside of the vocabulary": (dict(verify=lambda p, q, x, rng: [4]),
                                   {"law", "noise", "seeds", "tokens", "zeros", "nan"}),
-    "no bonus": (dict(verify=lambda p, q, x, rng: theirs(p, q, x, rng)[:len(x)]), {"tokens"}),
+    "no bonus": (dict(verify=lambda p, q, x, rng: theirs(p, q, x, rng)[:len(x)], runs=300), {"tokens"}),
     "the target alone": (dict(verify=lambda p, q, x, rng: [draw_by_cdf(p[0], rng)]), {"tokens"}),
     "match, stated as reject": (dict(verify=rule_on_rows(match)), {"tokens"}),
-    "reject, stated as block": (dict(verify=rule_on_rows(reject), like=block, runs=3000, cases=RANKS),
+    "reject, stated as block": (dict(verify=rule_on_rows(reject), like=block, gamma=8, runs=600, cases=ONE),
                                 {"tokens"}),
     "seeds itself by the same seed": (dict(verify=broken(seeded=reseeded)), {"noise"}),
     "one race for draft and correction": (dict(verify=racer.verify, draft=racer.draft, runs=3000, cases=ONE),
@@ -366,13 +335,13 @@ MISTAKES = {name: (dict(verify=f), {"law", "noise"}) for name, f in THEIRS.items
     "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: draw_by_cdf(top2(q), rng)),
                                         {"draft"}),
     "a token of weight 0": (dict(verify=theirs, draft=argmin), {"noise", "draft"}),
-    "noise of its own": (dict(verify=broken(seeded=lambda rng: own)), {"seeds"}),
+    "noise of its own": (dict(verify=broken(seeded=lambda rng: own), runs=300), {"seeds"}),
     "always one seed": (dict(verify=broken(seeded=fixed_seed)), {"law", "noise", "seeds", "tokens"}),
-    "writes in p": (dict(verify=careless), {"rows"}),
-    "u <= p/q": (dict(verify=broken(keep=lambda u, p, q: u*q <= p)), {"zeros"}),
-    "search from the left": (dict(verify=broken(find=search_left)), {"zeros"}),
-    "the last sum is below 1": (dict(verify=broken(find=search_short)), {"zeros"}),
-    "NaN keeps": (dict(verify=nan_keeps), {"nan"}),
+    "writes in p": (dict(verify=careless, runs=300), {"rows"}),
+    "u <= p/q": (dict(verify=broken(keep=lambda u, p, q: u*q <= p), runs=300), {"zeros"}),
+    "search from the left": (dict(verify=broken(find=search_left), runs=300), {"zeros"}),
+    "the last sum is below 1": (dict(verify=broken(find=search_short), runs=300), {"zeros"}),
+    "NaN keeps": (dict(verify=nan_keeps, runs=300), {"nan"}),
 }
 
 
@@ -384,6 +353,7 @@ def renamed(move):
     return verify
 
 
+def two_further_on(y, V): return y + 2 if 0 < y < V - 3 else y
 def first_of_class(y, V): return int(np.argmax(token_classes(V) == token_classes(V)[y]))
 
 
@@ -392,24 +362,14 @@ def few_of_class(y, V):
     return int(same[np.searchsorted(same, y) % 14])
 
 
-WITHIN = {   # wrong within a class: what stands at the ends is left alone
-    "two further on": lambda y, V: y + 2 if 0 < y < V - 3 else y,
-    "the first token of its class": first_of_class,
-    "a few small ones": lambda y, V: 1 + (y - 1) % 14 if 0 < y < V - 1 else y,
-    "a few small ones of its class": few_of_class}
-
-
-WITHIN_SIZES = [*zip(WITHIN, (8, 1000, 1000, 64)), ("two further on", 1000)]   # 64: 14 tokens or more a class
-
-
-@pytest.mark.parametrize("name, V", WITHIN_SIZES)
-def test_a_token_is_more_than_its_class(name, V):
-    "Law is wrong, for few tokens and for many"
-    assert "law" in certify_rows(renamed(WITHIN[name]), V=V, cases=FEW, runs=1000).wrong
+@pytest.mark.parametrize("move, V", [(two_further_on, 8), (few_of_class, 64), (first_of_class, 1000)])
+def test_a_token_is_more_than_its_class(move, V):
+    "Wrong within a class, and right at the ends: the law is wrong, for few tokens and for many"
+    assert "law" in certify_rows(renamed(move), V=V, cases=FEW, runs=1000).wrong
 
 
 @proves("prop-classes")
-@pytest.mark.parametrize("rule, V", [(reject, 1000), (block, 8), (match, 8)])
+@pytest.mark.parametrize("rule, V", [(reject, 1000), (block, 8)])
 def test_right_rules_are_right_within_classes(rule, V):
     "The distance within a class that would have been seen is stated"
     found = certify_rows(rule_on_rows(rule), V=V, cases=FEW, runs=800, like=None)
@@ -433,7 +393,7 @@ def test_no_power_is_claimed_where_there_is_none():
 @pytest.mark.parametrize("rule", [reject, block, match])
 @pytest.mark.parametrize("name", ["different rows", "zeros at both ends", "a draft of one token"])
 def test_the_length_after_a_draft(name, rule, V):
-    "What the rule says of each draft, summed over all drafts of two, is the exact law of the length"
+    "The lengths expected after each draft, summed over all drafts of two, have the exact law"
     case, law = RowCase(CASES[name], 4), Outcomes()
     for x, v in target_law(case.Q, (0,), 2).items():
         for k, w in expected_lengths(case, x, (1., 1.), rule).items(): law[k] = law.get(k, 0) + float(v*w)
@@ -454,20 +414,17 @@ def chained(q, x):
     return tree
 
 
-@pytest.mark.parametrize("rule, V", [(block, 90), (match, 4)])
-def test_long_drafts(rule, V):
-    "Eight drafts and many tokens: each rule is as long as itself, and the loss that is stated is found"
-    how = dict(V=V, gamma=8, cases=ONE, runs=350, like=rule)
-    found = certify_rows(rule_on_rows(rule), **how)
+def test_long_drafts():
+    "Eight drafts, 90 tokens: block verification is as long as itself; the loss that is stated is found"
+    how = dict(V=90, gamma=8, cases=ONE, runs=350, like=block)
+    found = certify_rows(rule_on_rows(block), **how)
     words = " ".join(found.words.split())
     assert found.passes and found.lines[2].passes is True and "after the same drafts" in words
-    stated = words.partition("a function that drops the draft in ")[2]
-    least = float(stated.split("%")[0]) / 100 if stated else None
-    if rule is not match: assert least is not None   # `match` keeps hardly anything that could be dropped
-    if least is None or least > .9: return
+    least = float(re.search(r"a function that drops the draft in ([\d.]+)%", words)[1]) / 100
     def drops(p, q, x, rng):
-        return [draw_by_cdf(p[0], rng)] if rng.random() < least + .02 else rule_on_rows(rule)(p, q, x, rng)
-    assert certify_rows(drops, **how).wrong == ("tokens",)
+        if rng.random() < least + .02: return [draw_by_cdf(p[0], rng)]
+        return rule_on_rows(block)(p, q, x, rng)
+    assert least < .9 and certify_rows(drops, **how).wrong == ("tokens",)
 
 
 def test_the_bet_on_fewer_tokens_is_fair():
@@ -489,16 +446,6 @@ def test_the_bet_on_fewer_tokens_is_fair():
     assert forks
 
 
-def test_false_alarms_of_the_bet_on_tokens():
-    "At alpha = 1/4 for one question, 30 right runs"
-    alarms = 0
-    for s in range(30):
-        kit = Questions(rule_on_rows(block), 4, 4, None, block, ONE, 40, s, .25*(2*len(ONE) + 5))
-        assert kit.rate == .25
-        alarms += kit.tokens()[0] is False
-    assert alarms <= 30*.25 + 6*np.sqrt(30*.25*.75)
-
-
 def test_no_draft_in_rows():
     p, rng = np.array([[0., 1., 0.]]), numpy_generator(0)
     assert rule_on_rows(reject)(p, np.zeros((0, 3)), np.zeros(0, int), rng) == (1,)
@@ -513,33 +460,18 @@ def test_each_mistake_is_named(name):
 
 
 def test_long_vocabularies():
-    "150,000 tokens, 120 runs: a right kernel passes; one that forgets the last tile"
+    "150,000 tokens, 80 runs: a right kernel passes, one that forgets the last tile does not"
+    right = broken(find=draw_by_cdf)
     def tiled(p, q, x, rng):
         p = p.copy()
         p[:, p.shape[1]//1024*1024:] = 0
-        return theirs(p / p.sum(1, keepdims=True), q, x, rng)
-    ends = {"the ends": lambda p, q: (exact(1, 1, 1, 7), exact(7, 1, 1, 1))}
-    for f, passes in ((theirs, True), (tiled, False), (THEIRS["everything accepted"], False)):
-        found = certify_rows(f, V=150_000, gamma=1, runs=120, cases=ends)
-        assert ("law" not in found.wrong) == passes and found.title.startswith("150,000 tokens")
-        if passes:   # the report of the right one states a smaller distance than the wrong ones have
-            stated = float(found.words.split("TV >= ")[1][:5])
-            assert stated < tv(exact(1, 1, 1, 7), exact(7, 1, 1, 1))
-
-
-def test_power_is_as_stated():
-    "On the cells of a finished block"
-    case = RowCase(CASES["different rows"], 4)
-    cells = partition(case.P, (0,), 3, 1000)
-    w = np.array([float(v) for v in cells.weight.values()])
-    limit = safe_limit(1000, tuple(w), ALPHA/10)
-    seen = Counter()
-    for y, v in target_law(case.Q, (0,), 3).items(): seen[cells.of(y)] += float(v)
-    other, d = np.array([seen[c] for c in cells.weight]), detectable(1000, len(w) - 1, limit)
-    part = d / (abs(other - w).sum()/2)
-    k = numpy_generator(3).multinomial(1000, w + part*(other - w), 3000)
-    with np.errstate(all="ignore"): G = 2*np.where(k, k*np.log(k/(1000*w)), 0).sum(1)
-    assert part < 1 and (G <= limit).mean() <= MISS + 6*np.sqrt(MISS/3000)
+        return right(p / p.sum(1, keepdims=True), q, x, rng)
+    laws = exact(1, 1, 1, 7), exact(7, 1, 1, 1)
+    how = dict(V=150_000, gamma=1, runs=80, cases={"the ends": lambda p, q: laws})
+    found = certify_rows(right, **how)
+    assert "law" not in found.wrong and found.title.startswith("150,000 tokens")
+    assert float(found.words.split("TV >= ")[1][:5]) < tv(*laws)
+    assert "law" in certify_rows(tiled, **how).wrong
 
 
 def test_the_distance_in_the_report_is_computed():
@@ -568,8 +500,8 @@ def test_edges():
     assert EdgeGenerator(1 - 2.**-53, 1).choice(4, p=[0, .5, .5, 0]) == 2
 
 
-def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
-    "Its uniform numbers are its own: the report says so, and does not say ok"
+def test_a_function_that_takes_a_seed_leaves_zeros_open():
+    "Its uniform numbers are its own: the report states it, and the answer is open"
     def reseeding(p, q, x, rng): return theirs(p, q, x, np.random.default_rng(rng.integers(2**63)))
     found = certify_rows(reseeding, cases=FEW, runs=300)
     assert found.passes and {l.check: l.passes for l in found.lines}["zeros"] is None
@@ -578,17 +510,13 @@ def test_a_function_that_takes_a_seed_is_not_asked_for_zeros():
 
 def test_reproducible():
     "The same seed, the same report; no rule to compare with, no question of tokens"
-    a, b, c = (certify_rows(theirs, runs=200, cases=FEW, seed=s).words for s in (3, 3, 4))
-    alone = certify_rows(theirs, runs=100, like=None, cases=FEW).words
+    a, b, c = (certify_rows(theirs, runs=100, cases=ONE, seed=s).words for s in (3, 3, 4))
+    alone = certify_rows(theirs, runs=50, like=None, cases=ONE).words
     assert a == b != c and "no rule to compare with" in alone
 
 
 def raises(p, q, x, rng): raise RuntimeError("no such kernel")
-
-
 def batched(p, q, x, rng): return np.array([theirs(p, q, x, rng)])
-
-
 def pair(p, q, x, rng): return np.array(theirs(p, q, x, rng)), 1
 
 
@@ -598,7 +526,7 @@ NO_ANSWER = [(raises, "raised RuntimeError: no such kernel"), (batched, ""),
 
 
 @pytest.mark.parametrize("verify, words", NO_ANSWER)
-def test_a_function_that_never_answers_is_not_judged(verify, words):
+def test_a_function_that_never_answers_is_not_tested(verify, words):
     "Form is wrong, with the error in words and not in numpy's; nothing else is answered"
     found = certify_rows(verify, cases=FEW, runs=20, draft=draw_by_cdf)
     first, *others = found.lines
@@ -606,12 +534,6 @@ def test_a_function_that_never_answers_is_not_judged(verify, words):
     assert first.words.startswith("60 of 60 calls went wrong, most often (")
     assert words in first.words and "inhomogeneous" not in first.words
     assert {(l.passes, l.words) for l in others} == {(None, NOT_RUN)}
-
-
-def test_what_was_raised_is_reported():
-    line, *_ = certify_rows(fragile, cases=EQUAL, runs=100).lines
-    assert line.words == ("100 of 100 calls went wrong, most often (100, first in the case 'equal rows'): "
-                          "raised ZeroDivisionError: nothing left")
 
 
 def test_all_that_went_wrong_is_counted():
@@ -626,8 +548,6 @@ def test_all_that_went_wrong_is_counted():
 
 
 def test_classes_are_called_classes():
-    "Where the numbers of a cell are classes, the report says so; impossible tokens are tokens"
-    def words(f): return " ".join(certify_rows(f, V=7, cases=FEW, runs=1000).lines[1].words.split())
-    found = words(THEIRS["everything accepted"])
-    assert "begins with classes (" in found or "the text (" in found
-    assert "a text that begins with classes (" in words(THEIRS["correction from p"])
+    "Where the numbers of a cell are classes, the report calls them so"
+    words = certify_rows(THEIRS["correction from p"], V=7, cases=ONE, runs=600).lines[1].words
+    assert "classes (" in " ".join(words.split())

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, draws, killer, laws, models, pairs, proves, seeds
+from verify_helpers import PEAK, SGL, as_dict, depends, star
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import exact, normalize, overlap, one_hot, residual, tv
 from specref.core.loop import as_drafter, generate, loop_law, match, rounds
@@ -18,15 +19,7 @@ from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, add_paths, iid, in_sequence, without_replacement
 
 F = Fraction
-SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)     # sgl-project/sglang#10308
-PEAK = exact(7, 1, 1, 1), exact(1, 6, 2, 1)
 few = st.integers(2, 4)
-
-
-def drawn(draw, k, rng):
-    tree = Tree((0,))
-    tree.grow(0, draw, rng, k)
-    return tree
 
 
 def verdict(p, tree, rng):
@@ -41,19 +34,7 @@ def outcome(p, draft):
     return law.of(lambda won_x: won_x[1]), law.of(lambda won_x: won_x[0]).get(True, 0)
 
 
-def acceptance(p, draw, k): return outcome(p, lambda rng: drawn(draw, k, rng))[1]
-
-
-def as_dict(p): return {x: w for x, w in enumerate(p) if w}
-
-
-def depends(seed, V):
-    "A draw whose laws depend on the earlier siblings in an arbitrary way, and end at random"
-    def draw(earlier):
-        r = np.random.default_rng([seed, len(earlier), *earlier])
-        w = r.choice([0, 0, 1, 2, 5], V)
-        return exact(*map(int, w)) if w.any() and r.random() < .9 else None
-    return draw
+def acceptance(p, draw, k): return outcome(p, lambda rng: star(draw, k, rng))[1]
 
 
 # Exactness
@@ -62,8 +43,8 @@ def depends(seed, V):
 @settings(max_examples=50)
 @given(few.flatmap(laws), seeds, st.integers(0, 2))
 def test_any_laws_given_what_was_decided_before(p, seed, k):
-    "Each child from a law that depends on the ones before and on a coin tossed first: the token has law p"
-    law, _ = outcome(p, lambda rng: drawn(depends(2*seed + rng.pick(exact(1, 2)), len(p)), k, rng))
+    "Each child from a law that depends on the ones before it and on a coin: the token has law p"
+    law, _ = outcome(p, lambda rng: star(depends(2*seed + rng.pick(exact(1, 2)), len(p), .1), k, rng))
     assert law == as_dict(p)
 
 
@@ -77,8 +58,7 @@ def test_two_models_that_take_turns(pair, seed, shape, how):
     drafter_contract(drafter, (0, 1))
 
 
-MEANS = {(2,): ("13/16", "7/8"), (2, 1): ("91/80", "49/40"),
-         (1, 2): ("231/200", "75/56"), (2, 2): ("1001/800", "25/16")}
+MEANS = {(2,): ("13/16", "7/8"), (2, 1): ("91/80", "49/40"), (1, 2): ("231/200", "75/56")}
 
 
 @pytest.mark.parametrize("shape", MEANS)
@@ -120,7 +100,7 @@ def test_published_acceptance(pair, how, rates):
 def test_acceptance_is_what_is_accepted(pq, how, seed, k):
     "The sum over rejected tokens is the enumerated probability, and does not fall with k"
     p, q = pq
-    draw = DRAWS[how](q) if how else depends(seed, len(p))
+    draw = DRAWS[how](q) if how else depends(seed, len(p), .1)
     assert acceptance_prob(p, draw, k) == acceptance(p, draw, k) <= acceptance_prob(p, draw, k + 1) <= 1
 
 
@@ -134,7 +114,7 @@ def test_independent_children_of_several_laws(case):
         rejected, r = F(1), p
         for q in order: rejected, r = rejected * (1 - overlap(r, q)), residual(r, q)
         draw = in_sequence(*map(iid, order))
-        law, accepted = outcome(p, lambda rng: drawn(draw, len(qs), rng))
+        law, accepted = outcome(p, lambda rng: star(draw, len(qs), rng))
         assert acceptance_prob_iid(p, order) == acceptance_prob(p, draw, len(qs)) == accepted == 1 - rejected
         assert law == as_dict(p)
 
@@ -143,7 +123,7 @@ def test_independent_children_of_several_laws(case):
 @settings(max_examples=60)
 @given(pairs(), st.integers(1, 4))
 def test_different_siblings_are_accepted_at_least_as_often(pq, k):
-    "And the step of the proof: after k rejections (p - tq)+ remains, at the level t, on every path"
+    "And the step of the proof: after k rejections the residual is (p - tq)+, at a level t, on every path"
     p, q = pq
     assert acceptance_prob(p, without_replacement(q), k) >= acceptance_prob_iid(p, [q]*k)
     def above(t): return np.maximum(p - t*q, 0)
@@ -180,7 +160,7 @@ def test_transport_and_cover(pq):
 def test_children_that_hold_the_support_of_p(p, seed, k):
     "If their tokens hold the support of p one is accepted, and a rejected token is never the output"
     def run(rng):
-        tree = drawn(depends(seed, len(p)), k, rng)
+        tree = star(depends(seed, len(p), .1), k, rng)
         won, y = verdict(p, tree, rng)
         assert won or y not in tree.token[1:] and not set(np.flatnonzero(p)) <= set(tree.token[1:])
         return won
@@ -210,7 +190,7 @@ mixtures = few.flatmap(lambda V: st.tuples(laws(V), laws(3), st.lists(laws(V), m
 @settings(max_examples=25)
 @given(mixtures, st.booleans())
 def test_a_mixture_may_be_stated_or_its_component(case, known):
-    "Token, component, mixture: exact, accepted ever more often. A second child of the coin: given the first"
+    "Stated token, component, mixture: exact, more accepted each time; a second child's, given the first"
     p, ws, qs = case
     mean = mixture(ws, qs)
     stated = (lambda i, x: one_hot(x, len(p), exact=True)), (lambda i, x: qs[i]), (lambda i, x: mean)
@@ -224,13 +204,12 @@ def test_a_mixture_may_be_stated_or_its_component(case, known):
     assert outcome(p, two_children(ws, qs, stated[2], given_first))[0] == as_dict(p)
 
 
-def test_after_its_component_a_mixture_is_misstated():
-    "The first edge names the component, and so the coin; a second edge that states the fair mixture is off"
+def test_a_second_mixture_after_a_stated_component_breaks_the_law():
+    "The first edge states the component, and so gives the coin away; the second states the fair mixture"
     p, q = CANON
     qs = one_hot(1, 4, exact=True), q
-    fair = mixture(exact(1, 1), qs)
-    law, _ = outcome(p, two_children(exact(1, 1), qs, lambda i, x: qs[i], lambda i, x: fair))
-    assert tv_outcomes(law, as_dict(p)) > 0
+    draft = two_children(exact(1, 1), qs, lambda i, x: qs[i], lambda i, x: mixture(exact(1, 1), qs))
+    assert tv_outcomes(outcome(p, draft)[0], as_dict(p)) > 0
 
 
 # Points
@@ -270,7 +249,7 @@ def test_reject_is_match_on_points(pair, guesses):
 @settings(max_examples=50)
 @given(laws(4), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_one_uniform_for_all_children(p, children):
-    "Accepted: the first with u < Σ p over different tokens; the measure of its u is that of `reject`"
+    "The first with u < Σ p over different tokens is accepted as often as by `reject`"
     new = [x for j, x in enumerate(children) if x not in children[:j]]
     ends = np.cumsum([0, *p[new]])
     cuts, measure = sorted({F(0), *ends, F(1)}), {}
@@ -316,7 +295,7 @@ def test_lookahead_is_a_walk_down_the_trie(pair, guesses):
 def reordered(draw, k, order):
     "k children by `draw`, each with its own law, offered in the order that `order(tokens, rng)` gives"
     def draft(rng):
-        tree, old = Tree((0,)), drawn(draw, k, rng)
+        tree, old = Tree((0,)), star(draw, k, rng)
         for j in order(old.token[1:], rng): tree.add(0, old.token[j + 1], old.law[j + 1])
         return tree
     return draft
@@ -358,28 +337,23 @@ def test_orders_that_break_the_law():
 @settings(max_examples=25)
 @given(models(), st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.integers(0, 99))
 def test_branching_has_its_shape(pair, shape, seed):
-    "shape[d] different children below every node of depth d; sibling j has the law of model j, round again"
+    "shape[d] different children below every node of depth d; with two models they take turns"
     tree = Branching(pair[1], shape)((0,), Seeded(seed))
+    assert len(tree) == 1 + sum(prod(shape[:d + 1]) for d in range(len(shape)))
     for i in range(len(tree)):
         kids = [tree.token[c] for c in tree.children(i)]
-        assert len(kids) == len(set(kids)) == (shape[tree.depth[i]] if tree.depth[i] < len(shape) else 0)
-    assert len(tree) == 1 + sum(prod(shape[:d + 1]) for d in range(len(shape)))
+        assert len(kids) == len(set(kids)) == (*shape, 0)[tree.depth[i]]
     turns = Branching(pair, shape, round_robin(iid))
     tree = turns((0,), Seeded(seed))
     for i in range(len(tree)):
         for j, c in enumerate(tree.children(i)): assert (tree.law[c] == pair[j % 2].law(tree.text(i))).all()
     assert turns.models == pair and turns.depth == len(shape)
-    one = Branching(pair[1], shape, iid)((0,), Seeded(seed))
-    assert Branching(pair[1:], shape, round_robin(iid))((0,), Seeded(seed)) == one
-    thin = (1,)*len(shape)
-    assert Branching(pair[1], thin)((0,), Seeded(seed)) == Chain(pair[1], len(shape))((0,), Seeded(seed))
+    assert Branching(pair[1], (1, 1))((0,), Seeded(seed)) == Chain(pair[1], 2)((0,), Seeded(seed))
 
 
-def test_the_ledger_names_every_model():
-    "And each is called once a level"
+def test_every_model_is_called_once_a_level():
     target, *drafts = (random_table(3, s) for s in (1, 2, 3))
     drafter = Branching(tuple(drafts), (2, 1), round_robin(iid))
     ledger = generate(target, drafter, reject, (0,), 12, Seeded(0)).ledger
     n = len(ledger.rounds)
     assert {name: m.calls for name, m in ledger.models.items()} == {"target": n, "draft": 2*n, "draft1": 2*n}
-    assert ledger.num_draft_tokens == 4*n

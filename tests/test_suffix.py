@@ -1,5 +1,6 @@
 "Chapter 21b: suffix trees and automata against counting by hand, and the drafters that stand on them"
 from collections import Counter
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
 
@@ -10,11 +11,10 @@ from hypothesis import example, given, settings, strategies as st
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves
 from specref.core.law import one_hot
-from specref.core.loop import generate, loop_law, match
-from specref.core.rng import Enumerator, Seeded
-from specref.core.target import TableModel, target_law
+from specref.core.loop import Drafter, loop_law, match
+from specref.core.rng import Enumerator
+from specref.core.target import TableModel, random_table, target_law
 from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding, SuffixTree
-from specref.models.embedded import embedded, prompts
 from specref.verify.reject import Chain, reject
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
@@ -166,16 +166,6 @@ def test_a_finished_request_makes_another_drafter():
         for text in ((0, 1), (1,), (2, 2)): assert d(text, Enumerator()) == fresh(text, Enumerator())
 
 
-@faithful("SuffixDecoding")
-def test_the_second_time_is_faster():
-    "The embedded model: the same request again takes a fraction of the calls, and gets the same answer"
-    target, ctx = embedded("target", temperature=0), prompts("code", 1, 24, seed=1)[0]
-    drafter = SuffixDecoding(target.V)
-    first = generate(target, drafter, reject, ctx, 24, Seeded(0))
-    second = generate(target, drafter.finished(first), reject, ctx, 24, Seeded(0))
-    assert second == first and second.ledger.mean_acceptance_length > 2.5*first.ledger.mean_acceptance_length
-
-
 # The automaton
 
 def automaton(text, links=list):
@@ -299,6 +289,24 @@ def test_the_switch_at_five():
 
 
 # The drafters in the loop
+
+@dataclass(frozen=True)
+class Noted(Drafter):
+    "Keeps every round that it learns from"
+    depth: int
+    models: tuple
+    rounds: tuple = ()
+    def learn(self, round): return replace(self, rounds=(*self.rounds, round))
+
+
+def test_a_fallback_passes_on_to_both():
+    "Both drafters learn from every round; it has the models of both, and the larger depth"
+    one, two = random_table(3, 0), random_table(3, 1)
+    either = Fallback(Noted(2, (one,)), Noted(1, (two,)))
+    after = either.learn("round").learn("next")
+    assert either.models == after.models == (one, two) and either.depth == after.depth == 2
+    assert after.first.rounds == after.second.rounds == ("round", "next") and not either.first.rounds
+
 
 @proves("prop-either")
 @settings(max_examples=20)

@@ -1,5 +1,4 @@
-"""30b_teaching: evaluation is the mean of enumerated rounds, interrupted training ends the same, a
-checkpoint names its target"""
+"30b_teaching: evaluation is the mean of enumerated rounds, interrupted training ends the same, checkpoints"
 import json
 from functools import cache
 
@@ -40,9 +39,8 @@ class Lines(DraftNetwork):
     def guesses(self, batch, depth): return self.rows(batch.states[self.reads[0]])[:depth]
     def loss(self, batch, at):
         noise = 1 + .1*torch.rand(())   # randomness that a loss may use
-        z = self.guesses(batch, len(self.w))
-        return noise * sum(F.cross_entropy(q[:, :-2-j].flatten(0, 1), batch.x[:, 2+j:].flatten()) for j,
-                           q in enumerate(z))
+        def term(j, z): return F.cross_entropy(z[:, :-2-j].flatten(0, 1), batch.x[:, 2+j:].flatten())
+        return noise * sum(term(j, z) for j, z in enumerate(self.guesses(batch, len(self.w))))
 
 class LinesDraft(NetworkDraft):
     "`Lines` as a draft model"
@@ -56,15 +54,13 @@ def states_of(model, x):
 @proves("prop-mark")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
-    """Over all texts with their probabilities: the mean of the enumerated rounds that begin at t = 1, for
-    which alone they are long enough"""
+    "Over all texts with their probabilities: the mean of the enumerated rounds that begin at t = 1"
     V, model = 3, tiny(V=3).double()
     base, target, T = TargetModel(model), HFModel(model, keep=(2,), check=False), 2 + depth
     net = Lines(base, depth).double()
     texts = np.stack(np.meshgrid(*[np.arange(V)]*T, indexing="ij"), -1).reshape(-1, T)
     states = states_of(model, torch.from_numpy(texts))[2]
     logp = base.head(states).log_softmax(-1).detach().numpy()
-    # the first token is uniform
     share = [np.exp(sum(row[i-1, x[i]] for i in range(1, T))) / V for x, row in zip(texts, logp)]
     one = lambda x, s: evaluate(net, base, StateDataset(torch.from_numpy(x)[None], {2: s[None]}), depth)[0]
     chain = Chain(LinesDraft(net, target), depth)
@@ -86,8 +82,8 @@ def test_overlaps_are_those_of_the_laws():
         assert abs(betas[j] - np.mean(overlaps)) < 1e-9
 
 @pytest.fixture(scope="module")
-def school(tmp_path_factory):
-    "A target, training and held-out texts that it wrote with its states, and the folder of those"
+def data(tmp_path_factory):
+    "A target, training and held-out texts of it with states, all texts, and the folder of the states"
     base = TargetModel(tiny(V=16))
     start = torch.arange(16).repeat(4)[:, None]
     x = sample_texts(base.model, start, 20, torch.Generator().manual_seed(0),
@@ -95,30 +91,30 @@ def school(tmp_path_factory):
     folder = tmp_path_factory.mktemp("states")
     return base, *(state_dataset(base, part, (2,), folder) for part in (x[:48], x[48:])), x, folder
 
-def run(school, folder, stops=(None,), **kw):
-    "A training run, stopped and begun again at `stops`; randomness outside is another each time"
-    base, train, held, *_ = school
+def run(data, folder, stops=(None,), **kw):
+    "A training run, stopped and begun again at `stops`, the random state outside another one each time"
+    base, train, held, *_ = data
     for until in stops:
         torch.manual_seed(0)
         net = Lines(base)
         torch.seed()
         how = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8) | kw
-        net, marks = train_network(net, base, train, held[:], folder=folder/"net", until=until, **how)
-    return net, marks
+        net, evaluations = train_network(net, base, train, held[:], folder=folder/"net", until=until, **how)
+    return net, evaluations
 
 def same(a, b): return all(map(torch.equal, a.parameters(), b.parameters()))
 
 @proves("prop-taught")
-def test_interrupted_training_ends_the_same(school, tmp_path):
-    "Stopped after each look, and inside one (marks.json lost behind last.pt): the same weights and marks"
-    one, marks = run(school, tmp_path/"a")
-    two, again = run(school, tmp_path/"b", (10, 30, None))
-    run(school, tmp_path/"c", (20,))
-    file = tmp_path/"c"/"net"/"marks.json"
+def test_interrupted_training_ends_the_same(data, tmp_path):
+    "Stopped after an evaluation, or inside one (evaluations.json older than last.pt): the same end"
+    one, evaluations = run(data, tmp_path/"a")
+    two, again = run(data, tmp_path/"b", (10, 30, None))
+    run(data, tmp_path/"c", (20,))
+    file = tmp_path/"c"/"net"/"evaluations.json"
     file.write_text(json.dumps(json.loads(file.read_text())[:1]))
-    three, third = run(school, tmp_path/"c")
-    assert len(marks) == 4 and marks == again == third and same(one, two) and same(one, three)
-    assert not same(one, run(school, tmp_path/"d", seed=1)[0])
+    three, third = run(data, tmp_path/"c")
+    assert len(evaluations) == 4 and evaluations == again == third and same(one, two) and same(one, three)
+    assert not same(one, run(data, tmp_path/"d", seed=1)[0])
 
 class Interrupted:
     "`write_whole` that fails at call number `at`, before it writes (leaving half a file beside) or after"
@@ -132,56 +128,56 @@ class Interrupted:
         if self.left == 0: raise KeyboardInterrupt
 
 @proves("prop-taught")
-def test_interrupted_anywhere(school, tmp_path, monkeypatch):
-    "Killed while any of its files is written, or right after, training goes on to the same marks and weights"
-    net, marks = run(school, tmp_path/"whole", steps=20)
-    best = [m for i, (_, m) in enumerate(marks) if m > max([0, *(n for _, n in marks[:i])])]
-    # the recipe; last and marks, and sometimes the best, at every look
-    for at in range(1, 2 + 2*len(marks) + len(best)):
+def test_interrupted_anywhere(data, tmp_path, monkeypatch):
+    "Killed while any of its files is written, or right after, training goes on to the same end"
+    net, evaluations = run(data, tmp_path/"whole", steps=20)
+    means = [mean for _, mean in evaluations]
+    best = sum(mean > max(means[:i], default=0) for i, mean in enumerate(means))
+    for at in range(1, 2 + 2*len(means) + best):   # the recipe; last.pt, evaluations.json and a new best.pt
         for early in (True, False):
             folder = tmp_path/f"{at}{early}"
             with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
                 interrupted = Interrupted(at, early)
                 for home in (harness, recipe): m.setattr(home, "write_whole", interrupted)
-                run(school, folder, steps=20)
-            two, again = run(school, folder, steps=20)
-            assert again == marks and same(net, two)
+                run(data, folder, steps=20)
+            two, again = run(data, folder, steps=20)
+            assert again == evaluations and same(net, two)
 
-def test_another_recipe_is_refused(school, tmp_path):
+def test_another_recipe_is_refused(data, tmp_path):
     "Training does not go on with other numbers, texts, settings or another target, and changes nothing"
-    base, train, held, x, folder = school
-    one, marks = run(school, tmp_path)
+    base, train, held, x, folder = data
+    one, evaluations = run(data, tmp_path)
     before = {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
     for name, other in dict(steps=50, peak=2e-2, look=20, rows=4, depth=1, seed=1, decay=.1).items():
-        refuses(name, run, school, tmp_path, **{name: other})
-    kw, other = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8,
-                     folder=tmp_path/"net"), TargetModel(tiny(V=16, seed=3))
+        refuses(name, run, data, tmp_path, **{name: other})
+    kw = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8, folder=tmp_path/"net")
+    other, fewer = TargetModel(tiny(V=16, seed=3)), state_dataset(base, x[:40], (2,), folder)
     refuses("net", train_network, Lines(base, 3), base, train, held[:], **kw)
-    refuses("train", train_network, Lines(base), base, state_dataset(base, x[:40], (2,), folder), held[:],
-            **kw)
+    refuses("train", train_network, Lines(base), base, fewer, held[:], **kw)
     refuses("base", train_network, Lines(other), other, train, held[:], **kw)
     assert before == {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
-    assert run(school, tmp_path, patience=9)[1] == marks
+    assert run(data, tmp_path, patience=9)[1] == evaluations
 
-def test_training_improves_and_stops(school, tmp_path):
-    "The best weights are returned, the target is as it was; until step 0 nothing is learnt"
-    base, _, held, *_ = school
+def test_training_improves_and_stops(data, tmp_path):
+    "The best weights are returned, the target is as it was; until step 0 nothing is trained"
+    base, _, held, *_ = data
     before = [w.clone() for w in base.model.parameters()]
-    untrained, none = run(school, tmp_path/"none", (0,))
-    net, marks = run(school, tmp_path/"a")
+    untrained, none = run(data, tmp_path/"none", (0,))
+    net, evaluations = run(data, tmp_path/"a")
     best = evaluate(net, base, held[:], 2)[0]
-    assert none == [] and best == max(m for _, m in marks) > evaluate(untrained, base, held[:], 2)[0] + .05
+    assert none == [] and best == max(m for _, m in evaluations)
+    assert best > evaluate(untrained, base, held[:], 2)[0] + .05
     assert all(map(torch.equal, before, base.model.parameters()))
-    worse, marks = run(school, tmp_path/"b", peak=3., steps=100, patience=2, look=5)
-    assert evaluate(worse, base, held[:], 2)[0] == max(m for _, m in marks) and len(marks) < 20
-    assert no_progress(marks, 2) and not no_progress(marks[:-1], 2)
-    for _ in range(2): refuses("peak", run, school, tmp_path/"c", peak=float("inf"))
+    worse, evaluations = run(data, tmp_path/"b", peak=3., steps=100, patience=2, look=5)
+    assert evaluate(worse, base, held[:], 2)[0] == max(m for _, m in evaluations) and len(evaluations) < 20
+    assert no_progress(evaluations, 2) and not no_progress(evaluations[:-1], 2)
+    for _ in range(2): refuses("peak", run, data, tmp_path/"c", peak=float("inf"))
 
 @pytest.mark.parametrize("steps, stops", [(7, [7]), (25, [10, 20, 25])])
-def test_every_step_is_taken(school, tmp_path, steps, stops):
+def test_every_step_is_taken(data, tmp_path, steps, stops):
     "Steps that are fewer than a look, or no multiple of it, are taken and evaluated all the same"
-    _, marks = run(school, tmp_path, steps=steps)
-    assert [at for at, _ in marks] == stops and torch.load(tmp_path/"net"/"last.pt")["step"] == steps
+    _, evaluations = run(data, tmp_path, steps=steps)
+    assert [at for at, _ in evaluations] == stops and torch.load(tmp_path/"net"/"last.pt")["step"] == steps
 
 @cache
 def key(name=None, **kw):
@@ -191,9 +187,9 @@ def key(name=None, **kw):
         for w in [model.get_parameter(name).view(-1)] if name else (): w[len(w)//2].add_(1e-3)
     return TargetModel(model).key
 
-def test_states_belong_to_a_target(school):
-    "The key hears every weight, and what no weight tells"
-    base, train, _, x, folder = school
+def test_states_belong_to_a_target(data):
+    "The key differs with every weight, and with a setting that no weight shows"
+    base, train, _, x, folder = data
     other = tiny(V=16, seed=3)
     other.lm_head.load_state_dict(base.model.lm_head.state_dict())
     assert not np.array_equal(state_dataset(TargetModel(other), x[:48], (2,), folder).states[2],
@@ -210,9 +206,9 @@ class Reading(TargetModel):
         if self.left == 0: raise KeyboardInterrupt
         return self.real(**kw)
 
-def test_states_are_read_once_and_whole(school, tmp_path):
-    "States are those of a plain pass in half precision, for the texts as cut; kept files are read"
-    base, train, _, x, folder = school
+def test_states_are_read_once_and_whole(data, tmp_path):
+    "States are those of a plain pass in half precision, for the texts as cut; stored files are read"
+    base, train, _, x, folder = data
     want = states_of(base.model, torch.from_numpy(x[:48].astype(np.int64)))
     assert torch.equal(train[:].states[2], want[2].half().float())
     assert np.array_equal(state_dataset(Reading(base, 1), x[:48], (2,), folder).states[2], train.states[2])
@@ -224,16 +220,16 @@ def test_states_are_read_once_and_whole(school, tmp_path):
         state_dataset(Reading(base, 2), x[:8], (1, 2), tmp_path/"b", rows=4)
     assert not list((tmp_path/"b").iterdir())
 
-def test_batches_are_numbered(school):
-    "Batch number 3 is the same whenever it is asked for, without a text twice, and another than number 4"
-    _, train, *_ = school
+def test_batches_are_numbered(data):
+    "Batch 3 is the same at every call, holds no text twice, and differs from batch 4"
+    _, train, *_ = data
     a, b, c, d = (batch_at(train, step, 8, seed).x for step, seed in ((3, 0), (3, 0), (4, 0), (3, 1)))
     assert torch.equal(a, b) and not torch.equal(a, c) and not torch.equal(a, d) and a.shape == (8, 20)
     assert len(batch_at(train, 0, 100, 0).x) == 48
 
-def test_a_checkpoint_is_whole_or_not_there(school, tmp_path, monkeypatch):
+def test_a_checkpoint_is_whole_or_not_there(data, tmp_path, monkeypatch):
     "Interrupted between weights and card, cut off, of another kind or without weights: the folder is refused"
-    base, old, new = school[0], Lines(school[0]), Lines(school[0])
+    base, old, new = data[0], Lines(data[0]), Lines(data[0])
     save_network(old, base, tmp_path, recipe=dict(steps=7))
     assert json.loads((tmp_path/"config.json").read_text())["recipe"] == dict(steps=7)
     for at in (1, 2):
@@ -252,9 +248,9 @@ def test_a_checkpoint_is_whole_or_not_there(school, tmp_path, monkeypatch):
     refuses("folder", load_checkpoint, Lines, base, tmp_path)
 
 @pytest.mark.parametrize("bad", [1e5, float("nan")])
-def test_what_half_precision_cannot_hold(school, tmp_path, bad):
+def test_what_half_precision_cannot_hold(data, tmp_path, bad):
     "A weight beyond 65,504, or one that is no number, is refused by its name, and what was there stays"
-    base, net = school[0], Lines(school[0])
+    base, net = data[0], Lines(data[0])
     save_network(Lines(base), base, tmp_path)
     with torch.no_grad(): net.w[1].weight[0, 0] = bad
     with pytest.raises(ValueError, match="^net: got w.1.weight"): save_network(net, base, tmp_path)
@@ -262,8 +258,8 @@ def test_what_half_precision_cannot_hold(school, tmp_path, bad):
 
 @pytest.mark.parametrize("how, differs", [(dict(V=16, d=32), "hidden_size"), (dict(V=8), "vocab_size"),
                                           (dict(V=16, seed=5), "head_sha256")])
-def test_a_checkpoint_of_another_target_is_refused(school, tmp_path, how, differs):
+def test_a_checkpoint_of_another_target_is_refused(data, tmp_path, how, differs):
     "By size, by vocabulary, and where all sizes agree by the head"
-    save_network(Lines(school[0]), school[0], tmp_path)
+    save_network(Lines(data[0]), data[0], tmp_path)
     with pytest.raises(ValueError, match=f"^target: .*{differs}"):
         load_checkpoint(Lines, TargetModel(tiny(**how)), tmp_path)

@@ -1,10 +1,8 @@
-"""What every trained drafter must keep: one contract over the table of networks, and the wrong variants that
-each part must catch"""
+"What every trained drafter must keep: one contract over the table of networks, and the wrong variants caught"
 import json
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from itertools import product
 
@@ -15,26 +13,25 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import CANON, constant, faithful, proves, refuses, tiny
-from specref.core.loop import autoregressive, loop_law, rounds
+from helpers import faithful, proves, refuses, tiny
+from specref.core.loop import autoregressive, loop_law
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import target_law
-from specref.core.tree import Tree, edge_laws, without_replacement
+from specref.core.tree import Tree, edge_laws
 from specref.models.embedded import DOMAINS, prompts, raw_model, sample_texts
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel, RowTrie
 from specref.train.branching import branch_texts, branching, chain_tokens, overlap_at
-from specref.train.eagle import Eagle, likeliest_points
+from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass
-from specref.train.falcon import BlockDraft, Falcon, block_tokens, relaxed_causal_mask
+from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask
 from specref.train.features import FeatureDraft, UnrolledAttention, causal_attention, unroll
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from specref.train.medusa import Medusa, Medusa2, MedusaDraft
 from specref.train.mtp import DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft
-from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, load_system,
-                                    trained_system)
+from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, trained_system
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -49,15 +46,15 @@ def mean_of(batch, j, term):
     return torch.stack([term(n, t) for n in range(len(batch.x)) for t in range(batch.x.shape[1] - j)]).mean()
 
 def token_terms(*weights):
-    "Depth j at place t learns the token x_{t+2+j}"
+    "Depth j at place t is trained on the token x_{t+2+j}"
     def loss(net, batch, off=0):
         z, y = net.guesses(batch, len(weights)), batch.x.roll(-off, 1)
-        return sum(w * mean_of(batch, 2 + j, lambda n, t: nats(z[j][n, t])[y[n, t+2+j]]) for j,
-                   w in enumerate(weights))
+        def term(j): return mean_of(batch, 2 + j, lambda n, t: nats(z[j][n, t])[y[n, t+2+j]])
+        return sum(w * term(j) for j, w in enumerate(weights))
     return loss
 
 def law_terms(net, batch, off=0):
-    "Hydra++: depth j at place t learns the target's law after x_{t+1+j}"
+    "Hydra++: depth j at place t is trained on the target's law after x_{t+1+j}"
     z, p = net.guesses(batch, 3), laws_of(net, batch).roll(-off, 1)
     return sum(mean_of(batch, 1 + j, lambda n, t: (p[n, t+1+j] * nats(z[j][n, t])).sum()) for j in range(3))
 
@@ -72,8 +69,7 @@ def joint_terms(net, batch, off=0):
 def smooth(e): return torch.where(e < 1, e**2/2, e - .5).mean()   # of an absolute error
 
 def feature_terms(steps, k=0):
-    """EAGLE, HASS: step s at place t learns the feature of x_{t+1+s}, its law, and the law's `k` likeliest
-    tokens"""
+    "EAGLE, HASS: step s at place t: the feature of x_{t+1+s}, its law, and the law's `k` likeliest tokens"
     def loss(net, batch, off=0):
         outs = unroll(net, batch, steps)
         f, p = batch.states[net.reads[0]].roll(-off, 1), laws_of(net, batch).roll(-off, 1)
@@ -84,20 +80,30 @@ def feature_terms(steps, k=0):
         return sum(mean_of(batch, 1 + s, lambda n, t: term(s, n, t)) for s in range(steps))
     return loss
 
-def short_terms(net, batch, off=0, mask=True, renormalise=True):
-    "EAGLE-3: step s learns the law on the draft vocabulary where its likeliest token is in it, weighing .8^s"
-    outs, p, ids = unroll(net, batch, 4), laws_of(net, batch).roll(-off, 1), net.ids.tolist()
+def own_features(net, batch, steps): return unroll(net, batch, steps)
+
+def short_terms(net, batch, off=0, fade=.8, masked=True, renormalised=True, outputs=own_features):
+    "EAGLE-3: the law on the draft vocabulary, where its likeliest token is in it; step s weighs .8^s"
+    outs, p, ids = outputs(net, batch, 4), laws_of(net, batch).roll(-off, 1), net.ids.tolist()
     def term(s, n, t):
         r, z = p[n, t+1+s], nats(net.logits(outs[s][n, t])[ids])
-        return (r[ids] * z).sum() / (r[ids].sum() if renormalise else 1) * (int(r.argmax()) in ids
-                                                                            or not mask)
-    return sum(.8**s * mean_of(batch, 1 + s, lambda n, t: term(s, n, t)) for s in range(4))
+        mass = r[ids].sum() if renormalised else 1
+        counts = not masked or int(r.argmax()) in ids
+        return counts * (r[ids] * z).sum() / mass
+    return sum(fade**s * mean_of(batch, 1 + s, lambda n, t: term(s, n, t)) for s in range(4))
+
+def fed_by_target(net, batch, steps):
+    "Every step reads the target's fused feature in the place of its own"
+    return unroll(net, batch, steps, between=lambda f: net.enter(batch.states)[:, :-1])
+
+WRONG_TERMS = {"no fade": dict(fade=1.), "every place": dict(masked=False),
+               "not renormalised": dict(renormalised=False),
+               "the target's features": dict(outputs=fed_by_target)}
 
 def block_terms(net, batch, off=0):
-    """Falcon: row t learns the feature of place t + 2, .09 KL to its law at temperature .95, .01 of the
-    token after it"""
-    m, (f, x) = (batch.x.shape[1] - 3)//2*2, (batch.states[net.reads[0]], batch.x)
-    out, f, x = net.grid(f[:, :m], x[:, 1:1+m]), f.roll(-off, 1), x.roll(-off, 1)
+    "Falcon: row t: the feature of place t + 2, .09 KL to its law at temperature .95, .01 of the token after"
+    m, f, x = (batch.x.shape[1] - 3)//2*2, batch.states[net.reads[0]], batch.x
+    out, f, x = net.text_features(f[:, :m], x[:, 1:1+m]), f.roll(-off, 1), x.roll(-off, 1)
     def term(n, t):
         z, p = net.logits(out[n, t]), (net.logits(f[n, t+2])/.95).softmax(-1)
         kl = (p * (p.log() + nats(z/.95))).sum()
@@ -128,7 +134,8 @@ def eagle3(base, **switches):
     reads = (1, 2, 3) if base.layers > 2 else (0, 1, 1)
     return Eagle3(base, len(ids), reads=reads, **switches).set_draft_vocab(ids)
 
-CASES = {"medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, token_terms(.8, .64, .512)),
+CASES = {
+    "medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, token_terms(.8, .64, .512)),
     "medusa2": Case(lambda b: Medusa2(b, 3, rank=2), MedusaDraft, 3, nothing, last, joint_terms),
     "hydra": Case(lambda b: Hydra(b, 3, layers=2), PathDraft, 3, path, last, token_terms(1, 1, 1)),
     "hydra++": Case(lambda b: HydraPlus(b, 3), PrefixDraft, 3, path, all_before, law_terms),
@@ -144,7 +151,7 @@ CASES = {"medusa": Case(lambda b: Medusa(b, 3), MedusaDraft, 3, nothing, last, t
     "eagle3": Case(eagle3, FeatureDraft, 4, text, all_before, short_terms),
     "eagle31": Case(lambda b: eagle3(b, fc_norm=True, norm_output=True), FeatureDraft, 4, text, all_before,
                     short_terms),
-    "falcon": Case(Falcon, BlockDraft, 4, whole_blocks, all_before, block_terms),}
+    "falcon": Case(Falcon, BlockDraft, 4, whole_blocks, all_before, block_terms)}
 cases, systems = pytest.mark.parametrize("name", CASES), pytest.mark.parametrize("system", TRAINED)
 
 def network(name, base):
@@ -175,7 +182,7 @@ def states_of(model, x):
 def random_batch(base, n=2, T=9):
     return states_of(base.model, torch.randint(base.V, (n, T), generator=torch.Generator().manual_seed(0)))
 
-# Rows: a cache that looks, and a draft that is what was trained
+# Rows: those of a plain pass, and those of training
 
 @torch.inference_mode()
 def plain_laws(net, model, tree):  # -> (nodes, V)
@@ -200,10 +207,8 @@ def grown(ctx, nodes, depth):
     return tree
 
 tokens = st.integers(0, V - 1)
-histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10),
-                               st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)),
-                                                                            max_size=5)), min_size=3,
-                     max_size=5)
+nodes_of = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=5)
+histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10), nodes_of), min_size=3, max_size=5)
 
 @proves("thm-unroll", "prop-refreshed", "prop-own-rows", "thm-chain-rows", "thm-paths", "prop-prefix-rows",
         "thm-anywhere", "thm-in-blocks")
@@ -213,9 +218,8 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10),
 @settings(max_examples=8)
 @given(st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
 def test_rows_are_those_of_a_plain_pass(name, one, place, other, history):
-    """Contexts that grow along a text or go back, or along one that differs in a token; trees of any shape,
-    whose tokens may be
-    accepted: every law is that of plain passes over the whole text, whatever stands behind it"""
+    """Contexts that grow, go back, or follow a text that differs in a token, and trees of any shape: every
+    law is that of plain passes over the whole text, whatever stands behind it"""
     draft, two = drafting(name), [*one[:place], other, *one[place+1:]]
     for first, n, nodes in history:
         some = one if first else two
@@ -255,39 +259,39 @@ class UnshiftedPath(PathDraft):
         return super().answers(grown((*tree.ctx[:-1], tree.ctx[-2]), zip(tree.parent[1:], tree.token[1:]), 9))
 
 class CountedPrefix(PrefixDraft):
-    "Wrong: prefix rows are counted, not looked at"
-    def begin(self, ctx):
+    "Wrong: prefix rows are counted, not compared"
+    def start_state(self, ctx):
         if self.trie.text and len(ctx) - 1 <= len(self.trie.text):
             return self.memory.buffer["out"][0, len(ctx) - 2].clone()
-        return super().begin(ctx)
+        return super().start_state(ctx)
 
 class EveryRow(ModuleChainDraft):
-    "Wrong: a module's rows see those that hold no state of it"
-    def sees(self, start, end, layer): return FeatureDraft.sees(self, start, end, layer)
+    "Wrong: a module's rows attend to those that hold no state of it"
+    def attention_mask(self, start, end, layer): return FeatureDraft.attention_mask(self, start, end, layer)
 
 class Forgetful(BlockDraft):
     "Wrong, as published: the LSTM begins every pass from nothing"
-    def walk(self, start, *args):
+    def row_states(self, start, *args):
         state = self.memory.buffer.get("state")
-        if state is None: return super().walk(start, *args)
+        if state is None: return super().row_states(start, *args)
         before = state.clone()
         state.zero_()
-        out = super().walk(start, *args)
+        out = super().row_states(start, *args)
         state.copy_(before)
         return out
 
 class CausalBlock(BlockDraft):
-    "Wrong: a causal mask, under which a row of a block does not see those behind it"
-    def sees(self, start, end, layer):
-        see = super().sees(start, end, layer)
-        lanes = [r - start for r in range(start, end) if self.below(r) % self.net.k == 0]
-        for r in lanes: see[r, start + r] = False
-        return see
+    "Wrong: a causal mask, under which a row of a block does not attend to those behind it"
+    def attention_mask(self, start, end, layer):
+        mask = super().attention_mask(start, end, layer)
+        ends = [r for r in range(start, end) if self.draft_depth(r) % self.net.k == 0]
+        for r in ends: mask[r - start, r] = False
+        return mask
 
 def unmarked(net, target):
-    draft = (BlockDraft if isinstance(net, Falcon) else ModuleChainDraft
-             if type(net) is DeepSeek else FeatureDraft)(net, target)
-    draft.trie, draft.begun = Unmarked(), (3,)   # the first token of the script
+    kinds = {Falcon: BlockDraft, DeepSeek: ModuleChainDraft}
+    draft = kinds.get(type(net), FeatureDraft)(net, target)
+    draft.trie, draft.first_token = Unmarked(), (3,)   # the first token of the script
     return draft
 
 WRONG_ROWS = [("medusa", LateState), ("hydra", GreedyPath), ("mlp", UnshiftedPath),
@@ -313,17 +317,19 @@ def walked(net, batch, steps, tokens, places, attend, next_feature):
     return outs
 
 def own(out, f): return out
+def normed(f): return F.rms_norm(f, f.shape[-1:])
 
-WRONG_UNROLLS = {"own rows only": lambda net, b, n: walked(net, b, n, 1, 1, causal_attention, own),
+def mixed(net, batch, steps):
+    outs = walked(net, batch, steps, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0)))
+    return [F.pad(out[:, s:], (0, 0, 0, s)) for s, out in enumerate(outs)]
+
+WRONG_UNROLLS = {
+    "own rows only": lambda net, b, n: walked(net, b, n, 1, 1, causal_attention, own),
     "places of the first step": lambda net, b, n: walked(net, b, n, 1, 0, UnrolledAttention(), own),
     "tokens of the first step": lambda net, b, n: walked(net, b, n, 0, 1, UnrolledAttention(), own),
-    "the first feature again": lambda net, b, n: unroll(net, b, n,
-                                                        between=lambda f: net.enter(b.states)[:, :-1]),
-    "normed without the switch": lambda net, b, n: unroll(net, b, n,
-                                                          between=lambda f: F.rms_norm(f, f.shape[-1:])),
-    "features mixed in one row": lambda net, b, n: [F.pad(o[:, s:], (0, 0, 0, s)) for s,
-                                                    o in enumerate(walked(
-        net, b, n, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0))))],}
+    "the first feature again": fed_by_target,
+    "normed without the switch": lambda net, b, n: unroll(net, b, n, between=normed),
+    "features mixed in one row": mixed}
 
 @faithful("HASS", "EAGLE-3")
 @pytest.mark.parametrize("name, wrong", [(name, wrong) for name in ("deepseek", "eagle", "hass", "eagle3")
@@ -355,19 +361,18 @@ def reads_what_it_may(name, net):
     for j, row in enumerate(dependence(net, case.depth, T)):
         for t, (x, states) in enumerate(row):
             assert x == set(case.tokens(t, j)) & set(range(T)), f"entry {j} at {t} reads the tokens {x}"
-            assert states == set(case.states(t)) - ({0} if name == "falcon"
-                                                    and t == 0 else set()), f"entry {j} at {t}: {states}"
+            nothing_yet = {0} if name == "falcon" and t == 0 else set()   # before the first block
+            assert states == set(case.states(t)) - nothing_yet, f"entry {j} at {t}: {states}"
 
 @proves("prop-told")
 @faithful("Medusa", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "EAGLE",
           "Falcon")
 @cases
 def test_a_guess_reads_what_it_may(name):
-    """Entry j at place t moves with each token and state that its paper gives it, and with no other, nothing
-    later among them"""
+    "Entry j at place t depends on each token and state that its paper gives it, and on no other"
     reads_what_it_may(name, network(name, target_on(V)))
 
-class Untold(Hydra):
+class WithoutToken(Hydra):
     def step(self, s, x, i):
         return super().step(s, x, i) if i else torch.cat([s, 0*self.base[0].embed(x)], -1)
 class BlindEagle(Eagle):
@@ -376,26 +381,26 @@ class UnshiftedEagle(Eagle):
     def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
 class UnshiftedEagle3(Eagle3):
     def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
-class UntoldFalcon(Falcon):
-    def recur(self, f, tokens, state=None): return super().recur(f, torch.zeros_like(tokens), state)
+class FalconWithoutTokens(Falcon):
+    def run_lstm(self, f, tokens, state=None): return super().run_lstm(f, torch.zeros_like(tokens), state)
 class CausalFalcon(Falcon):
     def guesses(self, batch, depth):
-        u, _ = self.recur(self.enter(batch.states)[:, :-1], batch.x[:, 1:])
+        u, _ = self.run_lstm(self.enter(batch.states)[:, :-1], batch.x[:, 1:])
         places = torch.arange(u.shape[1]).expand(u.shape[:2])
-        g = self.logits(self.ask(u, places, relaxed_causal_mask(1)))
+        g = self.logits(self.block_features(u, places, relaxed_causal_mask(1)))
         return [F.pad(g, (0, 0, 1 - r, 0))[:, :g.shape[1]] for r in range(2)][:depth]
-def untold_modules(base):
+def modules_without_tokens(base):
     net = DeepSeek(base, 3)
     for module in net.chain: module.enorm.weight.requires_grad_(False).zero_()
     return net
 
-WRONG_READERS = [("hydra", Untold), ("eagle", BlindEagle), ("eagle", UnshiftedEagle),
-                 ("chain", untold_modules),
-                 ("eagle3", lambda base: UnshiftedEagle3(base, reads=(1, 2, 3))), ("falcon", UntoldFalcon),
-                 ("falcon", CausalFalcon), ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
+WRONG_READERS = [("hydra", WithoutToken), ("eagle", BlindEagle), ("eagle", UnshiftedEagle),
+                 ("chain", modules_without_tokens), ("falcon", FalconWithoutTokens), ("falcon", CausalFalcon),
+                 ("eagle3", lambda base: UnshiftedEagle3(base, reads=(1, 2, 3))),
+                 ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
 
 @pytest.mark.parametrize("name, make", WRONG_READERS)
-def test_who_reads_something_else_is_caught(name, make):
+def test_a_network_that_reads_something_else_is_caught(name, make):
     "The shifted token missing or late, a causal mask in a block, another family's network"
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match="entry"):
@@ -416,6 +421,17 @@ def test_the_loss_is_the_papers(name):
     found = net.loss(batch, 1.)
     assert abs(found - hand(net, batch)) < 1e-9 * abs(found)
     assert all(abs(found - hand(net, batch, off)) > 1e-3 for off in (-1, 1))
+
+@faithful("EAGLE-3", "EAGLE-3.1")
+@pytest.mark.parametrize("name", ["eagle3", "eagle31"])
+@pytest.mark.parametrize("wrong", WRONG_TERMS)
+def test_other_losses_are_caught(name, wrong):
+    "Of EAGLE-3: the weights of the steps, the places that count, and what the later steps read"
+    net = network(name, target_on(V))
+    batch = random_batch(net.base[0])
+    found = net.loss(batch, 1.)
+    assert abs(found - short_terms(net, batch)) < 1e-9 * abs(found)
+    assert abs(found - short_terms(net, batch, **WRONG_TERMS[wrong])) > 1e-3
 
 @cases
 def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
@@ -444,7 +460,7 @@ def test_no_law_is_taken_in_half_precision(name):
     "Training multiplies in bfloat16, but every softmax of its loss is in single precision"
     torch.manual_seed(0)
     base, recipe, x = TargetModel(llama(6, 32, 64)), RECIPES[name], torch.randint(512, (2, 24))
-    net = recipe.begin(recipe.make(base, **recipe.settings), x.numpy()).train()
+    net = recipe.prepare(recipe.make(base, **recipe.settings), x.numpy()).train()
     batch = states_of(base.model, x)
     with Precisions() as seen, torch.autocast("cpu", torch.bfloat16): net.loss(batch, .9).backward()
     assert seen.softmax == {torch.float32} and torch.bfloat16 in seen.product
@@ -468,7 +484,7 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
 # The law
 
 def ways(system):
-    "The system's own drafting, as at a temperature and as at temperature 0, and a sampled chain"
+    "The system's drafter as at a temperature and as at temperature 0, and a sampled chain"
     make, chain = trained_system(system), lambda q: Chain(q, 2)
     if system == "DeepSeek MTP": return [lambda q: make(q, gamma=2).drafter]
     return [lambda q: make(q, gamma=3).drafter, lambda q: make(q, gamma=4, temperature=0).drafter, chain]
@@ -477,8 +493,7 @@ def ways(system):
           "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
 @systems
 def test_the_law_is_the_targets(system):
-    """Every path enumerated through the network and its cache: honest edges, and the joint law of three
-    tokens to 1e-12"""
+    "Every path enumerated through network and cache: honest edges, and the law of three tokens to 1e-12"
     for drafter_of in ways(system):
         draft, ctx = drafting(TRAINED[system][0], 2 if system == "Falcon" else 3, .7), (0, 1, 1)
         drafter = drafter_of(draft)
@@ -495,71 +510,27 @@ def test_greedy_text_is_plain_text(system):
     out = make(draft, temperature=0, depth=draft.net.depth)(draft.target, (3,), 16, Seeded(0))
     assert out == autoregressive(HFModel(draft.target.model, 0, check=False), (3,), 16, Seeded(0))
 
-P, Q = CANON
-
-def first_law(draft):
-    "The law of the first token when the tree is drafted like this, for the target P"
-    target = constant(*(int(10*w) for w in P))
-    def drafter(ctx, rng):
-        tree = Tree(ctx)
-        draft(tree, rng)
-        return tree
-    return law_of(lambda rng: next(rounds(target, drafter, reject, (0,), rng)).tokens[0])
-
-def likelier_of_two(draw):
-    "Two children by a draw, and the likelier of them offered with the law that it states"
-    def draft(tree, rng):
-        pool = Tree(tree.ctx)
-        best = max(pool.grow(0, draw, rng, 2), key=lambda c: Q[pool.token[c]])
-        tree.add(0, pool.token[best], pool.law[best])
-    return draft
-
-def test_dishonest_edges():
-    """The likeliest token stated as a sample, and sampled children ranked by their value, are off by the
-    exact amounts; points are not"""
-    right = dict(enumerate(P))
-    assert tv_outcomes(first_law(lambda tree, rng: tree.add(0, int(np.argmax(Q)), Q)), right) == Fraction(5,
-                                                                                                          16)
-    assert tv_outcomes(first_law(likelier_of_two(without_replacement(Q))), right) == Fraction(19, 200)
-    assert first_law(likelier_of_two(likeliest_points(Q))) == right
-    assert first_law(lambda tree, rng: tree.grow(0, likeliest_points(Q), rng, 1)) == right
-
 # The branching source
 
 B, TAIL, GAMMA = 4, 3, 3
-# of a guess without x_{t+1}
+# the overlap of a guess that does not read x_{t+1}
 CAP = float(sum(overlap_at(B, TAIL, phase, 0) for phase in range(TAIL + 1)) / (TAIL + 1))
-BLIND, TOLD = float(chain_tokens(B, TAIL, GAMMA)), GAMMA + 1.
-LEARNT = {   # network: how it is made, tokens of a round that its paper lets it reach, steps
-    "medusa": (lambda b: Medusa(b, 3), BLIND, 120), "mtp": (Gloeckle, BLIND, 150),
-          "hydra": (lambda b: Hydra(b, 3), TOLD, 200),
-    "hydra++": (lambda b: HydraPlus(b, 3, inner=32), TOLD, 150),
-          "mlp": (lambda b: MLPSpeculator(b, 3, inner=32), TOLD, 200),
-    "chain": (lambda b: DeepSeek(b, 3), TOLD, 150), "deepseek": (lambda b: RecursiveMTP(b, 3), TOLD, 150),
-          "eagle": (Eagle, TOLD, 250),
-    "hass": (Hass, TOLD, 120), "eagle3": (lambda b: Eagle3(b, reads=(0, 1, 1)), TOLD, 120),
-    "eagle31": (lambda b: Eagle3(b, reads=(0, 1, 1), fc_norm=True, norm_output=True), TOLD, 120),
-    "falcon": (Falcon, float(block_tokens(B, TAIL, GAMMA, 2)), 200)}
+INDEPENDENT, SEQUENTIAL = float(chain_tokens(B, TAIL, GAMMA)), GAMMA + 1.
+TRAINED_HERE = {   # network: how it is made, tokens of a round that its paper lets it reach, steps, rate
+    "medusa": (lambda b: Medusa(b, 3), INDEPENDENT, 120, 3e-2),
+    "hydra++": (lambda b: HydraPlus(b, 3, inner=32), SEQUENTIAL, 150, 1e-2),
+    "mlp": (lambda b: MLPSpeculator(b, 3, inner=32), SEQUENTIAL, 200, 1e-2),
+    "hass": (Hass, SEQUENTIAL, 120, 1e-2),
+    "eagle3": (lambda b: Eagle3(b, reads=(0, 1, 1)), SEQUENTIAL, 120, 1e-2)}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     base, folder = TargetModel(branching(B, TAIL).float()), tmp_path_factory.mktemp("source")
-    return base, *(state_dataset(base, branch_texts(B, TAIL, n, 25, seed), (0, 1), folder) for n,
-                   seed in ((256, 0), (96, 1)))
-
-class FromFirstBlock:
-    "The guesses at the places that have a block of k before them"
-    def __init__(self, net, batch): self.net, self.batch = net, batch
-    def guesses(self, batch, depth):
-        return [z[:, getattr(self.net, "k", 1) - 1:] for z in self.net.guesses(self.batch, depth)]
-
-def evaluated(net, base, batch):
-    at = net.k - 1 if isinstance(net, Falcon) else 0
-    later = StateDataset(batch.x[:, at:], {k: s[:, at:] for k, s in batch.states.items()})
-    return evaluate(FromFirstBlock(net, batch) if at else net, base, later, GAMMA)
+    def data(n, seed): return state_dataset(base, branch_texts(B, TAIL, n, 25, seed), (0, 1), folder)
+    return base, data(256, 0), data(96, 1)
 
 def silenced(net):
-    "The network with nothing in the place of the tokens"
+    "The network with zeros in the place of the tokens"
     if isinstance(net, MLPSpeculator):
         for table in net.emb: table.weight.data.zero_()
     mute = copy(net.base[0])
@@ -568,67 +539,55 @@ def silenced(net):
         if hasattr(module, "base"): module.base = (mute,)
     return net
 
-@proves("thm-within")
-@faithful("Medusa", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "EAGLE",
-          "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
-@pytest.mark.parametrize("name", LEARNT)
+@faithful("Medusa", "Hydra++", "MLP Speculator", "HASS", "EAGLE-3")
+@pytest.mark.parametrize("name", TRAINED_HERE)
 def test_the_source_is_learnt_as_far_as_the_family_goes(name, source, tmp_path):
-    "A few seconds of training reach the closed form of the family and no more"
-    (base, train, held), (make, reach, steps) = source, LEARNT[name]
+    "Training reaches the closed form of the family and no more (the other families: in their chapters)"
+    (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[name]
     torch.manual_seed(0)
     net = make(base)
-    peak = dict(medusa=3e-2, falcon=2e-2).get(name, 1e-2)
     train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", look=steps, rows=16, depth=2)
-    tokens, overlaps = evaluated(net, base, held[:])
+    tokens, overlaps = evaluate(net, base, held[:], GAMMA)
     assert abs(tokens - reach) < .12, (tokens, overlaps)
-    assert evaluated(silenced(net), base, held[:])[1][0] < CAP + .02
+    assert evaluate(silenced(net), base, held[:], GAMMA)[1][0] < CAP + .02
 
 # The shipped checkpoints
 
 def test_what_is_shipped():
     "A card and weights for every recipe and no more, for the embedded target, from the same texts"
-    facts, cards = TargetModel(raw_model("target")).facts(), {name: read_card(SHIPPED_DRAFTERS/name)
-                                                              for name in RECIPES}
+    facts = TargetModel(raw_model("target")).facts()
+    cards = {name: read_card(SHIPPED_DRAFTERS/name) for name in RECIPES}
     assert sorted(f.name for f in SHIPPED_DRAFTERS.iterdir()) == sorted(RECIPES)
     assert sum(f.stat().st_size for f in SHIPPED_DRAFTERS.glob("*/*")) <= 20e6
-    one = cards["medusa"]
-    for name, card in cards.items():
-        how, made = RECIPES[name], card["recipe"]
-        assert card["kind"] == how.make.__name__ and card["target"] == facts
-        assert card["data_sha256"] == one["data_sha256"]
-        assert card["settings"].items() >= json.loads(json.dumps(how.settings)).items()
-        assert (made["name"], made["peak"], made["rows"], made["corpus"]) == (name, how.peak, how.rows,
-                                                                              how.corpus)
-        assert all(made[k] == one["recipe"][k] for k in ("steps", "texts", "length", "seed"))
-        assert all(card[k] for k in ("specref", "python", "torch", "transformers"))
-        # rounded to half precision since
-        assert card["tokens"] == pytest.approx(max(m for _, m in card["evaluations"]), abs=.02)
+    for name, card in cards.items(): check_card(name, card, facts, cards["medusa"])
+
+def check_card(name, card, facts, one):
+    "The card of a recipe: its network, its settings, its training, and the data that it shares with `one`"
+    how, made = RECIPES[name], card["recipe"]
+    assert card["kind"] == how.make.__name__ and card["target"] == facts
+    assert card["data_sha256"] == one["data_sha256"]
+    assert card["settings"].items() >= json.loads(json.dumps(how.settings)).items()
+    noted = tuple(made[k] for k in ("name", "peak", "rows", "corpus"))
+    assert noted == (name, how.peak, how.rows, how.corpus_share)
+    assert all(made[k] == one["recipe"][k] for k in ("steps", "texts", "length", "seed"))
+    assert all(card[k] for k in ("specref", "python", "torch", "transformers"))
+    best = max(mean for _, mean in card["evaluations"])   # before it was rounded to half precision
+    assert card["tokens"] == pytest.approx(best, abs=.02)
 
 @cache
 def written(changed):
     "What a target writes after held-out prompts, and its states"
     base = TargetModel(load_network("medusa2").adapter.merged() if changed else raw_model("target"))
-    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 12, seed=7)])
-    return base, states_of(base.model, sample_texts(base.model, start, 96, torch.Generator().manual_seed(0),
-                                                    half=False))
+    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 10, seed=7)])
+    x = sample_texts(base.model, start, 80, torch.Generator().manual_seed(0), half=False)
+    return base, states_of(base.model, x)
 
 @faithful("Medusa-2")
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_figures_on_the_card_can_be_measured_again(name):
-    """On other texts that the target wrote the shipped weights emit as many tokens, and overlap as much, as
-    the card says"""
+    "On other texts of the target the shipped weights emit as many tokens and overlap as much as on the card"
     net, card = load_network(name), read_card(SHIPPED_DRAFTERS/name)
     base, batch = written(name == "medusa2")
     tokens, overlaps = evaluate(net, base, batch, min(4, len(card["overlaps"])))
     assert tokens == pytest.approx(card["tokens"], rel=.15)
     assert overlaps == pytest.approx(card["overlaps"], abs=.1)
-
-@systems
-def test_shipped_it_writes_plain_text_and_its_states_cost_no_pass(system):
-    "In double precision, at temperature 0, some drafts are accepted"
-    double, start = raw_model("target", torch.float64), prompts([*DOMAINS][len(system) % 2], 1, seed=9)[0]
-    target, made = load_system(system, 0, model=double)
-    out = made(target, start, 14, Seeded(0))
-    assert target.meter.calls == len(out.ledger.rounds) + 1 and out.ledger.num_accepted_tokens > 0
-    assert (target.model is double) == (system != "Medusa-2")   # which alone has a target of its own
-    assert out == autoregressive(HFModel(target.model, 0, check=False), start, 14, Seeded(0))

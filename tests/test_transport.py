@@ -7,36 +7,30 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import CANON, DRAWS, Plan, Recorder, constant, laws, models, pairs, plans, proves, refuses, seeds
-from specref.core.rng import Seeded, Tape, tv_outcomes, law_of
+from helpers import CANON, DRAWS, Plan, constant, laws, models, pairs, plans, proves, refuses, seeds
+from verify_helpers import as_dict, depends, star
+from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import exact, overlap, one_hot, residual
-from specref.core.loop import loop_law, match, rounds
+from specref.core.loop import loop_law, match
 from specref.verify.reject import reject
 from specref.verify.siblings import Branching
 from specref.core.target import target_law
-from specref.verify.transport import (MAX_SEQUENCES, choose_then_verify, expected_trials, greedy_draft,
+from specref.verify.transport import (choose_then_verify, expected_trials, greedy_draft,
                                       importance, importance_choice, kseq, maximal_choice, maximal_plan,
                                       optimal_acceptance, optimal_acceptance_iid, ratio_prefixes,
-                                      sibling_sequences, sibling_sets, sibling_sets_at, smallest_rho,
+                                      sibling_sets, sibling_sets_at, smallest_rho,
                                       spechub, transport, transport_lp)
 from specref.verify.traversal import all_donors, traversal
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 
-SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)    # verification.md §17
 few = settings(max_examples=12)
 some = settings(max_examples=25)
 counts = st.integers(1, 3)
 small = pairs(st.integers(2, 4))
 
 
-def star(draw, n, rng):
-    tree = Tree((0,))
-    tree.grow(0, draw, rng, n)
-    return tree
-
-
 def seen(verify, p, draw, n):
-    "The law of (the offered set, the token, was it a child?) when one node is judged and p is every row"
+    "The law of (the set of siblings, the token, was it a sibling?) of one node, where p is every row"
     def run(rng):
         tree = star(draw, n, rng)
         v = verify([p]*len(tree), tree, rng)
@@ -46,17 +40,16 @@ def seen(verify, p, draw, n):
 
 def token_law(law): return law.of(lambda sxk: sxk[1])
 def acceptance(law): return law.of(lambda sxk: sxk[2]).get(True, 0)
-def as_dict(p): return {x: w for x, w in enumerate(p) if w}
 def total(plan): return sum(sum(row.values()) for row in plan.values())
 
 
-def kept(p, draw, n, earlier=()):
-    "P(`reject` accepts one of n siblings), by the first of them and its residual"
+def by_reject(p, draw, n, earlier=()):
+    "P(`reject` accepts one of n siblings), by the first of them and the residual after its rejection"
     q = draw(earlier) if n else None
     if q is None: return 0
-    refused = np.maximum(q - p, 0)
-    rest = (refused[x] * kept(residual(p, q), draw, n - 1, (*earlier, x)) for x in np.flatnonzero(refused))
-    return overlap(p, q) + sum(rest)
+    rejected = np.maximum(q - p, 0)
+    def later(x): return by_reject(residual(p, q), draw, n - 1, (*earlier, x))
+    return overlap(p, q) + sum(rejected[x] * later(x) for x in np.flatnonzero(rejected))
 
 
 def is_plan(f, p, sets):
@@ -67,26 +60,16 @@ def is_plan(f, p, sets):
     return True
 
 
-def depends(seed, V):
-    "A draw whose laws depend on the elder siblings in an arbitrary way"
-    def draw(earlier):
-        w = np.random.default_rng([seed, len(earlier), *earlier]).choice([0, 0, 1, 2, 5], V)
-        return exact(*map(int, w if w.any() else w + 1))
-    return draw
-
-
 WAYS = {**DRAWS, "greedy": greedy_draft(2), "spechub": spechub}
 ways = st.sampled_from(sorted(WAYS))
-LOSSLESS = {"transport": transport, "importance": importance}
-rules = st.sampled_from(sorted(LOSSLESS))
 
 
 def shares(seed):
-    "A way of choosing that is arbitrary, and different for every set"
+    "Arbitrary shares, different for every set; what is missing to one chooses no sibling"
     def choose(p, sets):
         def row(s):
-            w = np.random.default_rng([seed, *s]).integers(0, 4, len(s)) + (np.arange(len(s)) == 0)
-            return exact(*map(int, w))
+            w = np.random.default_rng([seed, *s]).integers(0, 4, len(s) + 1) + (np.arange(len(s) + 1) == 0)
+            return exact(*map(int, w))[:len(s)]
         return {s: dict(zip(s, row(s) if s else ())) for s in sets}
     return choose
 
@@ -97,7 +80,7 @@ def shares(seed):
 @some
 @given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
 def test_rules_are_plans(pq, how, n, verify):
-    "What an exact rule keeps, sorted by what was offers_at, is a plan, and its total is the acceptance"
+    "What an exact rule accepts, by the set of siblings, is a plan whose total is its acceptance probability"
     p, draw = pq[0], WAYS[how](pq[1])
     law, sets = seen(verify, p, draw, n), sibling_sets(draw, n)
     f = {s: {x: law.get((s, x, True), 0) for x in s} for s in sets}
@@ -129,39 +112,35 @@ def test_plans_are_rules(pq, seed, n, data):
 
 @proves("thm-plan", "thm-canonical")
 @settings(max_examples=20)
-@given(models(), plans(3), rules, st.integers(1, 2))
-def test_trees(pair, steps, rule, n):
-    "Arbitrary honest trees with probes: one round and its continuation"
-    verifier_contract(pair[0], Plan(pair[1], steps), LOSSLESS[rule], (0,), n)
+@given(models(), plans(3), st.integers(1, 2))
+def test_importance_on_trees(pair, steps, n):
+    "The contract of every verifier; `transport` is listed in test_contracts"
+    verifier_contract(pair[0], Plan(pair[1], steps), importance, (0,), n)
 
 
 # The optimum
 
-@proves("thm-optimum")
+@proves("thm-optimum", "thm-canonical")
 @some
 @given(small, seeds, counts)
 def test_flow_is_cut(pq, seed, n):
-    "A largest plan is a plan, and its total is the minimum over all H, for siblings drawn in any way"
+    "A largest plan reaches the minimum over all H and the linear program, and the choice that follows it too"
     p = pq[0]
     sets = sibling_sets(depends(seed, len(p)), n)
-    f = maximal_plan(p, sets)
-    assert is_plan(f, p, sets) and total(f) == optimal_acceptance(p, sets) and sum(sets.values()) == 1
-
-
-@proves("thm-optimum")
-@settings(max_examples=25)
-@given(small, ways, counts)
-def test_linear_program(pq, how, n):
-    "HiGHS finds the same number"
-    sets = sibling_sets(WAYS[how](pq[1]), n)
-    assert transport_lp(pq[0], sets) == pytest.approx(float(optimal_acceptance(pq[0], sets)), abs=1e-9)
+    f, best, share = maximal_plan(p, sets), optimal_acceptance(p, sets), maximal_choice(p, sets)
+    assert is_plan(f, p, sets) and total(f) == best and sum(sets.values()) == 1
+    assert transport_lp(p, sets) == pytest.approx(float(best), abs=1e-9)
+    for row in (share, importance_choice(p, sets)):
+        assert all(sum(row[s].values()) == 1 and min(row[s].values()) >= 0 for s in sets)
+    assert all(share[s][x] * w >= f[s][x] for s, w in sets.items() for x in s)
+    assert overlap(p, law_of_choice(p, sets, share)) == best
 
 
 @proves("thm-optimum")
 @some
 @given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
-def test_nobody_does_better(pq, how, n, verify):
-    "`transport` keeps a child exactly as often as the optimum says, every other rule at most so"
+def test_no_rule_accepts_more(pq, how, n, verify):
+    "`transport` accepts a sibling exactly as often as the optimum says, every other rule at most so"
     p, draw = pq[0], WAYS[how](pq[1])
     best = optimal_acceptance(p, sibling_sets(draw, n))
     assert acceptance(seen(verify, p, draw, n)) <= best == acceptance(seen(transport, p, draw, n))
@@ -171,7 +150,7 @@ def test_nobody_does_better(pq, how, n, verify):
 @some
 @given(small, counts)
 def test_always(pq, n):
-    "A sibling is always kept if and only if p(H) >= q(H)^n for all H; drawn from p itself, always"
+    "A sibling is accepted for sure if and only if p(H) >= q(H)^n for all H; drawn from p itself, always"
     p, q = pq
     sets = [list(H) for k in range(1, len(p) + 1) for H in combinations(range(len(p)), k)]
     hall = all(sum(p[H]) >= sum(q[H])**n for H in sets)
@@ -232,31 +211,20 @@ def test_without_convexity_prefixes_miss():
 
 # Canonical form
 
+def law_of_choice(p, sets, share):
+    "Σ over the sets of their probability times the share of each token"
+    return sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
+
+
 @proves("thm-canonical")
 @some
 @given(small, ways, st.integers(1, 2), seeds)
 def test_any_choice_is_exact(pq, how, n, seed):
-    "Arbitrary shares: the token has law p, and a child is kept with probability Σ min(p, z)"
+    "Arbitrary shares: the token has law p, and a sibling is accepted with probability Σ min(p, z)"
     p, draw, choose = pq[0], WAYS[how](pq[1]), shares(seed)
     law, sets = seen(choose_then_verify(choose), p, draw, n), sibling_sets(draw, n)
-    share = choose(p, sets)
-    z = sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
-    assert sum(z) == 1 and token_law(law) == as_dict(p) and acceptance(law) == overlap(p, z)
-
-
-@proves("thm-canonical")
-@some
-@given(small, seeds, counts)
-def test_the_best_choice(pq, seed, n):
-    "The shares that follow a largest plan are at least the plan's, and Σ min(p, z) is the optimum"
-    p = pq[0]
-    sets = sibling_sets(depends(seed, len(p)), n)
-    share, f = maximal_choice(p, sets), maximal_plan(p, sets)
-    z = sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
-    assert overlap(p, z) == optimal_acceptance(p, sets)
-    for row in (share, importance_choice(p, sets)):
-        assert all(sum(row[s].values()) == 1 and min(row[s].values()) >= 0 for s in sets)
-    assert all(share[s][x] * w >= f[s][x] for s, w in sets.items() for x in s)
+    z = law_of_choice(p, sets, choose(p, sets))
+    assert token_law(law) == as_dict(p) and acceptance(law) == overlap(p, z)
 
 
 # K-SEQ
@@ -269,7 +237,7 @@ def at(rho): return lambda p, tree, rng: kseq(p, tree, rng, rho=lambda *_: rho)
 @some
 @given(small, counts, ratios)
 def test_kseq_is_exact(pq, k, rho):
-    "Every fraction with T(ρ) <= ρ keeps the law and accepts with 1 - (1-β)^k; any other is refused"
+    "Every fraction with T(ρ) <= ρ is lossless and accepts with 1 - (1-β)^k; any other is refused"
     p, q = pq
     rule, β = at(rho), np.minimum(q, p / rho).sum()
     if expected_trials(p, q, k, rho) > rho:
@@ -282,7 +250,7 @@ def test_kseq_is_exact(pq, k, rho):
 @few
 @given(small, counts)
 def test_the_root(pq, k):
-    "`smallest_rho` keeps the law by itself, and nothing smaller by more than the bisection's last step does"
+    "`smallest_rho` is lossless, and nothing smaller by more than the last step of the bisection is"
     p, q = pq
     for steps in (30, 4):
         rho = smallest_rho(p, q, k, steps)
@@ -293,27 +261,11 @@ def test_the_root(pq, k):
     assert rho == smallest_rho(p, q, k)
 
 
-def test_published_roots():
-    "ρ* = 3/2 exactly for two siblings of the book's pair; the others to the digits of verification.md §6"
-    p, q = CANON
-    assert smallest_rho(p, q, 2) == F(3, 2)
-    assert tuple(residual(p, F(3, 2) * np.minimum(q, p / F(3, 2)))) == (1, 0, 0, 0)
-    published = (CANON, 3, 1.939500, .793950), (SGL, 2, 1.270156, .927016), (SGL, 3, 1.502890, .950289)
-    for pq, k, rho, A in published:
-        assert (float(smallest_rho(*pq, k, 30)), acceptance_kseq(*pq, k)) == pytest.approx((rho, A), abs=1e-6)
-        floats = [law.astype(float) for law in pq]
-        assert (smallest_rho(*floats, k), acceptance_kseq(*floats, k)) == pytest.approx((rho, A), abs=1e-6)
-    assert smallest_rho(p, p, 3) == smallest_rho(p, q, 1) == 1
-    assert smallest_rho(*(exact(1, 0), exact(0, 1)), 3) == 3
-
-
-def acceptance_kseq(p, q, k): return float(np.minimum(p, smallest_rho(p, q, k, 30) * q).sum())
-
-
 # Order
 
-def judged(p, q, k):
-    "T_k: how many independent siblings `reject` judges on average"
+
+def trials(p, q, k):
+    "T_k: how many of k independent siblings `reject` verifies on average"
     T = F(0)
     for _ in range(k): T += 1 - np.minimum(p, T*q).sum()
     return T
@@ -326,10 +278,9 @@ def test_the_order_of_the_rules(pq, k):
     "match <= reject = G(T_k) <= K-SEQ = G(ρ*) <= optimum <= G(k), with independent siblings"
     p, q = pq
     G = lambda T: np.minimum(p, T*q).sum()
-    by_reject, rho = kept(p, iid(q), k), smallest_rho(p, q, k, 30)
+    rate, T, rho = by_reject(p, iid(q), k), trials(p, q, k), smallest_rho(p, q, k, 30)
     by_match, β = (p * (1 - (1 - q)**k)).sum(), np.minimum(q, p / rho).sum()
-    assert by_match <= by_reject == G(judged(p, q, k)) and judged(p, q, k) <= rho <= k
-    assert by_reject <= G(rho)
+    assert by_match <= rate == G(T) <= G(rho) and T <= rho <= k
     assert 0 <= G(rho) - (1 - (1 - β)**k) <= F(k, 2**30)   # equal at the root
     assert 1 - (1 - β)**k <= optimal_acceptance_iid(p, q, k) <= G(k)
 
@@ -338,11 +289,11 @@ def test_the_order_of_the_rules(pq, k):
 @settings(max_examples=25)
 @given(pairs(st.integers(2, 5)), st.integers(1, 8))
 def test_guarantee(pq, k):
-    "K-SEQ keeps at least 1 - (1 - 1/k)^k of the optimum, even with ρ = k"
+    "K-SEQ accepts at least 1 - (1 - 1/k)^k of the optimum, even with ρ = k"
     p, q = pq
     factor, rho = 1 - (1 - F(1, k))**k, smallest_rho(p, q, k, 30)
-    keeps = lambda rho: 1 - (1 - np.minimum(q, p / rho).sum())**k
-    assert keeps(rho) >= keeps(F(k)) >= factor * optimal_acceptance_iid(p, q, k) and factor > 1 - 1 / np.e
+    def rate(rho): return 1 - (1 - np.minimum(q, p / rho).sum())**k
+    assert rate(rho) >= rate(F(k)) >= factor * optimal_acceptance_iid(p, q, k) and factor > 1 - 1 / np.e
 
 
 # Draws
@@ -356,7 +307,7 @@ def test_greedy_draft(pq, n):
     top, draw = [int(x) for x in np.argsort(-q, kind="stable")[:n - 1]], greedy_draft(n)(q)
     tail = without_replacement(q)(top)
     want = p[top].sum() + (0 if tail is None else np.minimum(p, tail).sum())
-    assert optimal_acceptance(p, sibling_sets(draw, n)) == want == kept(p, draw, n)
+    assert optimal_acceptance(p, sibling_sets(draw, n)) == want == by_reject(p, draw, n)
     law = seen(reject, p, draw, min(n, 2))
     if n <= 2: assert acceptance(law) == want and token_law(law) == as_dict(p)
 
@@ -366,11 +317,6 @@ def test_greedy_draft(pq, n):
 def test_spechub_offers_the_greedy_sets(pq):
     p, q = pq
     assert sibling_sets(spechub(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
-    pairs, hub = sibling_sequences(spechub(q), 2), int(np.argmax(q))
-    if q[hub] < 1:
-        for x in range(len(q)):
-            if x == hub or not q[x]: continue
-            assert pairs[x, hub] == q[x] and pairs[hub, x] == q[hub] * q[x] / (1 - q[hub])
     assert token_law(seen(reject, p, spechub(q), 2)) == as_dict(p)
 
 
@@ -379,35 +325,11 @@ new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), spechub])
 
 @few
 @given(models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
-def test_the_draws_keep_the_drafter_contract(pair, shape, draw):
+def test_the_contract_of_drafters(pair, shape, draw):
     drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
 
-# The tables of verification.md §7.1
-
-
-# Floats, addresses, supports
-
-@few
-@given(small, ways, st.integers(1, 2), rules)
-def test_floats(pq, how, n, rule):
-    "The same law to rounding; and the same acceptance"
-    p, q = (law.astype(float) for law in pq)
-    how = "iid" if how in ("points", "mixed") else how   # these make points of fractions
-    law, want = (seen(LOSSLESS[rule], p, WAYS[how](q), n) for p, q in ((p, q), pq))
-    got = token_law(law)
-    assert max(abs(got.get(x, 0) - float(w)) for x, w in enumerate(pq[0])) < 1e-12
-    assert acceptance(law) == pytest.approx(float(acceptance(want)), abs=1e-9)
-
-
-def test_a_plan_that_falls_short_keeps_the_law():
-    "Stop the flow after one step, as a solver at its tolerance does: acceptance is lost, the law is not"
-    p, q = CANON
-    def early(p, sets):
-        s = max(sets, key=sets.get)
-        return {t: {x: F(x == s[0], 2) for x in t} for t in sets}
-    law = seen(choose_then_verify(early), p, iid(q), 2)
-    assert token_law(law) == as_dict(p) and acceptance(law) < optimal_acceptance_iid(p, q, 2)
+# Wrong sets, large vocabularies, whole numbers
 
 
 def test_the_wrong_sets_break_the_law():
@@ -423,18 +345,8 @@ def test_the_wrong_sets_break_the_law():
     assert tv_outcomes(law_of(run), as_dict(p)) > 0
 
 
-@given(models(), seeds, ways, st.sampled_from(["transport", "importance", "kseq"]))
-@few
-def test_one_question_an_address(pair, seed, how, rule):
-    "Every answer has an address of its own: a tape of them replays the round"
-    table, drafter = {}, Branching(pair[1], (2, 2), iid if rule == "kseq" else WAYS[how])
-    verify = {**LOSSLESS, "kseq": kseq}[rule]
-    one = next(rounds(pair[0], drafter, verify, (0,), Recorder(Seeded(seed), table)))
-    assert next(rounds(pair[0], drafter, verify, (0,), Tape(table))).verdict == one.verdict
-
-
 def test_a_large_vocabulary_with_small_supports():
-    "512 tokens, four of them likely: the sets are listed; with two full rows they are not, and it is said so"
+    "512 tokens, four of them likely: the sets are listed; K-SEQ needs no list"
     rng = np.random.default_rng(0)
     p, q = rng.dirichlet(np.full(512, .1)), np.zeros(512)
     q[:4] = .1, .2, .3, .4
@@ -445,54 +357,36 @@ def test_a_large_vocabulary_with_small_supports():
         assert total_mass == pytest.approx(float(transport_lp(p, sets)), abs=1e-9) and len(sets) <= 14
         assert 0 <= transport([p]*4, tree, Seeded(2)).token < 512
     flat = np.full(512, 1/512)
-    assert 512**2 > MAX_SEQUENCES
-    refuses("top_k", transport, [p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0))
     assert kseq([p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0)).token < 512
-
-
-# Doors
 
 
 @pytest.mark.parametrize("verify", [transport, importance, kseq])
 def test_rows_of_whole_numbers(verify):
-    "A target that is sure, in integers: only its token, whatever was drawn"
+    "A deterministic target in integers: only its token is emitted"
     q = CANON[1].astype(float)
-    for x in range(4):
-        rows = [np.eye(4, dtype=int)[x]]*3
-        for s in range(30):
-            v = verify(rows, tree := star(iid(q), 2, Seeded(s)), Seeded(s))
-            assert v.token == x and (not v.node or tree.token[v.node] == x)
+    for s in range(60):
+        rows, tree = [np.eye(4, dtype=int)[s % 4]]*3, star(iid(q), 2, Seeded(s))
+        assert set(verify(rows, tree, Seeded(s)).tokens(tree)) == {s % 4}
 
 
-def second_by_elder(q):
-    "A second child of node 0 if the first one says 3"
+def second_child_if(below, q):
+    "A second child of node 0 if a token, of the first child or of the node below it, is 3"
     def draft(ctx, rng):
         tree = Tree(ctx)
-        c, = tree.grow(0, iid(q), rng)
-        if tree.token[c] == 3: tree.grow(0, iid(q), rng)
-        return tree
-    return draft
-
-
-def second_by_nephew(q):
-    "A second child of node 0 if the token below the first one is 3"
-    def draft(ctx, rng):
-        tree = Tree(ctx)
-        c, = tree.grow(0, iid(q), rng)
-        d, = tree.grow(c, iid(q), rng)
-        if tree.token[d] == 3: tree.grow(0, iid(q), rng)
+        first, = tree.grow(0, iid(q), rng)
+        last, = tree.grow(first, iid(q), rng) if below else (first,)
+        if tree.token[last] == 3: tree.grow(0, iid(q), rng)
         return tree
     return draft
 
 
 @proves("thm-plan")
-@pytest.mark.parametrize("nosy", [second_by_elder, second_by_nephew])
-def test_a_number_of_children_that_was_decided_by_looking_is_refused(nosy):
+@pytest.mark.parametrize("below", [False, True])
+def test_a_number_of_children_that_depends_on_tokens_is_refused(below):
     "Rules that read only edges are exact; those that read what else might have been drawn refuse"
     p, q = CANON
-    drafter, target, ctx = nosy(q), constant(*p), (0,)
+    drafter, target, ctx = second_child_if(below, q), constant(*p), (0,)
     drafter_contract(drafter, ctx)
     for verify in (reject, traversal, all_donors):
         assert loop_law(target, drafter, verify, ctx, 2) == target_law(target, ctx, 2)
-    for verify in (transport, importance, kseq):
-        with pytest.raises(ValueError, match="^tree: "): loop_law(target, drafter, verify, ctx, 2)
+    for verify in (transport, importance, kseq): refuses("tree", loop_law, target, drafter, verify, ctx, 2)

@@ -19,7 +19,6 @@ from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, edge_laws, iid, points, without_replacement
 from specref.verify.block import block
 from specref.verify.coupled import inverse_cdf_coupling, reused_noise_law
-from specref.verify.lossy import entropy
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.verify.traversal import traversal
@@ -225,7 +224,7 @@ def test_the_law_of_a_draw_for_every_row():
     assert on_star(points([0], 4, exact=True), 1, mutants.each_child).law() == hit
 
 
-@pytest.mark.parametrize("w", [F(1, 10), F(3, 4), F(1), F(0)])
+@pytest.mark.parametrize("w", [F(1, 10), F(3, 4)])
 def test_a_draw_for_every_path(w):
     "An only child of weight w, on three paths: each half of the rule and both; nothing is off at T = 0"
     p, paths = exact(1 - w, 0, 0, w), mutants.point_paths((3, 0), (3, 1), (3, 2))
@@ -257,13 +256,6 @@ def test_a_begin_token_between_two_rounds():
         assert off(wrong) == sum(w for k, w in first.items() if k < n) == stutter
 
 
-def test_typical_acceptance_turned_round():
-    "p = (.92, .08): thresholds .09 and .0681 (verification.md §10)"
-    p = mutants.TYPICAL.target.law((0,))
-    thresholds = [min(e, d*np.exp(-entropy(p))) for e, d in ((.09, .3), (.3, .09))]
-    assert np.allclose(thresholds, [.09, .068104]) and thresholds[0] > p[1] > thresholds[1]
-
-
 def test_reused_noise_by_another_path():
     "The law of a correction sampled with the draft's noise, from the joint law of the cells"
     law = reused_noise_law(*CANON, inverse_cdf_coupling)
@@ -281,9 +273,9 @@ def test_redraws_in_closed_form(pq):
         assert replace(chain, verify=mutants.redraw_verifier(after)).law() == want
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 3])
 def test_the_warning_of_spectr(k):
-    "Siblings verified by p alone: a draft sure of one of two equal tokens gives it with 1 - 2^-k (§7)"
+    "Siblings verified by p alone: a one-hot draft of one of two equal tokens gives it with 1 - 2^-k (§7)"
     p, q = exact(1, 1), exact(1, 0)
     def run(rng):
         tree = Tree((0,))

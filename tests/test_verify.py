@@ -13,16 +13,15 @@ from specref.verify.block import block
 from specref.core.rng import Seeded, law_of, verdict_tape
 from specref.gpu import verify as v
 from specref.gpu.layout import flat, pack
-from specref.gpu.verify import (ONE, Logits, Probs, decision_cells, fixed_point, power, verify_chains,
-                                verify_trees)
+from specref.gpu.verify import ONE, Logits, Probs, decision_cells, fixed_point, verify_chains, verify_trees
 from specref.core.law import exact, greedy
 from specref.verify.reject import reject
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, in_sequence, iid, points, without_replacement
 
-@pytest.fixture(params=["asked", "masked"])
+@pytest.fixture(params=["read", "masked"])
 def device_way(request, monkeypatch):
-    "The walk as on a CPU, where it asks who needs a row, and as on a device, where it may not ask"
+    "The walk as on a CPU, where masks are read, and as on a device, where they are not"
     if request.param == "masked": monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
 
@@ -33,7 +32,7 @@ def floats(rows): return double([[float(x) for x in row] for row in rows])
 
 
 def verified(walk, trees, rows, coins, picks, **kw):
-    "The walk's answer on trees with rows of p in fractions: tokens and nodes (in the tree) of each"
+    "The walk's verdicts on trees with rows of p in fractions: tokens and nodes (in the tree) of each"
     batch, q = pack(trees, V=len(rows[0][0]))
     u = double([float(u) for c in coins for u in c])
     out = walk(batch, floats([r for p in rows for r in p]), q, u, double([float(u) for u in picks]), **kw)
@@ -50,7 +49,7 @@ def middles(cell, tree): return [cell.coins.get(i, F(1, 2)) for i in range(len(t
 
 
 def in_cells(rule, walk, target, drafter):
-    "Every cell of every tree of a drafter, in one batch; the volumes by the walk's text are the target's law"
+    "Every cell of every tree of a drafter, in one batch; the walk's texts, by volume, have the target's law"
     todo = []
     for tree, w in law_of(lambda rng: drafter((0,), rng)).items():
         p = [target.law(tree.text(i)) for i in range(len(tree))]
@@ -79,7 +78,7 @@ def grown(*draws):
 def heaviest(q): return points(sorted(range(len(q)), key=lambda x: -q[x]), len(q), exact=True)
 def mixed(q): return in_sequence(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
 def twice(q): return in_sequence(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
-def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # a third is of the untried
+def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # its third draw is of the untried
 
 KINDS = {
     "chain": [(iid, 1), (iid, 1)],
@@ -157,7 +156,7 @@ def number(rng): return float(rng.choice([rng.random(), rng.random(), 0., 1 - 2*
 @given(st.integers(0, 2**32), st.sampled_from([2, 3, 5, 40]), st.integers(1, 5))
 @settings(max_examples=50)
 def test_random_tapes(chain, seed, V, B):
-    "Ragged trees of every draw, duplicates, probes, zeros and lone roots; numbers down to 0, up to 1 - 2^-53"
+    "Ragged trees of every draw, duplicates, probes, zeros and lone roots; numbers from 0 to 1 - 2^-53"
     rule, walk = (block, verify_chains) if chain else (reject, verify_trees)
     rng = np.random.default_rng(seed)
     trees = [random_tree(rng, V, chain=chain) for _ in range(B)]
@@ -170,11 +169,10 @@ def test_random_tapes(chain, seed, V, B):
         assert outputs[b] == answer(rule(rows[b], t, tape), t)
 
 
-@pytest.mark.parametrize("V", [32_000, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_at_size(V, dtype):
-    "Real vocabularies: the reference's integers"
-    rng = np.random.default_rng(V)
+def test_at_size(dtype):
+    "A real vocabulary: the reference's integers"
+    V, rng = 151_936, np.random.default_rng(0)
     trees = [random_tree(rng, V, most=8) for _ in range(4)]
     batch, q = pack(trees)
     p = torch.tensor(np.concatenate([rows_for(rng, t, V) for t in trees])).to(dtype)
@@ -187,12 +185,6 @@ def test_at_size(V, dtype):
 
 
 # Logits
-
-def test_power_is_exp():
-    "Within two units of the last place of exp, and 0 far below"
-    x = -700 * torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert ((power(x) - x.exp()).abs() / x.exp()).max() < 5e-16
-    assert power(double([0., -701., -1e9, -torch.inf])).tolist() == [1., 0., 0., 0.]
 
 @pytest.mark.parametrize("spread", [0., 3., 40.])
 def test_a_softmax_is_too_large_by_one_factor(spread):
@@ -224,18 +216,20 @@ def test_logits_are_their_softmax(kind, device_way):
     x, z = (torch.tensor(rng.normal(size=(n, V)) * 2).to(kind) for n in (batch.n, len(q)))
     x[:, ::7] = -torch.inf
     p = torch.stack([softmax(row, temps[b]) for row, b in zip(x, batch.tree.tolist())])
-    for _ in range(20):
+    for _ in range(10):
         numbers = uniforms(rng, batch)
         laws = verify_trees(batch, p, z.double().softmax(-1), *numbers)
         assert same(verify_trees(batch, Logits(x, torch.tensor(temps)), Logits(z), *numbers), laws)
 
 
-def test_the_first_of_equal_logits():
-    "At temperature 0 the first of equals, whatever the last number"
-    one, _ = pack([Tree((0,))], V=4)
-    tied = Logits(torch.tensor([[1., 3., 3., 0.]]), 0.)
-    for u in (0., .5, .999):
-        assert verify_trees(one, tied, None, double([.5]), double([u])).tokens.item() == 1
+@pytest.mark.parametrize("logits, temperature, u, token", [
+    *[([1., 3., 3., 0.], 0., u, 1) for u in (0., .5, .999)],
+    ([3., 1.], 1e300, .5, 1), ([3., 1.], -0., .5, 0)])
+def test_extreme_temperatures(logits, temperature, u, token):
+    "At temperature 0 the first of equals, whatever the last number; far above, a uniform draw"
+    one, _ = pack([Tree((0,))], V=len(logits))
+    out = verify_trees(one, Logits(torch.tensor([logits]), temperature), None, double([.5]), double([u]))
+    assert out.tokens.item() == token
 
 
 def test_logits_of_several_rows_at_a_node(device_way):
@@ -252,7 +246,7 @@ def of_rows(walk):
     x = torch.tensor(rng.normal(size=(batch.n, V)))
     z = torch.tensor(rng.normal(size=(4, V)) * [[1.], [3.], [.1], [2.]] + [[0.], [30.], [-20.], [0.]])
     p = torch.cat([(x[N*b:N*b + N] / t).softmax(-1) for b, t in enumerate(temps)])
-    for _ in range(60):
+    for _ in range(30):
         numbers = uniforms(rng, batch, power=.3)
         laws = walk(batch, p, z.softmax(-1), *numbers)
         assert same(walk(batch, Logits(x, temps), Logits(z), *numbers), laws)
@@ -297,7 +291,7 @@ last_numbers = st.one_of(st.sampled_from([0., 1 - 2**-53]), inner)
 @given(weights_, last_numbers)
 @proves("lem-never-zero")
 def test_a_token_without_weight_is_never_drawn(w, u):
-    "Any weights, any number of [0, 1): a token that counts is found, the one that the definition names"
+    "Any weights, any number of [0, 1): the token is the one of the definition, and has a weight"
     one, _ = pack([Tree((0,))], V=len(w))
     p = torch.tensor([w], dtype=torch.float64)
     p = p / p.sum()
@@ -305,19 +299,6 @@ def test_a_token_without_weight_is_never_drawn(w, u):
     f = fixed_point(p[0]).tolist()
     mark = int(u * sum(f))
     assert f[y] >= 1 and sum(f[:y]) <= mark < sum(f[:y + 1])
-
-@given(st.integers(0, 2**32), st.integers(2, 60))
-@proves("thm-fixed-point")
-def test_what_cutting_off_costs(seed, V):
-    "The law of the counts is within V·2^-52/S of that of the weights, S being the probability to get there"
-    rng = np.random.default_rng(seed)
-    p, q = rng.dirichlet(np.full(V, .3)), rng.dirichlet(np.full(V, .3))
-    r = np.maximum(p - q, 0)
-    w, f = [F(x) for x in r], [F(int(x)) for x in fixed_point(torch.tensor(r))]
-    if not sum(f): return
-    off = sum(abs(a / sum(w) - b / sum(f)) for a, b in zip(w, f)) / 2
-    assert off * sum(w) <= V * F(1, 2**52) and all(0 <= x * 2**52 - k < 1 for x, k in zip(w, f))
-
 
 def borders(p, q, x, find=verify_trees):
     "The law of the last token of `find` once `x` from `q` was rejected, by bisection of its number"
@@ -335,7 +316,7 @@ def borders(p, q, x, find=verify_trees):
 
 
 def far(law, p, q):
-    "How far a law is from what remains of p, times the probability to get there"
+    "The distance of a law from the residual of p, times the probability to get there"
     r = [max(F(a) - F(b), 0) for a, b in zip(p, q)]
     return sum(abs(a / sum(r) - b) for a, b in zip(r, law)) / 2 * sum(r)
 
@@ -356,40 +337,18 @@ def test_the_bound_holds_for_the_walk(near, monkeypatch):
             far_off.append(far(borders(p, q, x), p, q) > bound)
     assert sum(far_off) > 3
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=25)
-@proves("cor-no-pass")
-def test_a_point_takes_its_own(seed):
-    "S_{j+1} = S_j - R_j(x_j), as whole numbers: `left` falls by what the sum of the row falls"
-    rng, V, on, one = np.random.default_rng(seed), 7, torch.tensor([True]), slice(0, 1)
-    q, tokens, drawn = rng.dirichlet(np.full(V, .5)), rng.integers(0, V, 5), rng.random(5) < .4
-    laws = [q if d else points([int(x)], V)(()) for x, d in zip(tokens, drawn)]
-    batch, rows = pack([star(laws, tokens.tolist())])
-    s = v.Offers(batch, Probs(floats([rng.dirichlet([.5]*V)]*6)), Probs(rows if len(rows) else floats([q])))
-    def left(): return fixed_point(s.residual(one)).sum(1)
-    s.enter(on)
-    s.left = left()
-    for j in range(5):
-        s.note(on, torch.tensor([j + 1]))
-        _, _, r = v.offer_weights(s, j, on)
-        assert s.left == left()
-        s.reject(on, j, s.left / ONE)
-        s.left = s.left - fixed_point(r) if not drawn[j] else s.left
-        assert drawn[j] or s.left == left()
-
-
 share = st.one_of(st.floats(0, 1), st.floats(0, 2**-1000), st.sampled_from([0., 5e-324, 1.]))
 
 @given(share, st.floats(0, 4), share, st.floats(0, 1, exclude_max=True))
 @proves("lem-nothing-left")
-def test_of_a_refused_token_nothing_is_left(r, a, w, u):
-    "In floats, denormal ones too: where the test says no, the difference is not positive"
+def test_of_a_rejected_token_nothing_is_left(r, a, w, u):
+    "In floats, denormal ones too: where the test rejects, the difference is not positive"
     if not u * (a * w) < r: assert max(r - a * w, 0) == 0
 
 
 @pytest.mark.parametrize("small", [1e-17, 1e-200, 1e-307])
 def test_little_of_q_is_left(small):
-    "Without replacement from a row with next to nothing behind its first token: the rest sums to many digits"
+    "Without replacement from a row with hardly any weight but its first: the rest is summed to many digits"
     q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
     batch, rows = pack([star([q, without_replacement(q)((0,))], [0, 2])])
     assert batch.without_replacement.tolist() == [False, True, True]
@@ -442,10 +401,11 @@ def test_from_p_where_nothing_remains():
 # What is read
 
 class Noted(Probs):
-    "Rows that note what is read of them"
+    "Rows that note which of them are read in full"
     def weigh(self, b, row, top, v=None):
         if v is None: self.full.extend(row.tolist())
         return super().weigh(b, row, top, v)
+
 def noted(x):
     rows = Noted(x)
     object.__setattr__(rows, "full", [])
@@ -480,22 +440,12 @@ def test_only_visited_rows_are_read(seed):
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
 
 
-def test_points_need_no_pass():
-    "Deterministic children, all rejected: one row of p is read in full, none of q"
-    tree = Tree((0,))
-    tree.grow(0, points([1, 2, 3], 5), Seeded(0), 3)
-    batch, q = pack([tree], V=5)
-    rows = noted(torch.full((4, 5), .2, dtype=torch.float64))
-    out = verify_trees(batch, rows, q, const(4, .9), const(1, .6), check=False)
-    assert out.tokens.tolist() == [[4, -1]] and set(rows.full) == {0}
-
-
 # Without the host
 
 def test_one_graph():
-    "Compiled whole, without a question to the host; the integers stay the same"
+    "Compiled whole, without waiting for the host; the integers stay the same"
     rng = np.random.default_rng(0)
-    trees = [random_tree(rng, 11, most=6) for _ in range(3)]
+    trees = [random_tree(rng, 11, most=4) for _ in range(3)]
     batch, q = pack(trees)
     p = torch.tensor(np.concatenate([rows_for(rng, t, 11) for t in trees]))
     def walk(coins, picks): return verify_trees(batch, p, q, coins, picks, check=False).tokens
@@ -512,38 +462,31 @@ def star(law, tokens):
     for x, q in zip(tokens, law): tree.add(0, x, q)
     return tree
 
-WRONG = {
-    "a coin of the threshold is a yes": lambda s: s.replace("(a * w) < r)", "(a * w) <= r)"),
-    "one coin for all siblings": lambda s: s.replace("(coins[c] *", "(coins[s.batch.root.long()] *"),
-    "what was refused is forgotten": lambda s: s.replace("self.a[i] > 0", "self.a[i] < 0"),
-    "refused twice": lambda s: s.replace("torch.where(stale, 0., s.a)", "s.a"),
-    "what remained is forgotten": lambda s: s.replace(
+WRONG = {   # what is replaced in the module, by what
+    "a coin at the threshold accepts": ("(a * w) < r)", "(a * w) <= r)"),
+    "one coin for all siblings": ("(coins[c] *", "(coins[s.batch.root.long()] *"),
+    "rejections are forgotten": ("self.a[i] > 0", "self.a[i] < 0"),
+    "subtracted twice": ("torch.where(stale, 0., s.a)", "s.a"),
+    "the residual is forgotten": (
         "self.cached[i], lambda: cached", "self.cached[i] & False, lambda: cached"),
-    "the residual is taken along to the next node": lambda s: s.replace("self.cached & ~on", "self.cached"),
-    "refusals are taken along to the next node": lambda s: s.replace("self.stale & ~on", "self.stale"),
-    "tokens tried are taken along": lambda s: s.replace(
-        "torch.where(on[:, None], -1, self.tried)", "self.tried"),
-    "all equal, also at the next node": lambda s: s.replace("torch.zeros_like(here)", "s.now.flat.clone()"),
-    "the untried are counted on": lambda s: s.replace(
-        "torch.where(on, self.V, self.untried)", "self.untried"),
-    "what is left is counted on": lambda s: s.replace("torch.where(on, ONE, self.left)", "self.left"),
-    "the top of another row": lambda s: s.replace(
-        "(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
-    "the top of the row before": lambda s: s.replace(
-        "row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
-    "the top of the first request": lambda s: s.replace(
-        "of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
-    "the top of the present offer": lambda s: s.replace(
+    "the residual is taken along to the next node": ("self.cached & ~on", "self.cached"),
+    "rejections are taken along to the next node": ("self.stale & ~on", "self.stale"),
+    "tokens tried are taken along": ("torch.where(on[:, None], -1, self.tried)", "self.tried"),
+    "all equal, also at the next node": ("torch.zeros_like(here)", "s.now.flat.clone()"),
+    "the untried are counted on": ("torch.where(on, self.V, self.untried)", "self.untried"),
+    "the sum of the residual is taken along": ("torch.where(on, ONE, self.left)", "self.left"),
+    "the top of another row": ("(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
+    "the top of the row before": ("row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
+    "the top of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
+    "the top of the present offer": (
         "self.offer(i, self.last)", "self.offer(i, self.last._replace(top=self.now.top))"),
-    "points stay": lambda s: s.replace(
-        "torch.where(self.tried[i] < 0, r.gather(1, tried), 0.)", "r.gather(1, tried)"),
-    "tried tokens stay in the cover": lambda s: s.replace(
+    "points stay": ("torch.where(self.tried[i] < 0, r.gather(1, tried), 0.)", "r.gather(1, tried)"),
+    "tried tokens stay in the cover": (
         "self.offer(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)", "self.offer(i, self.now)"),
-    "never renormalised": lambda s: s.replace("(a * w) < r", "w < r"),
-    "uniform over all": lambda s: s.replace("self.untried[i] * ONE", "self.V * ONE"),
-    "the row before": lambda s: s.replace("self.p.weigh(self.b[i], self.node[i],",
-                                          "self.p.weigh(self.b[i], self.batch.root[i].long(),"),
-    "siblings in order of their tokens": None,
+    "never renormalised": ("(a * w) < r", "w < r"),
+    "uniform over all": ("self.untried[i] * ONE", "self.V * ONE"),
+    "the row before": (
+        "self.p.weigh(self.b[i], self.node[i],", "self.p.weigh(self.b[i], self.batch.root[i].long(),"),
 }
 
 SHORT = [("chain", 3), ("without replacement", 3), ("independent", 3), ("support used up", 4), ("points", 3),
@@ -572,7 +515,7 @@ def stubborn(walk):
         assert outputs[b] == answer(reject(rows[b], t, verdict_tape(coins[b], [picks[b]]*len(t))), t)
 
 
-def test_the_reference_where_much_is_refused(device_way):
+def test_the_reference_where_much_is_rejected(device_way):
     "Six siblings, coins near one"
     stubborn(verify_trees)
 
@@ -586,15 +529,17 @@ def is_right(walk):
     return True
 
 
-def built(change):
+def built(old, new):
+    "The walk of a module whose source has `new` in the place of `old`"
     source = Path(v.__file__).read_text(encoding="utf-8")
-    assert change(source) != source
+    assert old in source
     space = dict(vars(v), __name__="specref.gpu.verify")
-    exec(compile(change(source), "a wrong walk", "exec"), space)
+    exec(compile(source.replace(old, new), "a wrong walk", "exec"), space)
     return space["verify_trees"]
 
 
 def resorted(batch, *args, **kw):
+    "The walk over siblings in the order of their tokens"
     child, sibling = batch.child.clone(), batch.sibling.clone()
     for i in range(batch.n):
         kids = sorted(offered(batch, i, ()), key=lambda c: int(batch.token[c]))
@@ -603,35 +548,17 @@ def resorted(batch, *args, **kw):
     return verify_trees(replace(batch, child=child, sibling=sibling), *args, **kw | dict(check=False))
 
 
-EDGE = "a coin of the threshold is a yes"
+EDGE = "a coin at the threshold accepts"
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name != EDGE])
-def test_wrong_walks_are_seen(name):
+@pytest.mark.parametrize("walk", [resorted, *(name for name in WRONG if name != EDGE)])
+def test_wrong_walks_are_seen(walk):
     "Each breaks the law in some cell, or differs where much is rejected; the walk itself passes above"
-    assert not is_right(built(WRONG[name]) if WRONG[name] else resorted)
+    assert not is_right(walk if walk is resorted else built(*WRONG[walk]))
 
 
-def test_a_coin_of_the_threshold_is_seen():
+def test_a_coin_at_the_threshold_is_seen():
     "A token without weight, and the number 0"
     batch, q = pack([star([np.array([.5, .5])], [1])])
     args = batch, double([[1., 0.]]*2), q, const(2, 0.), const(1, 0.)
-    assert verify_trees(*args).tokens[0, 0] == 0 and built(WRONG[EDGE])(*args).tokens[0, 0] == 1
-
-
-@pytest.mark.parametrize("temperature, token", [(1e300, 1), (-0., 0)])
-def test_extreme_temperatures(temperature, token):
-    one, _ = pack([Tree((0,))], V=2)
-    out = verify_trees(one, Logits(torch.tensor([[3., 1.]]), temperature), None, double([.5]), double([.5]))
-    assert out.tokens[0, 0] == token
-
-
-def test_cells_are_a_partition():
-    "Volumes add up to one, and each middle lies in its cell: replayed, it gives the cell's outcome"
-    tree = star([q := exact(1, 2, 3), without_replacement(q)((2,))], [2, 1])
-    p = [exact(3, 2, 1)]*4
-    found = list(decision_cells(lambda rng: reject(p, tree, rng)))
-    assert sum(c.volume for c in found) == 1 and len(found) == 4
-    for c in found:
-        pick = next(iter(c.picks.values()), F(1, 2))
-        assert reject(p, tree, verdict_tape(middles(c, tree), [pick]*4)) == c.outcome
+    assert verify_trees(*args).tokens[0, 0] == 0 and built(*WRONG[EDGE])(*args).tokens[0, 0] == 1

@@ -5,10 +5,6 @@ import sys
 import traceback
 from pathlib import Path
 
-IMPORTS = ["execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats",
-           "torch", "tqdm.auto", "transformers.generation", "transformers.models.auto",
-           "transformers.models.llama.modeling_llama"]
-
 
 def execute(path, sources, pipe):
     "Run the cells `sources` of the notebook at `path`; send outputs, CPU seconds and any failure"

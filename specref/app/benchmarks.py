@@ -15,7 +15,6 @@ import gc
 import tracemalloc
 from copy import copy
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -43,7 +42,7 @@ from ..draft.datastore import Datastore
 from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
-from .tour import KINDS, UNTRAINED, decode_cold, machine, sibling_rates
+from .tour import KINDS, UNTRAINED, decode_cold, provenance_of_run, sibling_rates
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -134,7 +133,7 @@ def overhead(costs, plain, prompt):  # Lap -> seconds
 
 # %% ../../nbs/62_benchmarks.ipynb #6ba22c6c
 def mean_round(ledgers, costs):
-    "What the ledgers say of a system's mean round, drafting in units of a plain token's call"
+    "The mean round in the ledgers, drafting in units of a plain token's call"
     n = sum(len(ledger.rounds) for ledger in ledgers)
     offered = sum(ledger.num_draft_tokens for ledger in ledgers)
     accepted = sum(ledger.num_accepted_tokens for ledger in ledgers)
@@ -172,7 +171,7 @@ BASELINES = dict(over_plain=("autoregressive", ""), over_transformers=("transfor
                  over_lookup=LOOKUP)
 
 def result_row(name, seen, expect, costs, tokens, prompt):
-    "What the laps say of one contestant, and what was to be expected"
+    "One contestant: the speeds of its laps, and the predicted ones"
     others = BASELINES | dict(over_assisted=(SAME_SETTINGS, name[1]))
     row = dict(tokens_per_s=tokens / np.median([x.seconds for x in seen[name]]),
                outside=np.median([x.outside for x in seen[name]]))
@@ -183,7 +182,7 @@ def result_row(name, seen, expect, costs, tokens, prompt):
     return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})
 
 def expected_row(name, seen, expect, costs, prompt, measured):
-    "What the ledgers of the laps say, and what those before the laps predict"
+    "The mean round of the laps, and the prediction from the ledgers before them"
     plain, ledgers = expect["autoregressive", ""], expect[name].ledgers
     plain_token = plain.seconds / sum(ledger.num_emitted_tokens for ledger in plain.ledgers)
     loop = overhead(costs, plain, prompt)
@@ -245,8 +244,8 @@ def time_verifiers(out="docs/benchmarks/judges.json", threads=1, V=32_000, gamma
     "Time the verifiers and the enumeration, print the figures, write them as JSON"
     check_at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
-    got = dict(date=str(date.today()), machine=machine(), threads=threads, numpy=np.__version__,
-               tokens=V, drafts=gamma, verdict_ms=verifier_times(V, gamma), roads_per_s=enumeration_speed())
+    about = provenance_of_run(threads=threads, numpy=np.__version__, tokens=V, drafts=gamma)
+    got = about | dict(verdict_ms=verifier_times(V, gamma), roads_per_s=enumeration_speed())
     write_json(out, got)
     print(verifier_words(got))
 
@@ -304,7 +303,7 @@ def lookups(out="docs/benchmarks/lookups.json", sizes=(10**4, 10**5, 10**6)):
         rows.append(dict(structure=name, seconds=seconds, bytes_a_token=held))
         timed = "  ".join(f"{n:,}: {s:.2f} s" for n, s in zip(sizes, seconds))
         print(f"{name:22}{timed}  {held:.0f} bytes a token")
-    about = dict(date=str(date.today()), machine=machine(), sizes=list(sizes), held_after=some)
+    about = provenance_of_run(sizes=list(sizes), held_after=some)
     write_json(out, dict(about, rows=rows))
 
 # %% ../../nbs/62_benchmarks.ipynb #45898e9b
@@ -316,8 +315,8 @@ def record(out="docs/benchmarks/embedded.json", laps=3, each=5, n=64, threads=1)
     kinds = list(product(KINDS, (0., 1.)))
     with tqdm(total=len(kinds) * laps * len(CONTEST), unit="lap", desc="bench") as bar:
         found = [race(*kind, laps, each, n, bar) for kind in kinds]
-    about = dict(date=str(date.today()), machine=machine(), threads=threads, torch=torch.__version__,
-                 transformers=transformers.__version__, laps=laps, prompts_a_lap=each, tokens=n)
+    about = provenance_of_run(threads=threads, transformers=transformers.__version__, laps=laps,
+                              prompts_a_lap=each, tokens=n)
     rows, trees = [row for rows, _ in found for row in rows], [tree for _, tree in found]
     got = about | dict(rows=rows, trees=trees, large=large_model_share())
     write_json(out, got)

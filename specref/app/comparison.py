@@ -8,7 +8,6 @@ __all__ = ['CHAINS', 'UNTRAINED_STOPS', 'CLAIMS', 'contest', 'depth_overlaps', '
            'settled_claims', 'card_summary', 'comparison_line', 'comparison_table']
 
 # %% ../../nbs/62a_comparison.ipynb #a0eac2d8
-from datetime import date
 from itertools import product
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..models.embedded import DOMAINS, raw_model
 from ..train.harness import TargetModel, StateDataset, read_card
 from ..train.registry import RECIPES, TRAINED, load_network
 from .benchmarks import by_kind, laps_of, our_run, result_row
-from .tour import PLAIN, TrainedStop, Stop, decode_cold, machine
+from .tour import PLAIN, TrainedStop, Stop, decode_cold, provenance_of_run
 
 # %% ../../nbs/62a_comparison.ipynb #e89e606c
 CHAINS = Stop("speculative sampling", "small"), Stop("speculative sampling", "large")
@@ -137,8 +136,7 @@ def compare(out="docs/benchmarks/taught.json", again=None, laps=5, each=4, n=64,
     stops, kinds = contest(again), list(product(DOMAINS, (0., 1.)))
     with tqdm(total=len(kinds) * laps * len(stops), unit="lap", desc="compare") as bar:
         found = [race_trained(*kind, stops, laps, each, n, bar) for kind in kinds]
-    about = dict(date=str(date.today()), machine=machine(), threads=threads, torch=torch.__version__,
-                 laps=laps, prompts_a_lap=each, tokens=n)
+    about = provenance_of_run(threads=threads, laps=laps, prompts_a_lap=each, tokens=n)
     trained = {key: stop for key, stop in stops.items() if isinstance(stop, TrainedStop)}
     cards = {" ".join(filter(None, key)): card_summary(stop) for key, stop in trained.items()}
     rows = [row for rows, _ in found for row in rows]

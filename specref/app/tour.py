@@ -54,7 +54,7 @@ class TrainedStop(Stop):
 # %% ../../nbs/60a_tour.ipynb #d0402bcb
 @cache
 def without_model(recipe):
-    "A system without a draft model, built once, after its first draft"
+    "A system without a draft model, built once; its first draft has been made"
     system = SYSTEMS[recipe](embedded("small"), past=earlier_text())
     system.drafter((0, 0), Seeded(0))
     return system
@@ -214,7 +214,7 @@ speed: over the plain runs before and after it, the median and the spread"""
 
 def tour(n=12, each=1, out="out", every=False):
     "Decode real text by one system of each family, or by `every` system; prints the table, draws the plot"
-    import matplotlib   # noqa: F401  missing, it should be missed before the first run
+    import matplotlib   # noqa: F401  if it is missing, fail before the first run
     check_at_least(1, n=n, each=each)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -228,7 +228,7 @@ def tour(n=12, each=1, out="out", every=False):
             bar.write(block_text(blocks[-1]))
     rows = [row for block in blocks for row in block["rows"]]
     print(f"{LEGEND}\nplot: {plot(rows, out)}")
-    write_json(Path(out) / "tour.json", dict(provenance_of_run(n), blocks=blocks))
+    write_json(Path(out) / "tour.json", provenance_of_run(tokens=n) | dict(blocks=blocks))
     return rows
 
 # %% ../../nbs/60a_tour.ipynb #74a7e034
@@ -239,8 +239,9 @@ def machine():
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {len(names)} cores, {platform.system()}"
 
-def provenance_of_run(n):
-    return dict(date=str(date.today()), machine=machine(), torch=torch.__version__, tokens=n)
+def provenance_of_run(**settings):
+    "Where a record comes from: date, machine, torch's version and the settings of the run"
+    return dict(date=str(date.today()), machine=machine(), torch=torch.__version__, **settings)
 
 # %% ../../nbs/60a_tour.ipynb #39702ef2
 def plot(table, out):

@@ -142,12 +142,13 @@ def log_moment(n, weights, t):  # (k,) -> ln E[exp(t G/2)] under the law itself
     "The moment of Theorem false-alarm by Fourier transform: never less, but for rounding and exp(-96)"
     special, product, log = load_scipy("special"), 1., n - n*np.log(n)
     size = 1 << int(np.ceil(np.log2(min(2*n + 2, 64 + 32*np.sqrt(n/(1 - t))))))
-    for m in n*np.array(weights):
+    for weight, cells in Counter(weights).items():   # cells of one weight have one series
+        m = n*weight
         j = np.arange(max(0, int(m) - size//2), min(n, int(m) + size//2) + 1)
         d = special.xlogy(j, j/m) - j + m
         term = np.exp(special.xlogy(j, m) - m - special.gammaln(j + 1) + t*d)
-        product = product * np.fft.rfft(np.bincount(j % size, term / term.sum(), size))
-        log += np.log(term.sum())
+        product = product * np.fft.rfft(np.bincount(j % size, term / term.sum(), size))**cells
+        log += cells*np.log(term.sum())
     return log + special.gammaln(n + 1) + np.log(np.fft.irfft(product, size)[n % size])
 
 # %% ../../nbs/17_certify.ipynb #54f0eae8

@@ -459,8 +459,9 @@ def redrawn_after(verify):
     return again
 
 def point_paths(*paths):
-    "A drafter of these paths, planted as points"
-    return lambda ctx, rng: add_paths(Tree(ctx), paths, 4, rng, exact=True)
+    "A drafter of these paths, planted as points: one tree for each context"
+    planted = cache(lambda ctx: add_paths(Tree(ctx), paths, 4, Seeded(0), exact=True))
+    return lambda ctx, rng: planted(ctx)
 
 SHARED = Setting(PAIR[0], point_paths((0, 0), (0, 1), (0, 2)), match)
 FORKED = Setting(PAIR[0], point_paths((0, 0), (0, 1), (1,)), match, 2)

@@ -75,8 +75,10 @@ class Claim:
         if not (0 <= token < len(law) and law[token] > 0):
             self.impossible = int(token), self.tokens
             return
+        law = np.asarray(law, float)   # a bet needs no fractions
         for name, rival in dict(rivals, squared=law*law / (law*law).sum()).items():
             if rival is None: continue
+            rival = np.asarray(rival, float)
             on = rival > law
             self.bets[name].place(float(law[on].sum()), times*bool(on[token]), float(rival[on].sum()), times)
     @property

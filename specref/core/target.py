@@ -20,7 +20,7 @@ from .tree import Tree
 
 # %% ../../nbs/03_target.ipynb #d2d59696
 class Rows:
-    "The distribution after every node, computed by `row(i)` and checked when first read; `raw(i)` is unwarped"
+    "The distribution after every node: `row(i)`, computed and checked when first read; `raw(i)` is unwarped"
     def __init__(self, row, n, V, raw=None):
         self.row, self.n, self.V, self.before, self.made = row, n, V, raw, {}
     def __len__(self): return self.n
@@ -37,7 +37,7 @@ class Rows:
 # %% ../../nbs/03_target.ipynb #37c6b7f9
 @dataclass
 class Meter:
-    "The work of a model: calls, tokens fed, tokens times layers, bytes of KV cache read, calls that ran ahead"
+    "The work of a model: calls, tokens fed, tokens times layers, bytes of KV cache read, parallel calls"
     calls: int = 0
     tokens: int = 0
     layer_tokens: int = 0

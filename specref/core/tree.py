@@ -22,9 +22,11 @@ def without_replacement(q):
     def draw(earlier):
         left = q.copy()
         left[list(earlier)] = 0 * left[0]
-        if left.sum() > 0: return normalize(left)
-        untried = [x for x in range(len(q)) if x not in earlier]
-        return sum(one_hot(x, len(q), q.dtype == object) for x in untried) / len(untried) if untried else None
+        total = left.sum()
+        if total > 0: return left / total
+        left[:] = 1 + 0 * left   # the support is used up: uniform over the untried
+        left[list(earlier)] = 0 * left[0]
+        return normalize(left) if left.any() else None
     return draw
 
 # %% ../../nbs/02_tree.ipynb #1d18edda

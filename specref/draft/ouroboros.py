@@ -93,6 +93,6 @@ class Ouroboros(Drafter):
         corrected = {phrase: corrected_phrase(tree, p, last, phrase) for phrase in self.hung(inner.pool, x)}
         pool = NgramPool(inner.pool)
         if corrected: pool[x] = tuple(dict.fromkeys(corrected.get(phrase, phrase) for phrase in pool[x]))
-        refused = [node for node in range(1, last + 1) if node not in tree.ancestors(round.verdict.node)]
-        recycled = [(tree.token[node], target_answers(tree, p, node, inner.N - 1)) for node in refused]
+        rejected = [node for node in range(1, last + 1) if node not in tree.ancestors(round.verdict.node)]
+        recycled = [(tree.token[node], target_answers(tree, p, node, inner.N - 1)) for node in rejected]
         return replace(self, inner=replace(inner, pool=pool.add(recycled, inner.G)))

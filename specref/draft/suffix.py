@@ -264,8 +264,8 @@ class Fallback(Drafter):
     first: object
     second: object
     def __post_init__(self):
-        object.__setattr__(self, "first", as_drafter(self.first))
-        object.__setattr__(self, "second", as_drafter(self.second))
+        object.__setattr__(self, "first", as_drafter(self.first, "first"))
+        object.__setattr__(self, "second", as_drafter(self.second, "second"))
         sizes = {x.V for x in (self.first, self.second, *self.models)} - {None}
         if len(sizes) > 1: raise ValueError(f"second: got vocabularies of {sorted(sizes)}, wanted one size")
     @property

@@ -13,14 +13,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..core.check import check_at_least
 
 # %% ../../nbs/41_attention.ipynb #22edb842
-INTEGERS, FLOATS = (torch.int32, torch.int64), (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = torch.int32, torch.int64
+FLOATS = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 def check_tensor(name, x, shape, dtypes, beside=None):
-    "Refuse, with a `ValueError`, a tensor of another shape (None fits any size), kind of number or device"
+    "Refuse a tensor of another shape (None fits any size), type or device"
     if not torch.is_tensor(x): raise ValueError(f"{name}: got {type(x).__name__}, wanted a tensor")
-    if x.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, x.shape)) or not x.numel():
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {shape} and no empty axis".replace("None", "any"))
-    if x.dtype not in dtypes: raise ValueError(f"{name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
+    fits = len(shape) == x.dim() and all(n in (None, m) for n, m in zip(shape, x.shape))
+    if not fits or not x.numel():
+        wanted = str(shape).replace("None", "any")
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {wanted} and no empty axis")
+    if x.dtype not in dtypes:
+        raise ValueError(f"{name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
     if beside is not None and x.device != beside.device:
         raise ValueError(f"{name}: got a tensor on {x.device}, wanted {beside.device}, where the others are")
 
@@ -44,21 +48,23 @@ def node_depths(ancestors):  # (B, N, N) bool -> (B, N)
 
 # %% ../../nbs/41_attention.ipynb #0ed45581
 def check_trees(lengths, ancestors):
-    "Refuse, with a `ValueError`, lengths and ancestor bits that do not describe one batch"
-    check_tensor("ancestors", ancestors, (None, *ancestors.shape[-1:]*2) if torch.is_tensor(ancestors) else (), (torch.bool,))
+    "Refuse lengths and ancestor bits that do not describe one batch"
+    nodes = ancestors.shape[-1:] if torch.is_tensor(ancestors) else ()
+    check_tensor("ancestors", ancestors, (None, *nodes, *nodes), (torch.bool,))
     check_tensor("lengths", lengths, (len(ancestors),), INTEGERS, ancestors)
 
 def slot_mask(lengths, ancestors, size):  # (B,), (B, N, N) bool -> (B, 1, N, size) bool
     "Which slots each node sees: the context, its ancestors and itself (Definition slots)"
     check_trees(lengths, ancestors)
-    check_at_least(N := ancestors.shape[1], size=size)
+    N = ancestors.shape[1]
+    check_at_least(N, size=size)
     node = torch.arange(size, device=lengths.device) - lengths[:, None]
     bits = ancestors.gather(2, node.clamp(0, N - 1)[:, None].expand(-1, N, -1))
     return ((node < 0)[:, None] | (node < N)[:, None] & bits)[:, None]
 
 # %% ../../nbs/41_attention.ipynb #42996924
 def check_room(lengths, nodes, size):
-    "Refuse a length that leaves no room for the tree; this reads the device, so it stands outside the loop"
+    "Refuse a length that leaves no room for the tree; this reads the device: call it outside the loop"
     check_tensor("lengths", lengths, (None,), INTEGERS)
     low, high = lengths.min().item(), lengths.max().item()
     if low < 0 or high + nodes > size:
@@ -67,11 +73,12 @@ def check_room(lengths, nodes, size):
 
 # %% ../../nbs/41_attention.ipynb #e564d86e
 def check_heads(q, k, v):
-    "Refuse, with a `ValueError`, queries, keys and values that do not belong together"
+    "Refuse queries, keys and values that do not belong together"
     check_tensor("q", q, (None,)*4, FLOATS)
     check_tensor("k", k, (len(q), None, None, q.shape[3]), (q.dtype,), q)
     check_tensor("v", v, (*k.shape[:3], None), (q.dtype,), q)
-    if q.shape[1] % k.shape[1]: raise ValueError(f"q: got {q.shape[1]} heads, wanted a multiple of the {k.shape[1]} of k")
+    heads, groups = q.shape[1], k.shape[1]
+    if heads % groups: raise ValueError(f"q: got {heads} heads, wanted a multiple of the {groups} of k")
 
 def attend(q, k, v, mask, scale=None):  # (B, H, N, d), (B, H_kv, size, d) twice, (B, 1, N, size) -> as q
     "Attention under a boolean mask, heads in groups as more rows (Theorem tree-attention)"
@@ -93,7 +100,7 @@ def tree_blocks(lengths, ancestors, size, create=create_block_mask):  # (B,), (B
         return (node < 0) | (node < N) & ancestors[b, i, node.clamp(0, N - 1)]
     return create(sees, B, None, N, size, device=lengths.device)
 
-def flex_attend(q, k, v, blocks, attention=flex_attention, scale=None):  # as `attend`, with a BlockMask -> (B, H, N, d)
+def flex_attend(q, k, v, blocks, attention=flex_attention, scale=None):  # blocks: BlockMask -> as `attend`
     "The same attention by FlexAttention; on a GPU pass it compiled, with `dynamic=False`"
     check_heads(q, k, v)
     wanted = len(q), 1, q.shape[2], k.shape[2]

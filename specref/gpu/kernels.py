@@ -318,7 +318,7 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps):  # -> BatchVerdi
     out = torch.full((2*B*(h + 1),), -1, dtype=torch.int32, device=batch.device).split([B*(h + 1), B*h, B])
     verdict = BatchVerdict(out[0].view(B, h + 1), out[1].view(B, h), out[2])
     links = batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.without_replacement
-    whole = torch.Tensor.contiguous   # a kernel knows no strides
+    whole = torch.Tensor.contiguous   # a kernel takes no strides
     shape = dict(K=triton.next_power_of_2(K), BLOCK=block, NB=triton.next_power_of_2(triton.cdiv(V, block)))
     kernel[(B,)](*map(whole, (p.x, q.x, *slopes)), *map(len, slopes), *map(whole, (*links, coins, picks)),
                  verdict.tokens, verdict.nodes, verdict.length, V, h,

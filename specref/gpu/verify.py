@@ -371,7 +371,7 @@ def verify_chains(batch, p, q, coins, picks, check=True):  # -> BatchVerdict
     return make_verdict(s, nodes, picks)
 
 def reject_child(s, here, child, w, d):  # -> (B,)
-    "Rejects the chain's next token with a = 1 from w p; the sum of what remains"
+    "Reject the chain's next token with a = 1 from w p, and return the sum of the residual"
     S, on = w.clone(), here & (child >= 0)
     s.enter(here)
     s.note(on, child.clamp_min(0))

@@ -62,7 +62,7 @@ def check_inputs(ids, given, refuse):
     at = given.get("position_ids", usual)
     if not torch.equal(at.cpu(), usual): refuse("position_ids", at.tolist(), "0, 1, 2, ...")
     if getattr(given.get("past_key_values"), "_is_user_defined", False):
-        refuse("past_key_values", "a cache", "none: ours looks at the text")
+        refuse("past_key_values", "a cache", "none: ours is built from the text")
 
 # %% ../../nbs/09_bridge.ipynb #7d01a0d3
 CHECKED = WeakSet()   # models whose tree passes were compared with plain passes
@@ -101,7 +101,7 @@ class TextSoFar:
 
 # %% ../../nbs/09_bridge.ipynb #cbdd273a
 def decode_rounds(target, drafter, verify, ctx, rng, page, watch=None):  # -> Generation
-    "Rounds, each token written on `page` until it says that the text has ended (Theorem criteria)"
+    "Rounds, each token written on `page` until the text has ended (Theorem criteria)"
     steps, ledger = [], Ledger.open(target, drafter)
     parts = [Timed(part, name, ledger.clock) for name, part in
              dict(target=target, draft=bounded(target, drafter), verify=verify).items()]
@@ -171,14 +171,14 @@ class TorchEnumerator(TorchFunctionMode):
         if name == "multinomial": return self.multinomial(*args, **kwargs)
         if name == "rand_like": return self.rand_like(args[0])
         if name in UNSUPPORTED_DRAWS and kwargs.get("generator") is None:
-            raise ValueError(f"rng: torch asked for {name}, wanted multinomial or rand_like")
+            raise ValueError(f"rng: got {name}, wanted multinomial or rand_like")
         return f(*args, **kwargs)
     def multinomial(self, input, num_samples, **kwargs):
-        if num_samples != 1: raise ValueError(f"rng: torch asked for {num_samples} draws at once, wanted one")
+        if num_samples != 1: raise ValueError(f"rng: got {num_samples} draws at once, wanted one")
         picks = [self.pick(row) for row in input.reshape(-1, input.shape[-1])]
         return torch.tensor(picks, device=input.device).reshape(*input.shape[:-1], 1)
     def rand_like(self, ratios):
-        "0 where the coin says yes and infinity where it says no, to be compared with `ratios`"
+        "0 where the coin succeeds and infinity where it fails, to be compared with `ratios`"
         uniforms = [0. if self.rng.coin(a, at=self.at()) else np.inf for a in ratios.flatten().tolist()]
         return torch.tensor(uniforms, dtype=ratios.dtype, device=ratios.device).reshape(ratios.shape)
 

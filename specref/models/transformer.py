@@ -112,7 +112,7 @@ def why_unservable(model):  # -> str
     return ""
 
 def has_alibi(model, config):
-    "Do the model's attention scores have ALiBi biases? Each family says so in its own place"
+    "Do the model's attention scores have ALiBi biases? Each family has its own place for it"
     inner = getattr(config, "attn_config", None)
     named = getattr(config, "alibi", False) or getattr(inner, "alibi", False)
     return named or hasattr(model.base_model, "build_alibi_tensor")
@@ -123,7 +123,7 @@ def context_limit(config):  # -> tokens, why
     windows = [layer.get_max_length() for layer in DynamicCache(config=config).layers]
     windows.append(getattr(config, "window_size", None))
     known = [(n, "a sliding window that has been passed hides tokens") for n in windows]
-    known.append((getattr(config, "max_position_embeddings", None), "the model knows no later position"))
+    known.append((getattr(config, "max_position_embeddings", None), "the model has no later position"))
     rope = getattr(config, "rope_parameters", None) or {}
     for r in (rope, *(r for r in rope.values() if isinstance(r, dict))):
         if r.get("rope_type") == "longrope":

@@ -52,7 +52,7 @@ def overlap_at(B, tail, phase, j):  # -> Fraction
     return Fraction(1, B) if crossed and (phase + 1 + j) % period else Fraction(1)
 
 def chain_tokens(B, tail, gamma):  # -> Fraction; sequential heads reach gamma + 1
-    "Mean tokens of a round of `gamma` independent drafts as cross-entropy teaches them (Theorem capped)"
+    "Mean tokens of a round of `gamma` independent drafts with the laws of cross-entropy (Theorem capped)"
     check_at_least(1, B=B, tail=tail, gamma=gamma)
     betas = [[overlap_at(B, tail, phase, j) for j in range(gamma)] for phase in range(tail + 1)]
     return 1 + sum(prod(row[:j+1]) for row in betas for j in range(gamma)) / Fraction(tail + 1)

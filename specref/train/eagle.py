@@ -39,7 +39,7 @@ class Eagle(DraftNetwork):
         return self.layer(u, u, at, attend)
     def logits(self, f): return to_float32(self.base[0].head(f))
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
-    def missed(self, out, true):  # (n, T, d), (n, T, d) -> scalar
+    def feature_loss(self, out, true):  # (n, T, d), (n, T, d) -> scalar
         "Smooth L1 to the true feature, and a tenth of the cross-entropy to its law (Proposition agree)"
         z, law = (self.logits(f).flatten(0, 1) for f in (out, true))
         return F.smooth_l1_loss(out, true) + .1 * F.cross_entropy(z, law.softmax(-1))
@@ -48,7 +48,7 @@ class Eagle(DraftNetwork):
         f, x = self.enter(batch.states), batch.x[:, 1:]
         noisy = add_feature_noise(f[:, :-1], self.noise)
         place = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
-        return self.missed(self.step(noisy, x, place, causal_attention), f[:, 1:])
+        return self.feature_loss(self.step(noisy, x, place, causal_attention), f[:, 1:])
 
 # %% ../../nbs/32_eagle.ipynb #1c94f01b
 EAGLE_TREE = tuple(from_choices([tuple(map(int, path)) for path in (   # paths of ranks

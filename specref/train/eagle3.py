@@ -49,13 +49,13 @@ class Hass(Eagle):
         self.steps, self.k, self.weight, self.begin = steps, k, weight, begin
         self.settings.update(steps=steps, k=k, weight=weight, begin=begin)
     def losses(self, batch, at=1.):  # -> steps scalars; the top-k term counts from `begin` on
-        "What each step missed: output s at place t against the feature of x_{t+1+s}"
+        "The loss of each step: output s at place t against the feature of x_{t+1+s}"
         f, weight = self.enter(batch.states), self.weight * (at >= self.begin)
         noisy = add_feature_noise(f[:, :-1], self.noise)
         outs = unroll(self, batch, self.steps, true=noisy, between=torch.Tensor.detach)
         pairs = [(o[:, :o.shape[1]-s], f[:, 1+s:]) for s, o in enumerate(outs)]
         def top(o, true): return top_k_loss(self.logits(true).softmax(-1), self.logits(o), self.k)
-        return [self.missed(o, true) + weight * top(o, true) for o, true in pairs]
+        return [self.feature_loss(o, true) + weight * top(o, true) for o, true in pairs]
     def loss(self, batch, at): return sum(self.losses(batch, at))
 
 # %% ../../nbs/32a_eagle3.ipynb #4c803ee4
@@ -111,19 +111,19 @@ class Eagle3(DraftNetwork):
         u = torch.cat([m.input_layernorm(self.base[0].embed(tokens)), h], -1)
         out = m(u, h if self.norm_before_residual else f, at, attend)
         return self.norm(out) if self.norm_output else out
-    def short(self, f):  # (..., d) -> (..., draft)
+    def draft_logits(self, f):  # (..., d) -> (..., draft)
         "Logits on the draft vocabulary"
         return to_float32(self.lm_head(f if self.norm_output else self.norm(f)))
     def logits(self, f):  # (..., d) -> (..., V)
         "On the target's vocabulary: -inf where the draft has no token"
-        z = self.short(f)
+        z = self.draft_logits(f)
         return z.new_full((*z.shape[:-1], len(self.t2d)), float("-inf")).index_copy(-1, self.ids, z)
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
     def losses(self, batch):  # -> steps scalars
         "Cross-entropy of each step to the target's law on the draft vocabulary (Proposition missing)"
         z = to_float32(self.base[0].head(batch.states[self.base[0].layers]))
-        p, known = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]   # else the place is left out
-        logq = [self.short(o[:, :o.shape[1]-s]).log_softmax(-1)
+        p, covered = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]   # else the place is left out
+        logq = [self.draft_logits(o[:, :o.shape[1]-s]).log_softmax(-1)
                 for s, o in enumerate(unroll(self, batch, self.steps))]
-        return [-(known[:, 1+s:] * p[:, 1+s:] * lq).sum(-1).mean() for s, lq in enumerate(logq)]
+        return [-(covered[:, 1+s:] * p[:, 1+s:] * lq).sum(-1).mean() for s, lq in enumerate(logq)]
     def loss(self, batch, at): return sum(self.fade**s * l for s, l in enumerate(self.losses(batch)))

@@ -38,45 +38,46 @@ class Falcon(DraftNetwork):
         self.to(base.head.weight.device, base.head.weight.dtype)
     def enter(self, states): return states[self.reads[0]]   # {layer: (n, T, d)} -> (n, T, d)
     def logits(self, f): return to_float32(self.base[0].head(f))
-    def recur(self, f, tokens, state=None):  # (n, m, d), (n, m), (n, 4d) -> (n, m, d), (n, 4d)
-        "m rows further; a state is h of both layers, then c of both"
+    def run_lstm(self, f, tokens, state=None):  # (n, m, d), (n, m), (n, 4d) -> (n, m, d), (n, 4d)
+        "The LSTM over m more rows; a state is h of both layers, then c of both"
         def halves(s): return s.unflatten(-1, (2, -1)).transpose(0, 1).contiguous()
         if state is not None: state = tuple(halves(s) for s in state.chunk(2, -1))
         u, state = self.lstm(torch.cat([f, self.base[0].embed(tokens)], -1), state)
         return u, torch.cat([s.transpose(0, 1).flatten(1) for s in state], -1)
-    def blank(self, f): return f.new_zeros(len(f), 4*f.shape[-1])   # the state before the first row
-    def top(self, state): return state.chunk(4, -1)[1]   # what the LSTM put out
+    def zero_state(self, f): return f.new_zeros(len(f), 4*f.shape[-1])   # the state before the first row
+    def lstm_output(self, state): return state.chunk(4, -1)[1]   # h of the upper layer
     def keys(self, u, at):  # (n, m, d), (n, m) -> keys, values
-        "Of each row alone, wherever blocks begin (Theorem anywhere)"
+        "The keys and values of each row, the same wherever blocks begin (Theorem anywhere)"
         a = self.layer.self_attn
         def heads(y): return y.unflatten(-1, (-1, a.head_dim)).transpose(1, 2)
         k = heads(a.k_proj(u))
         return apply_rotary_pos_emb(k, k, *self.layer.rotary(u, at))[0], heads(a.v_proj(u))
-    def ask(self, u, at, attend): return self.layer(u, u, at, attend)   # rows of blocks -> their features
-    def grid(self, f, tokens):  # (n, T, d), (n, T) -> (n, T, d)
+    def block_features(self, u, at, attend): return self.layer(u, u, at, attend)   # of the rows of blocks
+    def text_features(self, f, tokens):  # (n, T, d), (n, T) -> (n, T, d)
         "One pass over a text that is cut into blocks of k, as in training"
-        u, _ = self.recur(f, tokens)
+        u, _ = self.run_lstm(f, tokens)
         at = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2])
-        return self.ask(u, at, relaxed_causal_mask(self.k))
+        return self.block_features(u, at, relaxed_causal_mask(self.k))
     def guesses(self, batch, depth):
         passes = block_passes(self, batch, -(-depth//self.k))
         return [self.logits(o[:, :, r]) for o in passes for r in range(self.k)][:depth]
     def loss(self, batch, at):
-        "Guess, then learn with some of the answers given away (coupled sequential glancing)"
+        "Guess, then train with some of the answers given away (coupled sequential glancing)"
         f, x, k = self.enter(batch.states), batch.x, self.k
         m = (x.shape[1] - 1 - k)//k * k
         noisy, read = add_feature_noise(f[:, :m], self.noise), x[:, 1:1+m]
-        true, came = f[:, k:k+m], x[:, 1+k:1+k+m]
+        true, tokens = f[:, k:k+m], x[:, 1+k:1+k+m]
         with torch.no_grad():
-            wrong = self.logits(self.grid(noisy, read)).argmax(-1) != self.logits(true).argmax(-1)
+            wrong = self.logits(self.text_features(noisy, read)).argmax(-1) != self.logits(true).argmax(-1)
         given = glancing_mask(wrong, annealed_share(self.glance, at))
         features = torch.where(given[..., None], true, noisy)
-        return self.missed(self.grid(features, torch.where(given, came, read)), true, came)
-    def missed(self, out, true, came, T=.95):  # (n, T, d), (n, T, d), (n, T) -> scalar
+        out = self.text_features(features, torch.where(given, tokens, read))
+        return self.feature_loss(out, true, tokens)
+    def feature_loss(self, out, true, tokens, T=.95):  # (n, T, d), (n, T, d), (n, T) -> scalar
         "Smooth L1 to the true feature, and a tenth of .9 KL to its law and .1 cross-entropy to the token"
         z, logp = self.logits(out).flatten(0, 1), (self.logits(true).flatten(0, 1)/T).log_softmax(-1)
         kl = F.kl_div((z/T).log_softmax(-1), logp, log_target=True, reduction="batchmean")
-        return F.smooth_l1_loss(out, true) + .1*(.9*kl + .1*F.cross_entropy(z, came.flatten()))
+        return F.smooth_l1_loss(out, true) + .1*(.9*kl + .1*F.cross_entropy(z, tokens.flatten()))
 
 def relaxed_causal_mask(k):
     "Attention of a text in blocks of k: a row meets all rows before it and all rows of its block"
@@ -89,27 +90,27 @@ def relaxed_causal_mask(k):
 # %% ../../nbs/32b_falcon.ipynb #07302386
 def lstm_states(net, f, x):  # (n, T, d), (n, T + 1) -> (n, T, 4d)
     "The state of the LSTM after each row"
-    states = [net.blank(f)]
-    for t in range(f.shape[1]): states.append(net.recur(f[:, t:t+1], x[:, t+1:t+2], states[-1])[1])
+    states = [net.zero_state(f)]
+    for t in range(f.shape[1]): states.append(net.run_lstm(f[:, t:t+1], x[:, t+1:t+2], states[-1])[1])
     return torch.stack(states[1:], 1)
 
 # %% ../../nbs/32b_falcon.ipynb #2fb9deb0
 @torch.no_grad()
 def block_passes(net, batch, count):  # -> count tensors (n, T - 1, k, d)
-    "What the blocks that end at every place make, pass by pass; zeros before place k (Theorem anywhere)"
+    "The features of the blocks that end at each place, pass by pass; 0 before place k (Theorem anywhere)"
     x, f, k = F.pad(batch.x, (0, count*net.k)), net.enter(batch.states)[:, :-1], net.k
     (n, T), place, outs, own = f.shape[:2], torch.arange(f.shape[1], device=x.device), [], []
     state = lstm_states(net, f, x)
-    true = net.keys(net.top(state), place.expand(n, -1))
+    true = net.keys(net.lstm_output(state), place.expand(n, -1))
     for s in range(count):
         at = (place[:, None] + torch.arange((s-1)*k + 1, s*k + 1, device=x.device)).clamp(min=0)   # (T, k)
         if s:
             tokens = x[:, at + 1].flatten(0, 1)
-            u, state = net.recur(outs[-1].flatten(0, 1), tokens, state.reshape(n*T, -1))
-        u = u.reshape(n, T*k, -1) if s else net.top(state)[:, at].flatten(1, 2)
+            u, state = net.run_lstm(outs[-1].flatten(0, 1), tokens, state.reshape(n*T, -1))
+        u = u.reshape(n, T*k, -1) if s else net.lstm_output(state)[:, at].flatten(1, 2)
         at = at.flatten().expand(n, -1)   # (n, T k)
         if s: own.append(net.keys(u, at))
-        out = net.ask(u, at, block_attention(*true, own, k)).unflatten(1, (T, k))
+        out = net.block_features(u, at, block_attention(*true, own, k)).unflatten(1, (T, k))
         outs.append(out * (place >= k - 1)[:, None, None])
     return outs
 
@@ -133,7 +134,7 @@ def block_attention(keys, values, own, k):
 class BlockDraft(FeatureDraft):
     "A network that makes k features a pass as a draft model (Theorem in-blocks)"
     def answers(self, tree):
-        "Feed the blocks that are whole; a node inside one has the law that was made where the block began"
+        "Feed the blocks that are whole; a node inside one has a law of the pass that made its block"
         k = self.net.k
         if len(tree.ctx) <= k: return [RowAnswer(torch.zeros(self.V)) for _ in tree.token]
         def first(i): return first(tree.parent[i]) if tree.depth[i] % k else i
@@ -147,63 +148,65 @@ class BlockDraft(FeatureDraft):
     def pass_end(self, start, text):
         "One pass ends before the first row of a later block"
         end = len(self.trie.edge)
-        return next((r for r in range(start, end) if self.block(r) > self.block(start)), end)
-    def below(self, r):
+        return next((r for r in range(start, end) if self.block_index(r) > self.block_index(start)), end)
+    def draft_depth(self, r):
         "The depth of row `r` below the context"
         return max(self.trie.depth[r] + 1 - len(self.trie.text), 0)
-    def block(self, r): return -(-self.below(r) // self.net.k)
-    def up(self, r, steps):
+    def block_index(self, r): return -(-self.draft_depth(r) // self.net.k)
+    def ancestor(self, r, steps):
         for _ in range(steps): r = self.trie.edge[r][0]
         return r
 
     def forward(self, start, end, ctx):
-        "Feed the rows from `start` to `end`, and ask the blocks that end among them"
+        "Feed the rows from `start` to `end`, and make the features of the blocks that end among them"
         k, new = self.net.k, range(max(start, len(ctx) - 2), end)
-        ends = [r for r in new if self.below(r) % k == 0]
-        lanes = [self.up(r, k - 1 - i) for r in ends for i in range(k)]
-        out = self.ask_blocks(start, end, ctx, ends, lanes)
-        made = out.new_zeros(1, end - start, k*out.shape[-1])
-        made[0, [r - start for r in ends]] = out.view(len(ends), -1)
-        self.memory.put("made", made)
+        ends = [r for r in new if self.draft_depth(r) % k == 0]
+        block_rows = [self.ancestor(r, k - 1 - i) for r in ends for i in range(k)]
+        out = self.run_blocks(start, end, ctx, ends, block_rows)
+        features = out.new_zeros(1, end - start, k*out.shape[-1])
+        features[0, [r - start for r in ends]] = out.view(len(ends), -1)
+        self.memory.put("features", features)
         for r in new: self.trie.answers[r] = ()
         self.trie.answers.update(zip(ends, self.net.logits(out[0]).unflatten(0, (-1, k))))
         self.memory.n = end
-        self.count(end - start, len(lanes))
+        self.count(end - start, len(block_rows))
 
-    def ask_blocks(self, start, end, ctx, ends, lanes):  # -> (1, len(lanes), d)
+    def run_blocks(self, start, end, ctx, ends, block_rows):  # -> (1, len(block_rows), d)
         "Store the LSTM's states and the keys of the new rows, then make the features of the blocks"
         net, tensor = self.net, lambda x: torch.tensor(x, device=self.target.table.weight.device)
         place = tensor(self.trie.depth)
-        see = self.sees(start, end, 0)[[r - start for r in ends for _ in range(net.k)]]
+        see = self.attention_mask(start, end, 0)[[r - start for r in ends for _ in range(net.k)]]
         see = torch.from_numpy(see).to(place.device)
-        state = self.memory.put("state", self.walk(start, end, ctx, tensor))
-        keys, values = self.memory.update(*net.keys(net.top(state[:, start:]), place[None, start:end]), 0)
+        state = self.memory.put("state", self.row_states(start, end, ctx, tensor))
+        new = net.keys(net.lstm_output(state[:, start:]), place[None, start:end])
+        keys, values = self.memory.update(*new, 0)
         def attend(q, *_):
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=see, enable_gqa=True)
-        return net.ask(net.top(state)[:, lanes], place[None, lanes], attend)
+        return net.block_features(net.lstm_output(state)[:, block_rows], place[None, block_rows], attend)
 
-    def walk(self, start, end, ctx, tensor):  # -> (1, end - start, 4d)
+    def row_states(self, start, end, ctx, tensor):  # -> (1, end - start, 4d)
         "The LSTM's state after each row, made of that of the row above it"
         edge = self.trie.edge[start:end]
-        f, x = self.fed(start, end, ctx), tensor([[x % self.V for _, x in edge]])
+        f, x = self.input_features(start, end, ctx), tensor([[x % self.V for _, x in edge]])
         old, new = self.memory.buffer.get("state"), []
         for i, (u, _) in enumerate(edge):
-            if u < 0: above = self.net.blank(f[0, :1])
-            else: above = new[u-start] if u >= start else old[:, u]
-            new.append(self.net.recur(f[:, i:i+1], x[:, i:i+1], above)[1])
+            if u < 0: before = self.net.zero_state(f[0, :1])
+            else: before = new[u-start] if u >= start else old[:, u]
+            new.append(self.net.run_lstm(f[:, i:i+1], x[:, i:i+1], before)[1])
         return torch.stack(new, 1)
 
-    def fed(self, start, end, ctx):  # -> (1, end - start, d)
+    def input_features(self, start, end, ctx):  # -> (1, end - start, d)
         "What each row reads: the target's feature in the context, below it the one its token was drawn from"
-        k, mine, true, made = self.net.k, [r for r in range(start, end) if self.below(r)], [], []
+        k, true, own = self.net.k, [], []
+        drafted = [r for r in range(start, end) if self.draft_depth(r)]
         if start < len(ctx) - 1:
             true = [self.net.enter({j: s[None, start:end] for j, s in self.states(ctx).items()})]
-        if mine:
-            place = [(self.below(r) - 1) % k for r in mine]
-            ends = [self.up(r, j + 1) for r, j in zip(mine, place)]
-            rows = self.memory.buffer["made"][:, ends].unflatten(-1, (k, -1))
-            made = [rows[:, range(len(mine)), place]]
-        return torch.cat([*true, *made], 1)
+        if drafted:
+            place = [(self.draft_depth(r) - 1) % k for r in drafted]
+            ends = [self.ancestor(r, j + 1) for r, j in zip(drafted, place)]
+            rows = self.memory.buffer["features"][:, ends].unflatten(-1, (k, -1))
+            own = [rows[:, range(len(drafted)), place]]
+        return torch.cat([*true, *own], 1)
 
     def count(self, rows, layer_rows):
         self.meter.calls += 1
@@ -211,7 +214,7 @@ class BlockDraft(FeatureDraft):
         self.meter.layer_tokens += (self.net.layers - 1)*rows + layer_rows
 
 # %% ../../nbs/32b_falcon.ipynb #895860ad
-def annealed_share(start, at): return start * (1 - at)   # λ, at a share of the lesson
+def annealed_share(start, at): return start * (1 - at)   # λ, at a share of the training
 
 def glancing_mask(wrong, share):  # (n, T) bool -> (n, T) bool
     "Which answers are given away: in each text a run of floor(share x misses) (Proposition glances)"

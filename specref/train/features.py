@@ -131,11 +131,12 @@ class FeatureDraft(NetworkDraft):
     "A network on features as a draft model, with the cache that looks (Proposition refreshed)"
     def __init__(self, net, target):
         super().__init__(net, target)
-        self.trie, self.memory, self.begun = RowTrie(), RowCache(), ()
+        self.trie, self.memory, self.first_token = RowTrie(), RowCache(), ()
 
     def __call__(self, tree):
         "Begin anew where the first token, which is in every feature and has no row, is another one"
-        if tree.ctx[:1] != self.begun: self.begun, self.trie, self.memory.n = tree.ctx[:1], RowTrie(), 0
+        if tree.ctx[:1] != self.first_token:
+            self.first_token, self.trie, self.memory.n = tree.ctx[:1], RowTrie(), 0
         return super().__call__(tree)
 
     @torch.inference_mode()
@@ -169,7 +170,7 @@ class FeatureDraft(NetworkDraft):
         "Feed the rows from `start` to `end`; note the logits after the last of the context and every node"
         first = max(start, len(ctx) - 2)
         x, at = self.tokens_and_places(start, end)
-        out = self.net.step(self.fed(start, end, ctx), x, at, self.attend(start, end))
+        out = self.net.step(self.input_features(start, end, ctx), x, at, self.attend(start, end))
         self.memory.put("out", out)
         new = enumerate(self.net.logits(out[0, first-start:]), first)
         self.trie.answers.update((r, RowAnswer(z)) for r, z in new)
@@ -182,7 +183,7 @@ class FeatureDraft(NetworkDraft):
         tokens = [x % self.V for _, x in self.trie.edge[start:end]]
         return tuple(torch.tensor([y], device=device) for y in (tokens, self.trie.depth[start:end]))
 
-    def fed(self, start, end, ctx):  # -> (1, end - start, d)
+    def input_features(self, start, end, ctx):  # -> (1, end - start, d)
         "The feature that each row reads: the target's for the context, the parent's output for a node"
         parents, true, own = [u for u, _ in self.trie.edge[max(start, len(ctx) - 1):end]], [], []
         if start < len(ctx) - 1:
@@ -192,13 +193,13 @@ class FeatureDraft(NetworkDraft):
 
     def attend(self, start, end, layer=0):
         "Attention of a layer to the rows that each row sees there, behind the memory"
-        see = torch.from_numpy(self.sees(start, end, layer))
+        see = torch.from_numpy(self.attention_mask(start, end, layer))
         def attend(q, k, v):
             k, v = self.memory.update(k, v, layer)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=see.to(q.device), enable_gqa=True)
         return attend
 
-    def sees(self, start, end, layer):  # -> (end - start, end)
+    def attention_mask(self, start, end, layer):  # -> (end - start, end)
         "The context before it and its ancestors, the same in every layer"
         see = tree_mask(self.trie, start, end)
         return np.tri(end - start, end, start, dtype=bool) if see is None else see

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TargetModel', 'DraftNetwork', 'StateDataset', 'batch_at', 'state_dataset', 'file_digest', 'write_states', 'to_half',
-           'evaluate', 'train_network', 'note_marks', 'open_run', 'no_progress', 'save_network', 'read_card',
+           'evaluate', 'train_network', 'write_evaluations', 'open_run', 'no_progress', 'save_network', 'read_card',
            'load_checkpoint', 'check_same_target', 'set_weights']
 
 # %% ../../nbs/30b_teaching.ipynb #4de06203
@@ -151,50 +151,50 @@ def evaluate(net, base, batch, depth):  # -> tokens a round, (depth,) mean overl
 
 # %% ../../nbs/30b_teaching.ipynb #04aaea56
 def train_network(net, base, train, held, steps, peak, folder, look=100, patience=3, rows=16, depth=4,
-                  seed=0, until=None, decay=.01):  # -> net, marks
+                  seed=0, until=None, decay=.01):  # -> net, evaluations
     "Minimise `net.loss`, evaluated every `look` steps; the best is returned; resumes (Proposition taught)"
     check_at_least(1, steps=steps, look=look, patience=patience, rows=rows, depth=depth)
     folder, until = Path(folder), steps if until is None else until
-    marks = open_run(folder, net=[type(net).__name__, net.settings], base=base.key,
+    evaluations = open_run(folder, net=[type(net).__name__, net.settings], base=base.key,
                      train=file_digest(train.x), steps=steps, peak=peak, look=look, rows=rows,
                      depth=depth, seed=seed, decay=decay)
     def loss_of(net, step):
         with torch.random.fork_rng():
             torch.manual_seed(seed*1_000_003 + step)
             return net.loss(batch_at(train, step, rows, seed), step/steps)
-    for stop in [*range(look, steps, look), steps][len(marks):]:
-        if stop > until or no_progress(marks, patience): break
+    for stop in [*range(look, steps, look), steps][len(evaluations):]:
+        if stop > until or no_progress(evaluations, patience): break
         fit(net.train(), loss_of, steps, peak, folder/"last.pt", decay, every=look, name=folder.name,
             until=stop)
-        marks.append([stop, evaluate(net, base, held, depth)[0]])
-        note_marks(net, marks, folder, peak)
-    if marks: net.load_state_dict(torch.load(folder/"best.pt", weights_only=True))
-    return net.eval(), marks
+        evaluations.append([stop, evaluate(net, base, held, depth)[0]])
+        write_evaluations(net, evaluations, folder, peak)
+    if evaluations: net.load_state_dict(torch.load(folder/"best.pt", weights_only=True))
+    return net.eval(), evaluations
 
-def note_marks(net, marks, folder, peak):
+def write_evaluations(net, evaluations, folder, peak):
     "Write the weights if the last evaluation is the best, then the evaluations"
-    stop, mean = marks[-1]
+    stop, mean = evaluations[-1]
     if not isfinite(mean):
         raise ValueError(f"peak: got {peak}, at which nothing is left of the network after {stop} steps, "
                          "wanted less")
-    best = max(marks, key=lambda mark: mark[1])
-    if marks[-1] == best: write_whole(folder/"best.pt", lambda f: torch.save(net.state_dict(), f))
-    write_whole(folder/"marks.json", lambda f: f.write_text(json.dumps(marks)))
+    best = max(evaluations, key=lambda e: e[1])
+    if evaluations[-1] == best: write_whole(folder/"best.pt", lambda f: torch.save(net.state_dict(), f))
+    write_whole(folder/"evaluations.json", lambda f: f.write_text(json.dumps(evaluations)))
 
 # %% ../../nbs/30b_teaching.ipynb #56aea4ae
-def open_run(folder, **recipe):  # -> marks
+def open_run(folder, **recipe):  # -> evaluations
     "The evaluations of a run so far; its recipe is noted in `folder`, or compared with the one noted there"
     def read(name, new): return json.loads((folder/name).read_text()) if (folder/name).exists() else new
-    noted, marks = read("recipe.json", {}), read("marks.json", [])
+    noted, evaluations = read("recipe.json", {}), read("evaluations.json", [])
     for k, v in json.loads(json.dumps(recipe)).items():
         if noted.get(k, v) != v:
             raise ValueError(f"{k}: got {v}, wanted {noted[k]}, with which the run in {folder.name} began")
     if not noted: write_whole(folder/"recipe.json", lambda f: f.write_text(json.dumps(recipe)))
-    return marks
+    return evaluations
 
-def no_progress(marks, patience):
+def no_progress(evaluations, patience):
     "Have the last `patience` evaluations all been no better than the best before them?"
-    means = [mean for _, mean in marks]
+    means = [mean for _, mean in evaluations]
     return len(means) > patience and max(means[-patience:]) <= max(means[:-patience])
 
 # %% ../../nbs/30b_teaching.ipynb #e630f836

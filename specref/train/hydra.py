@@ -84,8 +84,8 @@ class PathDraft(NetworkDraft):
     "A network on paths as a draft model: a head is run once for every path of a context (Theorem paths)"
     def __init__(self, net, target):
         super().__init__(net, target)
-        self.ctx, self.state, self.found = None, {}, {}
-    def begin(self, ctx):  # -> (d,)
+        self.ctx, self.state, self.answered = None, {}, {}
+    def start_state(self, ctx):  # -> (d,)
         "What every path begins with: the state that gave the last token of the context"
         return self.net.enter({k: s[-1] for k, s in self.states(ctx).items()})
     def answers(self, tree):
@@ -94,20 +94,20 @@ class PathDraft(NetworkDraft):
             raise ValueError(f"tree: got a node at depth {deepest} to be answered, "
                              f"wanted less than {self.net.depth}, the depth of the network")
         if tree.ctx != self.ctx:
-            self.state, self.found, self.ctx = {(): self.begin(tree.ctx)}, {}, tree.ctx
+            self.state, self.answered, self.ctx = {(): self.start_state(tree.ctx)}, {}, tree.ctx
         paths = [(tree.ctx[-1], *tree.path(i)) for i in range(len(tree))]
-        missing = [path for path in dict.fromkeys(paths) if path not in self.found]
+        missing = [path for path in dict.fromkeys(paths) if path not in self.answered]
         for j in range(self.net.depth):
             new = [path for path in missing if len(path) == j + 1]
             if new: self.extend(new, j)
-        return [self.found[path] for path in paths]
+        return [self.answered[path] for path in paths]
 
     def extend(self, new, j):
         "One pass over the paths of one depth, siblings together, each from the state of its parent"
         before = torch.stack([self.state[path[:-1]] for path in new])
         after = self.net.step(before, torch.tensor([path[-1] for path in new], device=before.device), j)
         for path, s, z in zip(new, after, self.net.logits(after, j)):
-            self.state[path], self.found[path] = s, RowAnswer(z)
+            self.state[path], self.answered[path] = s, RowAnswer(z)
         self.count(len(new))
 
 # %% ../../nbs/31a_hydra.ipynb #6d650f3d
@@ -131,7 +131,7 @@ class PrefixDraft(PathDraft):
     def __init__(self, net, target):
         super().__init__(net, target)
         self.trie, self.memory = RowTrie(), RowCache()
-    def begin(self, ctx):
+    def start_state(self, ctx):
         try:
             n, old, _ = self.trie.turn(Tree(ctx[:-1]), with_answers=False)
             self.memory.gather(n, old)
@@ -167,7 +167,7 @@ class ScaledUnitRMS(nn.Module):
     def forward(self, x): return self.weight * unit_rms(x) + self.bias
 
 class MLPSpeculator(PathNetwork):
-    "A chain of states, each told one token by its own embedding (Wertheimer et al. 2024; Proposition half)"
+    "A chain of states, each reads one token by its own embedding (Wertheimer et al. 2024; Proposition half)"
     def __init__(self, base, stages=4, inner=None, tie_weights=False, scale_input=False):
         m, n = base.d if inner is None else inner, 1 if tie_weights else stages
         check_at_least(1, stages=stages, inner=m)

@@ -60,14 +60,14 @@ class MedusaDraft(NetworkDraft):
     "Medusa's heads as a draft model: after a node of depth j the law of head j + 1, one pass a context"
     def __init__(self, net, target):
         super().__init__(net, target)
-        self.known = ((), [])   # the last context, and the logits of all heads there
+        self.last = ((), [])   # the last context, and the logits of all heads there
     @property
     def depth(self): return self.net.depth
     def answers(self, tree):
-        if self.known[0] != tree.ctx:
-            self.known = tree.ctx, self.net(self.states(tree.ctx)[self.net.reads[0]][-1])
+        if self.last[0] != tree.ctx:
+            self.last = tree.ctx, self.net(self.states(tree.ctx)[self.net.reads[0]][-1])
             self.count(1)
-        z = self.known[1]
+        z = self.last[1]
         return [RowAnswer(z[j] if j < len(z) else torch.zeros_like(z[0])) for j in tree.depth]
 
 # %% ../../nbs/31_medusa.ipynb #9138db20

@@ -159,13 +159,13 @@ class ModuleChainDraft(FeatureDraft):
         for k, module in enumerate(self.net.chain, 1):
             if k <= min(depth): self.skip(k, end - start)
             else:
-                h = module(self.above(k, start, end, ctx), x, at, self.attend(start, end, k))
+                h = module(self.module_input(k, start, end, ctx), x, at, self.attend(start, end, k))
                 self.memory.put(("h", k), h)
         for r in range(max(start, len(ctx) - 2), end):
             self.trie.answers[r] = RowAnswer(self.row_logits(r, depth[r-start]))
         self.memory.n = end
         self.count(end - start, max(len(self.net.chain) - min(depth), 0))
-    def above(self, k, start, end, ctx):  # -> (1, end - start, d)
+    def module_input(self, k, start, end, ctx):  # -> (1, end - start, d)
         "What module k reads beside the tokens: the target's states, or h^(k-1) of the rows' parents"
         if k == 1: return self.states(ctx)[self.net.reads[0]][None, start:end]
         return self.memory.buffer["h", k-1][:, [max(u, 0) for u, _ in self.trie.edge[start:end]]]
@@ -182,10 +182,10 @@ class ModuleChainDraft(FeatureDraft):
         for name in ("h", k), (k, "keys"), (k, "values"):
             b = self.memory.buffer[name]
             self.memory.put(name, b.new_zeros(*b.shape[:-2], m, b.shape[-1]))
-    def sees(self, start, end, layer):
+    def attention_mask(self, start, end, layer):
         "Of the rows above it those that hold h^layer, and itself"
         holds = np.array(self.trie.depth[:end]) >= layer - 1
-        return super().sees(start, end, layer) & holds | np.eye(end - start, end, start, dtype=bool)
+        return super().attention_mask(start, end, layer) & holds | np.eye(end - start, end, start, dtype=bool)
 
 # %% ../../nbs/31b_mtp.ipynb #7e5465fe
 class RecursiveMTP(DeepSeek):

@@ -43,35 +43,35 @@ from .falcon import Falcon, BlockDraft, block_tree
 class Recipe:
     "How a network is trained, and what makes a draft model of it"
     make: Callable          # (base, **settings) -> network
-    model: Callable         # (network, target) -> draft model
-    peak: float             # of the learning rate
+    draft_model: Callable         # (network, target) -> draft model
+    peak: float             # the highest learning rate
     settings: dict = field(default_factory=dict)
     rows: int = 16          # texts a step
-    corpus: float = 0.      # the share of the steps that goes first to the corpus itself (two-stage recipes)
-    begin: Callable = lambda net, texts: net   # what a network must know of the texts beforehand
-    held: Callable = lambda net, held: held    # the data that it is evaluated on
-    serves: Callable = lambda net: net.base[0].model   # the target that it drafts for
-    note: Callable = lambda net, held: {}      # what else belongs on the card
+    corpus_share: float = 0.   # the share of the steps that are trained on the corpus itself, first
+    prepare: Callable = lambda net, texts: net         # -> the network, set up from the training texts
+    eval_data: Callable = lambda net, held: held       # -> the data that it is evaluated on
+    serves: Callable = lambda net: net.base[0].model   # -> the target that it drafts for
+    card_notes: Callable = lambda net, held: {}        # -> further entries of the card
 
-def accuracy_table(net, held): return dict(accuracy=head_accuracy(net, held, 8).tolist())   # a tree's plan
+def accuracy_table(net, held): return dict(accuracy=head_accuracy(net, held, 8).tolist())   # plans a tree
 def choose_draft_vocab(net, texts):
     return net.set_draft_vocab(frequent_tokens(texts, len(net.d2t), net.base[0].V))
 def adapted(net, held): return AdaptedStates(net, held.x)
 
 RECIPES = {
-    "medusa": Recipe(Medusa, MedusaDraft, 3e-3, note=accuracy_table),
-    "medusa2": Recipe(Medusa2, MedusaDraft, 3e-3, dict(rank=4, alpha=8, warm=.5), rows=4, held=adapted,
-                      serves=lambda net: net.adapter.merged(), note=accuracy_table),
+    "medusa": Recipe(Medusa, MedusaDraft, 3e-3, card_notes=accuracy_table),
+    "medusa2": Recipe(Medusa2, MedusaDraft, 3e-3, dict(rank=4, alpha=8, warm=.5), rows=4, eval_data=adapted,
+                      serves=lambda net: net.adapter.merged(), card_notes=accuracy_table),
     "hydra": Recipe(Hydra, PathDraft, 3e-3, dict(gain=14.)),
     "hydra++": Recipe(HydraPlus, PrefixDraft, 2e-3, dict(gain=14., inner=128)),
-    "mlp": Recipe(MLPSpeculator, PathDraft, 6e-3, dict(inner=128, scale_input=True), corpus=.67),
+    "mlp": Recipe(MLPSpeculator, PathDraft, 6e-3, dict(inner=128, scale_input=True), corpus_share=.67),
     "mtp": Recipe(Gloeckle, SelfDraft, 3e-3),
     "deepseek": Recipe(RecursiveMTP, FeatureDraft, 1e-2),
     "eagle": Recipe(Eagle, FeatureDraft, 1e-2),
     "hass": Recipe(Hass, FeatureDraft, 1e-2),
-    "eagle3": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320), begin=choose_draft_vocab),
+    "eagle3": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320), prepare=choose_draft_vocab),
     "eagle31": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320, fc_norm=True, norm_output=True),
-                      begin=choose_draft_vocab),
+                      prepare=choose_draft_vocab),
     "falcon": Recipe(Falcon, BlockDraft, 1e-2, dict(inner=128)),
 }
 
@@ -159,7 +159,7 @@ def load_system(system, temperature=1., folder=SHIPPED_DRAFTERS, model=None, **k
     recipe, net = RECIPES[name], load_network(name, folder, model)
     target = HFModel(recipe.serves(net), temperature, keep=net.reads, check=False, **kw)
     card = read_card(Path(folder)/name) | dict(depth=net.depth)
-    return target, trained_system(system)(recipe.model(net, target), temperature=temperature, **card)
+    return target, trained_system(system)(recipe.draft_model(net, target), temperature=temperature, **card)
 
 # %% ../../nbs/32c_drafters.ipynb #314b034e
 def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, length=256, seed=0):
@@ -174,36 +174,36 @@ def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, 
     work = out/f"{base.key}-{length}"   # what was made for one target or length is not used for another
     own = write_samples(model, ids, work/"samples", (texts + 64)*(length - 32), rows=64, length=length,
                         half=False)[:texts + 64]
-    net, marks, held = run_recipe(recipe, base, ids, own, work, name, steps, seed)
+    net, evaluations, held = run_recipe(recipe, base, ids, own, work, name, steps, seed)
     mean, overlaps = evaluate(net, base, held, min(net.depth, MOST_DEPTH))
-    card = dict(name=name, steps=steps, peak=recipe.peak, corpus=recipe.corpus, texts=texts, length=length,
-                rows=recipe.rows, seed=seed, threads=torch.get_num_threads())
-    save_network(net, base, out/"data"/name, recipe=card, evaluations=marks, tokens=mean, overlaps=overlaps,
-                 **recipe.note(net, held), **provenance(own))
+    card = dict(name=name, steps=steps, peak=recipe.peak, corpus=recipe.corpus_share, texts=texts,
+                length=length, rows=recipe.rows, seed=seed, threads=torch.get_num_threads())
+    save_network(net, base, out/"data"/name, recipe=card, evaluations=evaluations, tokens=mean,
+                 overlaps=overlaps, **recipe.card_notes(net, held), **provenance(own))
     print(f"{name}: a chain of {len(overlaps)} is expected to emit {mean:.2f} tokens a round; "
           f"the drafter lies in {out/'data'/name}")
 
 # %% ../../nbs/32c_drafters.ipynb #3534a052
-def run_recipe(recipe, base, ids, own, work, name, steps, seed):  # -> network, marks, held-out data
-    "Train a recipe: first on the corpus, where it wants that, then on the target's own texts"
+def run_recipe(recipe, base, ids, own, work, name, steps, seed):  # -> network, evaluations, held-out data
+    "Train a recipe: its share of the steps on the corpus, then the others on the target's own texts"
     torch.manual_seed(seed)
-    net = recipe.begin(recipe.make(base, **recipe.settings), own[:-64])
-    marks, first = [], int(recipe.corpus * steps)//100 * 100
+    net = recipe.prepare(recipe.make(base, **recipe.settings), own[:-64])
+    evaluations, first = [], int(recipe.corpus_share * steps)//100 * 100
     def states(texts): return state_dataset(base, texts, sorted({*net.reads, base.layers}), work/"states")
     plain = windows(ids, 0, len(own)//4, own.shape[1], seed=31).numpy().astype(own.dtype)
-    held = recipe.held(net, states(own[-64:])[:])
+    held = recipe.eval_data(net, states(own[-64:])[:])
     stages = (("corpus", plain, first, recipe.peak),
               ("own", own[:-64], steps - first, recipe.peak / (3 if first else 1)))
     for stage, texts, n, peak in stages:
         if not n: continue
-        net, marks = train_network(net, base, states(texts), held, n, peak,
+        net, evaluations = train_network(net, base, states(texts), held, n, peak,
                                    work/f"{name}-{stage}-{n}-{len(own)}-{seed}", rows=recipe.rows,
                                    depth=min(net.depth, MOST_DEPTH), seed=seed)
-    return net, marks, held
+    return net, evaluations, held
 
 # %% ../../nbs/32c_drafters.ipynb #e86cc7e9
 def encode_corpus(tok, model):  # -> {domain: (n,) tokens}
-    "The training half of the corpus in the tokens of a model, an end token behind each text"
+    "The training half of the corpus in the tokens of a model, an end token after each text"
     if tok.eos_token_id is None or len(tok) > model.get_input_embeddings().num_embeddings:
         raise ValueError(f"target: got a tokenizer of {len(tok)} tokens, end token {tok.eos_token_id}, "
                          "wanted one of the model's own")
@@ -214,7 +214,7 @@ def encode_corpus(tok, model):  # -> {domain: (n,) tokens}
     return {d: encode([r["text"] for r in rows if r["domain"] == d]) for d in DOMAINS}
 
 def provenance(own):
-    "Of what data and by which versions a drafter was made"
+    "A hash of the training texts, and the versions that a drafter was made with"
     return dict(data_sha256=hashlib.sha256(own.tobytes()).hexdigest(), specref=__version__,
                 python=platform.python_version(), torch=torch.__version__,
                 transformers=transformers.__version__)

@@ -12,13 +12,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import exp, inf
 import numpy as np
-from ..core.check import check_at_least, check_same_vocab
+from ..core.check import check_at_least, check_between, check_same_vocab
 from ..core.law import greedy, residual, tv
 from ..core.rng import Outcomes
 from ..core.tree import Tree, iid, chain_nodes
 from ..core.target import Rows, check_context, Target
-from ..core.loop import Verdict, Drafter
-from ..core.check import check_between
+from ..core.loop import Verdict
+from .reject import Chain
 
 # %% ../../nbs/15a_lenience.ipynb #1303a2b1
 @dataclass(frozen=True)
@@ -134,18 +134,12 @@ def bild_rollback(alpha_rb):  # -> AcceptanceRule, for the target's unwarped row
     return accept_set(lambda p: (greedy(p) > 0) | (p >= exp(-alpha_rb)))
 
 @dataclass(frozen=True)
-class BildDraft(Drafter):
+class BildDraft(Chain):
     "The likeliest tokens of `model`, at most `gamma`, of weight `fallback` or more (Kim et al., BiLD)"
-    model: object
-    gamma: int
     fallback: float
     def __post_init__(self):
-        check_at_least(1, gamma=self.gamma)
+        super().__post_init__()
         check_between(0, inf, fallback=self.fallback)
-    @property
-    def models(self): return (self.model,)
-    @property
-    def depth(self): return self.gamma
     def __call__(self, ctx, rng):
         tree = Tree(ctx)
         for i in range(self.gamma):

@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['MAX_SEQUENCES', 'transport', 'importance', 'sibling_sequences', 'unordered', 'sibling_sets', 'sibling_sets_at',
            'same_law', 'optimal_acceptance', 'transport_lp', 'by_ratio', 'ratio_prefixes', 'optimal_acceptance_iid',
-           'augmenting_path', 'path_back', 'maximal_plan', 'choose_then_verify', 'chosen_law', 'maximal_choice',
-           'importance_choice', 'expected_trials', 'smallest_rho', 'kseq', 'common_law', 'greedy_draft', 'spechub']
+           'sets_by_token', 'augmenting_path', 'path_back', 'give_directly', 'maximal_plan', 'choose_then_verify',
+           'chosen_law', 'maximal_choice', 'importance_choice', 'expected_trials', 'smallest_rho', 'kseq', 'common_law',
+           'greedy_draft', 'spechub']
 
 # %% ../../nbs/14_transport.ipynb #afdf0daa
+from functools import cache
 from itertools import combinations
 import numpy as np
 from ..core.law import as_law, one_hot, residual
@@ -50,13 +52,14 @@ def sibling_sets(draw, n):  # -> {sorted tokens: probability}
 # %% ../../nbs/14_transport.ipynb #de623817
 def sibling_sets_at(tree, i):  # -> {sorted tokens: probability}
     "The law of the set of children of node `i`, by the node's draw"
-    kids, draw = tree.children(i), tree.draw.get(i, lambda earlier: None)
+    kids, draw = tree.children(i), cache(tree.draw.get(i, lambda earlier: None))
     tokens = tuple(tree.token[c] for c in kids)
     if not all(same_law(draw(tokens[:j]), tree.law[c]) for j, c in enumerate(kids)):
         raise ValueError(f"tree: got children of node {i} that its draw does not explain, "
                          "wanted them grown by one draw")
     ways = sibling_sequences(draw, len(kids))
-    if kids and len({(len(t), draw(t) is None) for t in ways}) > 1:
+    ended = draw(tokens) is None   # then more children may have been asked for than are there
+    if any(len(t) < len(kids) or (ended and draw(t) is not None) for t in ways):
         raise ValueError(f"tree: got children of node {i} whose number may depend on their tokens, "
                          "wanted a number that is known beforehand")
     return unordered(ways)
@@ -101,13 +104,21 @@ def optimal_acceptance_iid(p, q, n):  # (V,), (V,) -> probability
     return 1 + min(0, min(np.cumsum(p[order]) - np.cumsum(q[order])**n))
 
 # %% ../../nbs/14_transport.ipynb #24cfc0cd
-def augmenting_path(flow, spare, room):  # -> [set, token, set, ..., token], or None
+def sets_by_token(sets):  # -> {token: sets}
+    "The sets that hold each token"
+    holders = {x: [] for s in sets for x in s}
+    for s in sets:
+        for x in s: holders[x].append(s)
+    return holders
+
+def augmenting_path(flow, holders, spare, room):  # -> [set, token, set, ..., token], or None
     "The shortest path that carries more: sets give to tokens, full tokens give back to other sets"
     queue = [s for s in spare if spare[s] > 0]
     came = dict.fromkeys(queue)
     for u in queue:
-        if not isinstance(u, tuple) and room[u] > 0: return path_back(came, u)
-        after = u if isinstance(u, tuple) else [s for s in flow if flow[s].get(u, 0) > 0]
+        is_set = isinstance(u, tuple)
+        if not is_set and room[u] > 0: return path_back(came, u)
+        after = u if is_set else [s for s in holders[u] if flow[s][u] > 0]
         new = [v for v in after if v not in came]
         came.update(dict.fromkeys(new, u))
         queue += new
@@ -120,11 +131,22 @@ def path_back(came, u):
     return back[::-1]
 
 # %% ../../nbs/14_transport.ipynb #7842faaf
+def give_directly(flow, spare, room):
+    "Each set gives each of its tokens what fits: all augmenting paths of a single step, in their order"
+    for s, row in flow.items():
+        for x in row:
+            mass = min(spare[s], room[x])
+            spare[s] -= mass
+            room[x] -= mass
+            row[x] += mass
+
 def maximal_plan(p, sets):  # (V,), {tokens: probability} -> {tokens: {token: mass}}
     "A plan of largest total (Theorem optimum), by shortest augmenting paths (Edmonds and Karp)"
     spare, room = dict(sets), {x: p[x] for s in sets for x in s}
     flow = {s: dict.fromkeys(s, 0*w) for s, w in sets.items()}
-    while path := augmenting_path(flow, spare, room):
+    give_directly(flow, spare, room)
+    holders = sets_by_token(sets)
+    while path := augmenting_path(flow, holders, spare, room):
         give, take = list(zip(path[::2], path[1::2])), list(zip(path[2::2], path[1::2]))
         mass = min(spare[path[0]], room[path[-1]], *(flow[s][x] for s, x in take))
         spare[path[0]] -= mass

@@ -326,7 +326,7 @@ def why_skipped(task, rows, spent, minutes):  # -> words, "" for a task to run
 def device_broken(): return torch.cuda.is_available() and isinstance(or_reason(torch.cuda.synchronize), str)
 
 def run_tasks(tasks, out, minutes, got):  # -> what is in the file
-    "Run the tasks behind those that `got` has rows of; exits where a failure has broken the device"
+    "Run the tasks after those that `got` has rows of; exits where a failure has broken the device"
     got = {"parts": {}, "began": time(), **got}
     tasks, begun = [*tasks], sum(map(len, got["parts"].values()))
     for task in tqdm(tasks[begun:], unit="task", initial=begun, total=len(tasks), mininterval=5):
@@ -514,7 +514,7 @@ def options():  # -> ArgumentParser
     option("out", "where the file goes (%(default)s)", metavar="DIR", default="docs/benchmarks")
     option("cpu", "the twin against the reference, into twin.json", action="store_true")
     option("minutes", "no task is begun after so many (%(default)g)", type=float, default=8.)
-    option("here", "in this process, behind the tasks that the file has, and without a keeper",
+    option("here", "in this process, after the tasks that the file has, and without a supervisor",
            action="store_true")
     return ap
 
@@ -547,7 +547,7 @@ def supervised_run(folder, out, minutes):  # -> what is in the file
     return json.loads(out.read_text())
 
 def remaining_tasks(out, minutes):
-    "The tasks of a GPU behind those that the file has"
+    "The tasks of a GPU after those that the file has"
     device = torch.device("cuda")
     got = json.loads(out.read_text()) if out.exists() else dict(machine_facts(device), parts={}, began=time())
     write_json(out, got)
@@ -587,7 +587,7 @@ def parity_lines(got):
         def wrong(name):
             return sum(r["trees"] if isinstance(r["differ"][name], str) else r["differ"][name] for r in rows)
         trees, rules = sum(r["trees"] for r in rows), len({r["rule"] for r in rows})
-        yield (f"parity, {trees:,} trees, {rules} rules; judged otherwise: "
+        yield (f"parity, {trees:,} trees, {rules} rules; verified otherwise: "
                + ", ".join(f"{name} {wrong(name)}" for name in rows[0]["differ"]))
     laws = [(name, r.get(name)) for r in valid_rows(got, "law") for name in ("kernel", "twin")]
     laws = [(name, x) for name, x in laws if isinstance(x, dict)]
@@ -596,7 +596,7 @@ def parity_lines(got):
                f"sees {x['sees']:.1e}: {'fits' if x['fits'] else 'WRONG'}")
     for r in valid_rows(got, "size"):
         kind = "logits" if r["logits"] else "probabilities"
-        yield f"{r['entries']:,} {kind}: judged otherwise than by the twin: {r['differ']} of {r['B']}"
+        yield f"{r['entries']:,} {kind}: verified otherwise than by the twin: {r['differ']} of {r['B']}"
 
 def speed_lines(got, part):
     "The kernel's times in a part, one line a tree and vocabulary, one column a batch"
