@@ -14,6 +14,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 from functools import partial
 from inspect import isroutine
 from itertools import count
+from math import inf, log
 from time import perf_counter
 from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
@@ -174,8 +175,8 @@ def emitted_steps(round, number=0):  # -> list of Step
     tree, end = round.tree, round.verdict.node
     path = (0, *tree.ancestors(end))
     status = ["A"] * (len(path) - 1) + ["Y" if tree.children(end) else "B"]
-    with np.errstate(divide="ignore"):   # a wrong verifier may emit a token of probability 0
-        logprobs = [float(np.log(float(round.p[node][token]))) for node, token in zip(path, round.tokens)]
+    weights = [float(round.p[node][token]) for node, token in zip(path, round.tokens)]
+    logprobs = [log(w) if w else -inf for w in weights]   # a wrong verifier may emit a token of probability 0
     return [Step(*step, number) for step in zip(round.tokens, logprobs, status)]
 
 # %% ../../nbs/04_loop.ipynb #b5206e65
