@@ -32,9 +32,8 @@ html_show_search_summary = False   # a summary cannot be fetched from a file
 html_theme_options = dict(
     logo=dict(text='specref'), home_page_in_toc=True, show_toc_level=2, use_download_button=False,
     search_bar_text='Search the book', navbar_persistent=[],
-    footer_content_items=['extra-footer.html'],
-    extra_footer=f'<p>specref {version}. To cite it: {cite["authors"][0]["name"]}, '
-    f'<em>{html.escape(cite["title"])}</em>, version {version}. {cite["license"]}.</p>')
+    footer_content_items=['cite.html'])
+templates_path = ['_templates']
 
 pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)   # else found anew for each citation
 
@@ -91,14 +90,15 @@ def refer(app, doctree):
     for node in [n for n in doctree.findall(nodes.Text) if free(n)]:
         done, parts = 0, []
         for a, b, anchor in stage.mentions(str(node), known['statements']):
-            parts += [nodes.Text(node[done:a]), xref('prf', 'ref', anchor, nodes.inline('', node[a:b]))]
+            # a reference whose text is its target reads `Theorem 5.1`
+            parts += [nodes.Text(node[done:a]), xref('prf', 'ref', anchor, nodes.inline('', anchor))]
             done = b
         if parts: node.parent.replace(node, [*parts, nodes.Text(node[done:])])
 
 
 def count(app, env):
-    "Number statements by chapter: the third of 05_reject is 05.3, whatever chapters are added"
-    pages = book(app)['pages']
+    "Number statements by chapter: the third of 05_reject is 5.3, whatever chapters are added"
+    pages = {page: stage.short(number) for page, number in book(app)['pages'].items()}
     for doc, kinds in env.toc_fignumbers.items():
         for ids in kinds.values(): ids.update({anchor: (pages[doc], i) for i, anchor in enumerate(ids, 1)})
 
@@ -125,6 +125,18 @@ def docstrings(app, pagename, templatename, context, doctree):
     if 'body' in context: context['body'] = re.sub(strings, link, context['body'])
 
 
+def cited(app, pagename, templatename, context, doctree):
+    "What the foot of a page says of how to cite it"
+    title = re.sub('<[^>]*>', '', context.get('title', ''))
+    key = f'specref_{pagename}'.replace('-', '_')
+    author = f'{{{cite["authors"][0]["name"]}}}'
+    entry = dict(title=f'{html.unescape(title)}, in: {cite["title"]}', author=author,
+                 year=cite['date-released'].year, note=f'version {version}, page {pagename}.html')
+    lines = [f'  {name:6} = {{{value}}},' for name, value in entry.items()]
+    bibtex = '\n'.join([f'@misc{{{key},', *lines, '}'])
+    context |= dict(bibtex=bibtex, released=cite['date-released'], licence=cite['license'])
+
+
 def setup(app):
     app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
     app.add_search_language(Search)
@@ -133,4 +145,5 @@ def setup(app):
     app.connect('env-check-consistency', lambda app, env: count(app, env))
     app.connect('doctree-resolved', single)
     app.connect('html-page-context', docstrings)
+    app.connect('html-page-context', cited)
     return dict(parallel_read_safe=True, parallel_write_safe=True)

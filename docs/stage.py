@@ -16,11 +16,12 @@ PARTS = {   # the last chapter of each
     'Foundations': 6, 'Models': 9, 'Verification': 15, 'Testing': 19, 'Drafting, untrained': 29,
     'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
 FIGURES = 'laws', 'cost'   # those of figures.js
-FRONT = 'index', 'first_hour', 'bring_your_own', 'symbols'
+FRONT = 'index', 'first_hour'   # what stands before the parts
+LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
-KNOWN = EXPORTS | HIDDEN | {'echo', 'alt'}
+KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
 HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
@@ -32,6 +33,8 @@ MENTION = re.compile(rf'\b({"|".join(ENVS)})s? ({NAME.pattern}(?:(?:, | and ){NA
 def number(stem): return m[1] if (m := re.match(r'(\d+[a-z]*)_', stem)) else ''
 
 def page(stem): return stem.removeprefix(f'{number(stem)}_')
+
+def short(number): return number.lstrip('0') or number[-1:]   # 05 is 5, 00 is 0
 
 def directives(source):
     "The directives of a cell; one that stands on several lines is joined"
@@ -95,7 +98,10 @@ def proved(tests):
     for f in files:
         own = [t.partition('::')[2] for t in tests if t.startswith(f'{f}::')]
         said += [f'`{"" if i else f}::{t}`' for i, t in enumerate(own)]
-    return f'\n\n{{.proved}}\nchecked by {", ".join(said)}' if said else ''
+    if not said: return ''
+    count = '1 test' if len(said) == 1 else f'{len(said)} tests'
+    summary = f'<details class="proved"><summary>checked by {count}</summary>'
+    return f'\n\n{summary}\n\n{", ".join(said)}\n\n</details>\n'
 
 def theorem(quote, proofs):
     "A blockquoted statement as a numbered one, with its tests; any other quote as it is"
@@ -110,7 +116,7 @@ def prose(source, nb, book):
     formula = r'^((?:> )?)(\$\$.+\$\$[.,;]?)$'
     md = re.sub(formula, r'\1\n\1\2\n\1', source, flags=re.M)   # a paragraph of its own
     md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
-    md = re.sub(r'\A# ', f'# {number(nb.path.stem)} '.replace('  ', ' '), md)
+    md = re.sub(r'\A# ', f'# {short(number(nb.path.stem))} '.replace('  ', ' '), md)
     def unlinked(m): return m[1] if m[1] in book['statements'] else m[0]   # a statement is linked by its name
     md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', unlinked, md)
     anchor = r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)'
@@ -135,20 +141,35 @@ def linked(output):
     if 'text/markdown' not in data: return output
     return output | dict(data=data | {'text/markdown': paged(text(data['text/markdown']))})
 
+def folded(cell):
+    "The words on the fold of a cell that a reader may open, and the tag that folds it; None for an open one"
+    dirs = directives(cell['source'])
+    nodes = ast.parse(re.sub(r'^[%!].*', 'pass', cell['source'], flags=re.M)).body
+    imports = nodes and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
+    if 'solution' in dirs: return 'Solution', 'hide-cell'
+    if 'hide' in dirs and imports: return 'Imports', 'hide-cell'
+    return ('Library code', 'hide-input') if 'fold' in dirs else None
+
+def metadata(cell, nb):
+    "The metadata that myst-nb reads: tags, the words for pictures and for a fold, the names it defines"
+    dirs, tags, shown = directives(cell['source']), list(cell['metadata'].get('tags', [])), {}
+    for alt in pictures(cell): shown['image'] = dict(alt=alt or 'A plot of the numbers above')
+    if fold := folded(cell):
+        tags.append(fold[1])
+        shown |= dict(code_prompt_show=fold[0], code_prompt_hide=fold[0])
+    if dirs.get('echo') == 'false': tags.append('remove-input')
+    if not EXPORTS & dirs.keys() or HIDDEN & dirs.keys(): return dict(tags=tags, mystnb=shown)
+    defines = {n: kind for n, kind, *_ in definitions(cell)}
+    return dict(tags=[*tags, 'export'], mystnb=shown, module=f'specref.{nb.module}', defines=defines)
+
 def staged(cell, nb, book):
     "One cell as the cells of its page, none when it has nothing to show"
-    dirs = directives(cell['source'])
     if cell['cell_type'] != 'code': return [cell | dict(source=prose(cell['source'], nb, book))]
-    if HIDDEN & dirs.keys(): return []
-    source, outputs = DIRECTIVE.sub('', cell['source']), [linked(o) for o in cell['outputs']]
-    shown = cell | dict(source=source, outputs=outputs)
-    shown['metadata'] = dict(tags=list(cell['metadata'].get('tags', [])))
-    for alt in pictures(cell):
-        shown['metadata']['mystnb'] = dict(image=dict(alt=alt or 'A plot of the numbers above'))
-    if dirs.get('echo') == 'false': shown['metadata']['tags'].append('remove-input')
-    if not EXPORTS & dirs.keys(): return [shown]
-    shown['metadata'] |= dict(tags=['export'], module=f'specref.{nb.module}',
-                              defines={n: kind for n, kind, *_ in definitions(cell)})
+    if HIDDEN & directives(cell['source']).keys() and not folded(cell): return []
+    outputs = [linked(o) for o in cell['outputs']]
+    source = DIRECTIVE.sub('', cell['source'])
+    shown = cell | dict(source=source, outputs=outputs, metadata=metadata(cell, nb))
+    if 'defines' not in shown['metadata']: return [shown]
     cited = [anchor for *_, anchor in mentions(cell['source'], book['statements'])]
     tests = {t: 1 for anchor in cited for t in book['proofs'].get(anchor, [])}
     line = dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))
@@ -167,14 +188,15 @@ def contents(nbs, pages):
         head = ['```{toctree}', ':hidden:', ':maxdepth: 1', *[f':caption: {caption}'] * bool(caption)]
         return '\n'.join([*head, '', *docs, '```'])
     def place(p): return FRONT.index(p) if p in FRONT else 99, p
-    front = sorted((p for p in pages if p != 'index'), key=place)
+    front = sorted((p for p in pages if p not in ('index', *LOOK_UP)), key=place)
     yield tree('', front)
     first = 0
     for part, last in PARTS.items():
         here = [nb for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]
         if here: yield tree(part, [page(nb.path.stem) for nb in here])
         first = last + 1
-    yield tree('Look up', ['api', 'bibliography'])
+    made = {*pages, 'theorems', 'api', 'bibliography'}
+    yield tree('Look up', [p for p in LOOK_UP if p in made])
 
 def api(nbs):
     "The page of every public name"
@@ -186,6 +208,18 @@ def api(nbs):
             says = re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|')
             call = (f'`{sig}`' if sig else '').replace('|', r'\|')
             yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`{call} | {says} |'
+
+def theorems(nbs):
+    "The page of every statement"
+    yield '# Theorems\n\nEvery numbered statement of the book. Its address stays the same in every version.'
+    for nb in nbs:
+        found = [s for s in statements(nb) if not s[2].startswith('def-')]
+        if found: yield f'\n## {title(nb)}\n\n| | |\n|---|---|'
+        yield from (f'| {{prf:ref}}`{anchor}` | {name or ""} |' for _, name, anchor in found)
+
+def title(nb):
+    first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+    return first.partition('\n')[0].lstrip('# ')
 
 def contents_cell(nbs, pages):
     "The cell below the front page that holds the table of contents"
@@ -199,7 +233,7 @@ def make_book(nbs, pages, root):
     book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={}, full_names={})
     for nb in nbs:
         here = page(nb.path.stem)
-        taken = book['pages'].keys() | pages | {'api', 'search'}
+        taken = book['pages'].keys() | pages | {'api', 'search', 'theorems'}
         if here in taken: yield f'{nb.path.name}: another page has its name'
         book['pages'][here] = number(nb.path.stem)
         for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
@@ -232,6 +266,7 @@ def stage(out, root=ROOT):
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=cells)), encoding='utf-8')
     for p in pages.values(): shutil.copy(p, out)
     (out/'api.md').write_text('\n'.join(api(nbs)), encoding='utf-8')
+    (out/'theorems.md').write_text('\n'.join(theorems(nbs)), encoding='utf-8')
     (out/'book.json').write_text(json.dumps(book), encoding='utf-8')
 
 def site(place, root=ROOT, work=None):

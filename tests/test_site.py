@@ -185,10 +185,10 @@ def test_names_and_theorems_are_links(tmp_path):
     assert not made.returncode and not made.stderr, made.stderr
     assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'sound'}   # no other file is left
     page = re.sub('<(?!a |/a)[^>]*>', '', html(tmp_path/'site', 'law'))
-    tests = 'checked by tests/test_law.py::test_a, ::test_b'
-    assert 'Theorem 00.1  (Twice, 3.5)' in page and page.count(tests) == 2 and 'another’s twice' in page
+    tests = re.findall(r'checked by 2 tests\s+tests/test_law.py::test_a, ::test_b', page)
+    assert 'Theorem 0.1  (Twice, 3.5)' in page and len(tests) == 2 and 'another’s twice' in page
     assert re.search(r'href="#thm-two">Theorem two</a>\)"', page)
-    prose = r'href="#thm-two">Theorem two</a>, <a [^>]*href="#thm-two">Theorems 3.5</a>, ten'
+    prose = r'href="#thm-two">Theorem 0.1</a>, <a [^>]*href="#thm-two">Theorem 0.1</a>, ten'
     names = r'href="#specref.core.law.twice"[^>]*>(?:specref\.core\.law\.)?twice</a>'
     assert re.search(prose, page) and len(re.findall(names, page)) == 2
 
@@ -204,7 +204,7 @@ def test_theorems_have_their_addresses_and_their_tests(site):
     "chapter.html#anchor is a numbered statement, with the tests that check it"
     proofs, found = marked('proves'), set()
     for nb in notebooks():
-        page, n = html(site, stage.page(nb.path.stem)), stage.number(nb.path.stem)
+        page, n = html(site, stage.page(nb.path.stem)), stage.short(stage.number(nb.path.stem))
         for kind, _, anchor in stage.statements(nb):
             found.add(anchor)
             box = rf'<div class="proof {kind.lower()} admonition" id="{anchor}">(.*?)</section>'
@@ -212,6 +212,8 @@ def test_theorems_have_their_addresses_and_their_tests(site):
             assert at and f'{kind} {n}.' in at[1], f'{nb.path.stem}: {anchor}'
             for t in proofs.get(anchor, ()): assert f'::{t.split("::")[1]}</span>' in at[1], f'{anchor}: {t}'
     assert {a for a, _ in anchors()} == found, 'an anchor that is no statement'
+    listed = html(site, 'theorems')
+    none(a for a in found if not a.startswith('def-') and f'#{a}"' not in listed)
 
 
 def public_names():
@@ -237,19 +239,20 @@ def test_every_public_name_is_found(site):
 
 
 def test_hidden_code_is_hidden(site):
-    "Solutions, set-up and drawing code stay in the notebook; exported code is shown below its module's name"
+    "Set-up and drawing code stay in the notebook; exported code is shown below its module's name"
     for nb in notebooks():
         page, defining = html(site, stage.page(nb.path.stem)), 0
         shown = unescape(re.sub('<[^>]*>', '', page))
         assert '#|' not in shown, nb.path.stem
         for c in nb.code:
             dirs, source = stage.directives(c['source']), stage.DIRECTIVE.sub('', c['source']).strip()
-            removed, last = bool(stage.HIDDEN & dirs.keys()), source.rpartition('\n')[2]
+            unnamed, last = bool(stage.HIDDEN & dirs.keys()), source.rpartition('\n')[2]
+            removed = unnamed and not stage.folded(c)
             hidden = removed or dirs.get('echo') == 'false'
             if hidden and len(last) > 40: assert last not in shown, f'{nb.path.stem}: {last}'
             if c not in nb.exported: continue
             assert hidden or source in shown, f'{nb.path.stem}: {c["id"]}'
-            defining += bool(nb.module and not removed and [*stage.definitions(c)])
+            defining += bool(nb.module and not unnamed and [*stage.definitions(c)])
         assert page.count('class="exported"') == defining, nb.path.stem
 
 
@@ -305,7 +308,7 @@ def test_pages_are_accessible(facts):
         assert f['lang'] == 'en' and levels.count(1) == 1 and max(steps) <= 1, (page, levels)
         none((page, x) for kind in ('wordless', 'twice', 'nameless') for x in f[kind])
         assert f['wide'] <= 0 and f['narrow'] <= 0, (page, f['wide'], f['narrow'])
-        assert 'main-content' in f['ids'] and 'To cite it' in f['footer'] and '0.' in f['footer'], page
+        assert 'main-content' in f['ids'] and 'Cite this page' in f['footer'] and '0.' in f['footer'], page
 
 
 @reads
