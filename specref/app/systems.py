@@ -61,7 +61,7 @@ def sequoia_tree(draft, gamma=8, rates=SEQUOIA_RATES, **kw):
     return System(f"Sequoia's tree of {gamma}", StaticTree(draft, parent), reject, ("chen2024sequoia",))
 
 def point_system(name, drafter, *cites, gamma=10):
-    "Points by `drafter(draft, gamma, exact, past)`; `past()` holds other texts, by default one by `draft`"
+    "Point masses by `drafter(draft, gamma, exact, past)`; `past()`: other texts, by default one by `draft`"
     def build(draft, gamma=gamma, exact=False, past=None, **kw):
         check_at_least(1, gamma=gamma)
         given = past if past is None else check_texts(draft, past=past)
