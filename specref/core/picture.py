@@ -127,9 +127,9 @@ def draw_diagram(boxes, arrows, title, wide=132, high=40):  # -> Picture
 def box_ends(a, b, wide, high):  # -> two points
     "Where an arrow from the box at corner `a` to that at `b` begins and ends"
     (x, y), (u, v) = a, b
-    if y == v:   # side by side
-        ends = (x + wide, u) if x < u else (x, u + wide)
-        return tuple((end, y + high/2) for end in ends)
+    if abs(x - u) > wide:   # side by side
+        begin, end = (x + wide, u) if x < u else (x, u + wide)
+        return (begin, y + high/2), (end, v + high/2)
     return ((x + wide/2, y), (u + wide/2, v + high)) if v < y else ((x + wide/2, y + high), (u + wide/2, v))
 
 def draw_arrow(start, end, text=""):  # -> svg
