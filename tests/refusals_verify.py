@@ -102,9 +102,9 @@ ROWS = [
     ("ctx", lambda: mean_accepted(two(), Chain(two(), 1), traversal, (2,))),
     ("drafter", lambda: acceptance_bound(two(), Chain(three(), 1), (0,))),
     # transport
-    *(("tree", lambda f=f: verdict(f, added(0, 0)), "draw does not explain|independently from one law")
+    *(("tree", lambda f=f: verdict(f, added(0, 0)), "draw does not explain|drawn independently")
       for f in (transport, importance, kseq)),
-    *(("tree", lambda f=f, seed=seed: verdict(f, ragged(seed)), "may depend on their tokens|from one law")
+    *(("tree", lambda f=f, seed=seed: verdict(f, ragged(seed)), "may depend on their tokens|independently")
       for f in (transport, importance, kseq) for seed in (0, 3)),
     *(("tree", lambda tree=tree: verdict(kseq, tree()), "wanted those of `iid`") for tree in (
         grown_twice, lambda: star(without_replacement(Q), 2), lambda: star(points([3, 2], 4, exact=True), 2),

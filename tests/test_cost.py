@@ -134,7 +134,7 @@ def test_a_step_makes_two_tops():
     assert S[0] > S[1] and tops == [8] and Costs(table, .02).best_gamma(.9) == 8
     assert best_gamma(.9, .02, reading={m: 7 * s for m, s in table.items()}) == 8
 
-# One word, many numbers
+# The glossary of acceptance rates
 
 @proves("prop-rates")
 @settings(max_examples=25)
@@ -233,7 +233,7 @@ def test_measure_takes_transformers(monkeypatch):
     ledger = generate(model, Chain(embedded("small"), 2), reject, ctx, 12, Seeded(0)).ledger
     assert fed == [1, 4, 2, 9, 1] and "times as fast as plain decoding" in str(explain(ledger, costs))
 
-# Why is mine slower?
+# Why is my run slow?
 
 def like(α, gamma, n=4000):
     "A ledger whose rounds accept as often as drafts of rate `α` would"

@@ -161,7 +161,7 @@ def test_when_nothing_is_left(temperature, u, want):
 @proves("cor-engine-law")
 def test_texts_are_independent(monkeypatch):
     "The first tokens of neighbours, in 1,000 pairs, have the product law; with shared numbers they do not"
-    monkeypatch.setattr("specref.gpu.verify.free_to_ask", lambda mask: False)   # all rows at once
+    monkeypatch.setattr("specref.gpu.verify.reading_is_free", lambda mask: False)   # all rows at once
     target, draft = near(tiny(4), .15)
     law = fresh(target, (2,))[1].softmax(0).tolist()
     both = {(x, y): law[x] * law[y] for x, y in product(range(4), repeat=2)}

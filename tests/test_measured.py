@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="the count of rows stands beside the kernel
 @pytest.fixture
 def at_once(monkeypatch):
     "All requests in one masked step, as on a GPU: faster than one by one where the rows are short"
-    monkeypatch.setattr(verify, "free_to_ask", lambda mask: False)
+    monkeypatch.setattr(verify, "reading_is_free", lambda mask: False)
 
 def small(device, temperature):
     return random_pair(device, temperature, layers=4, hidden_size=32, intermediate_size=64,

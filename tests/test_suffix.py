@@ -128,7 +128,7 @@ def drafters(draw):
 def test_the_guess(drafter, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
     trees = drafter.own(text), drafter.shared.hold(drafter.past)
-    own, shared = (drafter.guess(tree, text) for tree in trees)
+    own, shared = (drafter.best_draft(tree, text) for tree in trees)
     for guess, past in ((own, (text,)), (shared, drafter.past)):
         score, p, counted = by_hand(drafter, past, text)
         assert guess[:2] == (score, p) and [n for _, n in guess[2]] == counted

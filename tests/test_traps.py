@@ -103,7 +103,7 @@ def growing(model, gamma, go_on):
 @settings(max_examples=25)
 @given(models(), st.integers(0, 999), st.integers(1, 3))
 def test_what_came_before_may_decide(pair, seed, n):
-    "(i) Any decision by the tokens before and by independent noise: honest edges, exact law"
+    "(i) Any decision by the tokens before and by independent noise: stated edges, exact law"
     def go_on(seen, noise):
         return np.random.default_rng([seed, noise + 1, *(x + 1 for x in seen)]).random() < .6
     draft = growing(pair[1], 2, go_on)
@@ -147,14 +147,14 @@ def test_a_look_at_the_token_itself_is_too_much():
 def test_false_alarms_are_false(name):
     "Distance 0; and where the ratio decides, every edge states its token's law"
     s = FALSE_ALARMS[name]
-    assert s.law() == s.want() and (s.verify is match or s.honest())
+    assert s.law() == s.want() and (s.verify is match or s.well_stated())
 
 
 def test_harmless_only_under_match():
-    "The drafts that are harmless under match lose the law under reject, and their edges are not honest"
+    "The drafts that are harmless under match lose the law under reject, and their edges are misstated"
     assert len(FALSE_ALARMS) == 17
-    for name in ("unlikely token dropped, judged by match", "dropped by a look ahead, judged by match"):
-        assert off(SILENT[name], verify=reject) > 0 and not SILENT[name].honest()
+    for name in ("unlikely token dropped, verified by match", "dropped by a look ahead, verified by match"):
+        assert off(SILENT[name], verify=reject) > 0 and not SILENT[name].well_stated()
 
 
 # The parts, with their defaults, are the right rules

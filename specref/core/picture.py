@@ -11,7 +11,7 @@ from html import escape, unescape
 from .tree import node_status
 
 # %% ../../nbs/02a_picture.ipynb #174dfb86
-STATUS_COLOUR = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "C": "#333333"}
+STATUS_COLOUR = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "C": "#777777"}
 STATUS_WORD = {"A": "accepted", "R": "rejected", "-": "not reached"}
 STATUS_SHAPE = {
     "A": '<circle r="13" fill="#d7f0de" stroke="{c}" stroke-width="2"/>',

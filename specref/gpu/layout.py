@@ -28,7 +28,7 @@ class Batch:
     depth: Tensor    # (n,) 0 for a root
     child: Tensor    # (n,) the first child offered, -1 for none
     sibling: Tensor  # (n,) the next sibling offered, -1 for none
-    q_row: Tensor    # (n,) the row of q that the token was drawn from; -1 for a point or a probe
+    q_row: Tensor    # (n,) the row of q that the token was drawn from; -1 for a point mass or a probe
     without_replacement: Tensor   # (n,) drawn without the tokens of its earlier siblings?
     height: int      # at least the greatest depth of an offered node
     width: int       # at least the greatest number of children offered at one node
@@ -65,7 +65,7 @@ class Batch:
 
 # %% ../../nbs/40_layout.ipynb #8c0f59b1
 def check_entries(x, name, right, wanted):  # x: arrays by name
-    "Refuse the array `name` at its first entry that is not `right`"
+    "Raise a ValueError for the first entry of the array `name` that is not `right`"
     if np.all(right): return
     i = int(np.argmin(right))
     raise ValueError(f"{name}: got {x[name][i]} at {i}, wanted {wanted}")
@@ -84,7 +84,7 @@ def check_nodes(x):
     check_entries(x, "depth", deeper, "0 for a root, else one more than at the parent")
 
 def offered_nodes(x):  # -> (n,) is a node offered?, the most children offered at one node
-    "Which nodes are met along the links, first children first; each at most once"
+    "The nodes met along the links, first children first, each at most once; the width"
     parent, child, sibling = x["parent"], x["child"], x["sibling"]
     node, n = np.arange(len(parent)), len(parent)
     own = (node < child) & (child < n) & (parent[child % n] == node)
@@ -145,7 +145,7 @@ def flat(parent, token, q_row=None, without_replacement=None, offered=None, devi
 
 # %% ../../nbs/40_layout.ipynb #a6b74d49
 def row_form(tree, node):  # -> one (row or None, without replacement?) for each child
-    "How a node's children's laws are stored: None for a point, one row without replacement, else a row each"
+    "How the children's distributions are stored: None for a point mass, one shared row, else a row each"
     kids = tree.children(node)
     laws, tokens = [np.asarray(tree.law[c]) for c in kids], [tree.token[c] for c in kids]
     certain = [np.count_nonzero(q) == 1 and q[x] == 1 for q, x in zip(laws, tokens)]
@@ -156,19 +156,19 @@ def row_form(tree, node):  # -> one (row or None, without replacement?) for each
     return [(None if point else q, False) for point, q in zip(certain, laws)]
 
 def equal_laws(a, b):
-    "Are two laws equal: fractions exactly, floats up to rounding?"
+    "Are two distributions equal: fractions exactly, floats up to rounding?"
     if b is None: return False
     return all(a == b) if a.dtype == object else np.allclose(a, b, rtol=1e-12, atol=0)
 
 # %% ../../nbs/40_layout.ipynb #9b35b304
-def row_number(q, rows):  # rows: law by key
-    "The number of the row that holds the law `q`, appended where no equal one is stored"
+def row_number(q, rows):  # rows: distribution by key
+    "The number of the row that holds the distribution `q`, appended where no equal one is stored"
     key = tuple(q) if q.dtype == object else q.tobytes()
     number, _ = rows.setdefault(key, (len(rows), q))
     return number
 
-def as_lists(trees):  # -> (parents, tokens, rows, marks, offered?), the laws of the rows of q
-    "Trees as lists, node after node, and each different law once"
+def as_lists(trees):  # -> (parents, tokens, rows, bits, offered?), the rows of q
+    "Trees as lists, node after node, and each different distribution once"
     parent, token, q_row, exclusive, offered, rows = [], [], [], [], [], {}
     for tree in trees:
         start = len(parent)
@@ -184,23 +184,23 @@ def as_lists(trees):  # -> (parents, tokens, rows, marks, offered?), the laws of
 
 # %% ../../nbs/40_layout.ipynb #43153251
 def pack(trees, V=None, device=None):  # -> Batch, q (rows, V)
-    "Trees as a `Batch`, and their laws' rows in float64 (Theorem flat); give `V` where nothing is offered"
+    "Trees as a `Batch`, and the rows of q in float64 (Theorem flat); pass `V` where no node is offered"
     sizes = {len(q) for tree in trees for q in tree.law if q is not None} | ({V} if V else set())
     if not len(trees) or not all(len(t.ctx) for t in trees):
         raise ValueError("trees: got no tree or an empty context, wanted at least one of each")
-    if len(sizes) > 1: raise ValueError(f"trees: got laws on {sorted(sizes)} tokens, wanted one vocabulary")
+    if len(sizes) > 1: raise ValueError(f"trees: got edges on {sorted(sizes)} tokens, wanted one vocabulary")
     lists, laws = as_lists(trees)
     q = np.array(laws, dtype=float).reshape(len(laws), max(sizes, default=0))
     return flat(*lists, device), torch.as_tensor(q, device=device)
 
 # %% ../../nbs/40_layout.ipynb #6bb50795
 def edge_law(q, row, exclusive, x, earlier):  # q: (rows, V) -> (V,)
-    "The law of the edge to token `x` behind siblings with the tokens `earlier`"
+    "The distribution of the edge to token `x` after siblings with the tokens `earlier`"
     if row < 0: return one_hot(x, q.shape[1], exact=q.dtype == object)
     return without_replacement(q[row])(tuple(earlier)) if exclusive and earlier else q[row]
 
 def unpack(batch, q, ctxs):  # q: (rows, V) tensor, or array of fractions -> trees
-    "The trees of a batch on the contexts `ctxs`, each edge with its law (Theorem flat)"
+    "The trees of a batch on the contexts `ctxs`, each edge with its distribution (Theorem flat)"
     q = q.double().cpu().numpy() if isinstance(q, Tensor) else q
     check_batch(batch, q.shape[1], len(q))
     want = batch.token[batch.root.long()].tolist()
@@ -245,7 +245,7 @@ def batch_positions(lengths, depth, tree=None):  # (B,), (N,) or (B, N); or (n,)
     return (lengths[:, None] if tree is None else lengths[tree]) + depth
 
 def parents_of(mask):  # (..., N, N) bool -> (..., N) int32
-    "The parents, as slots, in an ancestor mask: the greatest number in a row but the node's own; -1 for none"
+    "The parents, as slots, in an ancestor mask: the last ancestor in a row but the node itself; -1 for none"
     ids = torch.arange(mask.shape[-1], dtype=torch.int32, device=mask.device)
     return torch.where(mask & (ids < ids[:, None]), ids, -1).amax(-1)
 
@@ -305,7 +305,7 @@ def linked_parents(child, sibling, root, N):  # (n,) links and each node's root,
     return parent[first].where(parent[first] != first, root)
 
 def from_linked(token, child, sibling, height, width):  # (B, N) each, links as slots -> Batch
-    "A batch of points from first-child and next-sibling links (SGLang); unlinked nodes hang below the root"
+    "Point masses from first-child and next-sibling links (SGLang); unlinked nodes go below the root"
     B, N = token.shape
     ids = torch.arange(B*N, dtype=torch.int32, device=token.device)
     root = ids // N * N

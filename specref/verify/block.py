@@ -27,12 +27,12 @@ def prefix_weights(p, tree):  # -> {node: scalar in (0, 1]}
 
 # %% ../../nbs/12_block.ipynb #4612f507
 def excess_mass(p, tree, i, w):  # -> scalar
-    "S, the mass of w·p above the law of the child of `i`; all of w where the chain ends (Definition weight)"
+    "S, the mass of w·p above the distribution at the child of `i`; w at the chain's end (Definition weight)"
     kids = tree.children(i)
     return np.maximum(w * p[i] - tree.law[kids[0]], 0).sum() if kids else w
 
 def block_residual(p, tree, i, w):  # -> (V,)
-    "The law of the token after `i`: the residual of w·p and the law of the child; p where the chain ends"
+    "The distribution of the token after `i`: the residual of w·p and the child's, or p where the chain ends"
     kids = tree.children(i)
     return residual(w * p[i], tree.law[kids[0]]) if kids else p[i]
 

@@ -24,7 +24,7 @@ class PositionKeyedRng:
     def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at)
 
 def by_position(tree, rng):
-    "Keyed noise for a verifier: the token after a node of `tree` is at the position where its text ends"
+    "Keyed noise for a verifier: the token after a node of `tree` has the position where that text ends"
     return PositionKeyedRng(rng, lambda i: len(tree.ctx) + tree.depth[i])
 
 def coupled(p, tree, rng):
@@ -51,7 +51,7 @@ class PositionKeyed(WrappedDrafter):
 
 # %% ../../nbs/15_coupled.ipynb #032c469f
 def inverse_cdf_coupling(p, q):  # (V,), (V,) -> (V, V)
-    "The joint law of draft x and target y when one uniform picks both (Theorem cells)"
+    "The joint distribution of draft x and target y when one uniform number picks both (Theorem cells)"
     check_same_vocab(p, q)
     P, Q = (np.cumsum([0, *law]) for law in (p, q))
     ends, starts = np.minimum.outer(Q[1:], P[1:]), np.maximum.outer(Q[:-1], P[:-1])
@@ -59,7 +59,7 @@ def inverse_cdf_coupling(p, q):  # (V,), (V,) -> (V, V)
 
 # %% ../../nbs/15_coupled.ipynb #d9d19b4a
 def gumbel_max_coupling(p, q):  # (V,), (V,) -> (V, V)
-    "The joint law of draft x and target y when one exponential race picks both (Theorem race)"
+    "The joint distribution of draft x and target y when one exponential race picks both (Theorem race)"
     p, q = as_law(p, "p"), as_law(q, "q", len(p))
     u = q / np.where(p + q > 0, p + q, 1)
     knots, at = np.unique(u, return_inverse=True)
@@ -71,8 +71,8 @@ def gumbel_max_coupling(p, q):  # (V,), (V,) -> (V, V)
 
 # %% ../../nbs/15_coupled.ipynb #cb822165
 class GumbelMax(Seeded):
-    """A `Seeded` whose keyed picks are won by exponential races, one time for each (seed, `root`, key, token)
-    (Theorem race); the noise of (t, k) is that of list k, of t the best of all `lists` (Theorem lists)"""
+    """A `Seeded` whose keyed picks are exponential races, with one time for each (seed, `root`, key, token)
+    (Theorem race); the key (t, k) names the times of list k, t the least of all `lists` (Theorem lists)"""
     def __init__(self, seed, address=(0,), root=None, lists=1):
         super().__init__(seed, address, root)
         check_at_least(1, lists=lists)
@@ -108,8 +108,8 @@ def list_position(K):
     return lambda t, i: (t + (i - 1)//K, (i - 1) % K)
 
 # %% ../../nbs/15_coupled.ipynb #535fa1c6
-def reused_noise_law(p, q, coupling):  # (V,), (V,), (p, q) -> joint law; -> (V,)
-    "The law of a token whose recovery reuses the draft's noise, shared by `coupling` (Proposition reused)"
+def reused_noise_law(p, q, coupling):  # (V,), (V,), (p, q) -> (V, V); -> (V,)
+    "The distribution of a token recovered with the draft's noise, shared by `coupling` (Proposition reused)"
     check_same_vocab(p, q)
     rejected = np.maximum(q - p, 0*p) / np.where(q > 0, q, 1)
     return np.minimum(p, q) + rejected @ coupling(residual(p, q), q)

@@ -16,7 +16,7 @@ from ..core.loop import Drafter
 
 # %% ../../nbs/11_siblings.ipynb #44770651
 def round_robin(draw):
-    "The draw for several laws: the first sibling from the first, the next from the next, and round again"
+    "A draw from several distributions: the first sibling from the first, the next from the next, in turn"
     def draw_of(*laws):
         each = [draw(q) for q in laws]
         return lambda earlier: each[len(earlier) % len(each)](earlier)
@@ -24,7 +24,7 @@ def round_robin(draw):
 
 @dataclass(frozen=True)
 class Branching(Drafter):
-    "`shape[d]` children below each node of depth d, drawn from one or several models (RSD-C; SpecInfer)"
+    "`shape[d]` children below each node of depth d, from one or several models (RSD-C; SpecInfer)"
     model: object     # a model, or a tuple of them
     shape: tuple
     draw: object = without_replacement
@@ -37,7 +37,7 @@ class Branching(Drafter):
         try: signature(self.draw).bind(*self.models)
         except TypeError:
             name = getattr(self.draw, "__name__", "a value")
-            raise ValueError(f"draw: got {name}, wanted a function of {n} law(s)") from None
+            raise ValueError(f"draw: got {name}, wanted a function of {n} distribution(s)") from None
     @property
     def models(self): return self.model if isinstance(self.model, tuple) else (self.model,)
     @property
@@ -52,7 +52,7 @@ class Branching(Drafter):
 
 # %% ../../nbs/11_siblings.ipynb #7c8382c2
 def acceptance_prob(p, draw, k, earlier=()):  # (V,) -> probability
-    "P(`reject` accepts one of `k` children by `draw`) where the target's law is `p` (Proposition kept)"
+    "P(`reject` accepts one of `k` children by `draw`), target distribution `p` (Proposition kept)"
     check_at_least(0, k=k)
     q = draw(earlier) if k else None
     if q is None: return 0
@@ -61,7 +61,7 @@ def acceptance_prob(p, draw, k, earlier=()):  # (V,) -> probability
                                for x in rejected.nonzero()[0])
 
 def acceptance_prob_iid(p, laws):  # (V,), k of (V,) -> probability
-    "`acceptance_prob` for children from fixed `laws`, 1 - Π(1 - β_j) (Corollary independent)"
+    "`acceptance_prob` for independent children from `laws`, 1 - Π(1 - β_j) (Corollary independent)"
     rejected = 1
     for q in laws: rejected, p = rejected * (1 - overlap(p, q)), residual(p, q)
     return 1 - rejected

@@ -19,7 +19,7 @@ from ..core.tree import iid, in_sequence, points, without_replacement
 from ..core.loop import Verdict
 
 # %% ../../nbs/14_transport.ipynb #52c89440
-MAX_SEQUENCES = 100_000  # ways of drawing that `sibling_sequences` will list
+MAX_SEQUENCES = 100_000  # ways of drawing that `sibling_sequences` lists
 
 def sibling_sequences(draw, n):  # -> {tokens in order: probability}
     "All ways in which up to `n` children are drawn by `draw`"
@@ -37,7 +37,7 @@ def sibling_sequences(draw, n):  # -> {tokens in order: probability}
 
 # %% ../../nbs/14_transport.ipynb #ec6ec228
 def unordered(ways):  # {tokens in order: probability} -> {sorted tokens: probability}
-    "The law of the set of tokens"
+    "The distribution of the set of tokens"
     sets = {}
     for t, w in ways.items():
         s = tuple(sorted(set(t)))
@@ -45,27 +45,27 @@ def unordered(ways):  # {tokens in order: probability} -> {sorted tokens: probab
     return sets
 
 def sibling_sets(draw, n):  # -> {sorted tokens: probability}
-    "The law of the set of up to `n` children drawn by `draw`"
+    "The distribution of the set of up to `n` children drawn by `draw`"
     check_at_least(0, n=n)
     return unordered(sibling_sequences(draw, n))
 
 # %% ../../nbs/14_transport.ipynb #de623817
 def sibling_sets_at(tree, i):  # -> {sorted tokens: probability}
-    "The law of the set of children of node `i`, by the node's draw"
+    "The distribution of the set of children of node `i`, by the node's draw"
     kids, draw = tree.children(i), cache(tree.draw.get(i, lambda earlier: None))
     tokens = tuple(tree.token[c] for c in kids)
     if not all(same_law(draw(tokens[:j]), tree.law[c]) for j, c in enumerate(kids)):
         raise ValueError(f"tree: got children of node {i} that its draw does not explain, "
                          "wanted them grown by one draw")
     ways = sibling_sequences(draw, len(kids))
-    ended = draw(tokens) is None   # then more children may have been asked for than are there
+    ended = draw(tokens) is None   # then more children may have been requested than are there
     if any(len(t) < len(kids) or (ended and draw(t) is not None) for t in ways):
         raise ValueError(f"tree: got children of node {i} whose number may depend on their tokens, "
                          "wanted a number that is known beforehand")
     return unordered(ways)
 
 def same_law(a, b):
-    "Are these the same law, or both `None`?"
+    "Are these the same distribution, or both `None`?"
     return a is b or np.array_equal(a, b)
 
 # %% ../../nbs/14_transport.ipynb #a898cec9
@@ -105,14 +105,14 @@ def optimal_acceptance_iid(p, q, n):  # (V,), (V,) -> probability
 
 # %% ../../nbs/14_transport.ipynb #24cfc0cd
 def sets_by_token(sets):  # -> {token: sets}
-    "The sets that hold each token"
+    "The sets that contain each token"
     holders = {x: [] for s in sets for x in s}
     for s in sets:
         for x in s: holders[x].append(s)
     return holders
 
 def augmenting_path(flow, holders, spare, room):  # -> [set, token, set, ..., token], or None
-    "The shortest path that carries more: sets give to tokens, full tokens give back to other sets"
+    "The shortest augmenting path: from sets to their tokens, from full tokens back to other sets"
     queue = [s for s in spare if spare[s] > 0]
     came = dict.fromkeys(queue)
     for u in queue:
@@ -125,14 +125,14 @@ def augmenting_path(flow, holders, spare, room):  # -> [set, token, set, ..., to
     return None
 
 def path_back(came, u):
-    "The path that ends at `u`, where `came[v]` is the stop before v"
+    "The path that ends at `u`, where `came[v]` is the node before v"
     back = [u]
     while came[back[-1]] is not None: back.append(came[back[-1]])
     return back[::-1]
 
 # %% ../../nbs/14_transport.ipynb #7842faaf
 def give_directly(flow, spare, room):
-    "Each set gives each of its tokens what fits: all augmenting paths of a single step, in their order"
+    "Assign from each set to each of its tokens what fits: all augmenting paths of a single step, in order"
     for s, row in flow.items():
         for x in row:
             mass = min(spare[s], room[x])
@@ -174,7 +174,7 @@ def choose_then_verify(choose):  # choose(p, sets) -> {tokens: {token: share}}
     return verify
 
 def chosen_law(p, sets, share):  # -> (V,)
-    "The law of the chosen token"
+    "The distribution of the chosen token"
     z = 0*p + 0*sum(sets.values())   # in the numbers of the draw
     for s, w in sets.items():
         for x in s: z[x] += w * share[s][x]
@@ -238,12 +238,12 @@ def kseq(p, tree, rng, i=0, rho=smallest_rho):
     return Verdict(i, rng.pick(residual(p[i], T * np.minimum(q, p[i] / ρ)), at=i))
 
 def common_law(tree, i):  # -> (V,)
-    "The one law from which the children of node `i` were drawn independently"
+    "The one distribution from which the children of node `i` were drawn independently"
     kids, draw = tree.children(i), tree.draw.get(i, lambda earlier: None)
     tokens = tuple(tree.token[c] for c in kids)
     stated, drawn = [tree.law[c] for c in kids], [draw(tokens[:j]) for j in range(len(kids) + 1)]
     if all(same_law(law, stated[0]) for law in stated + drawn): return stated[0]
-    raise ValueError(f"tree: got children of node {i} not drawn independently from one law, "
+    raise ValueError(f"tree: got children of node {i} not drawn independently from one distribution, "
                      "wanted those of `iid`")
 
 # %% ../../nbs/14_transport.ipynb #e434be0e

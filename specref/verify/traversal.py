@@ -24,18 +24,18 @@ def capped_ratio(s, of):
     return s / of if s < of else 1
 
 def scaled_residual(a, r, q):  # scalar, (V,), (V,) -> β, scalar, (V,)
-    "The overlap of the sub-law a·r and `q`, then the scale and the law of the residual (Theorem leaf)"
+    "The overlap β of a·r and `q`, then the scale and the distribution of the residual (Theorem leaf)"
     β = overlap(a * r, q)
     return β, max(a - β, 0) / (1 - β) if β < 1 else 1, residual(a * r, q)
 
 class LeafResiduals(dict):
-    "The law of the token after each node: the target's row, until a residual takes its place"
+    "The distribution of the token after each node: the target's row, or the residual that replaced it"
     def __init__(self, p): self.p = p
     def __missing__(self, u): return self.p[u]
 
 # %% ../../nbs/13_traversal.ipynb #882d0449
 def transfer_mass(p, tree, gives):  # -> {node: probability}, {node: (V,)}
-    "Where a verifier ends, and the law of the token there; `gives(tree, v, u)`: v is a donor (Theorem leaf)"
+    "P(ending) at each node, distribution of the next token; `gives(tree, v, u)`: v is a donor (Theorem leaf)"
     m, r = {0: p[0].sum()}, LeafResiduals(p)   # one, in the numbers of p
     for c in range(1, len(tree)):
         u, x, q = tree.parent[c], tree.token[c], tree.law[c]
@@ -52,7 +52,7 @@ def transfer_mass(p, tree, gives):  # -> {node: probability}, {node: (V,)}
 
 # %% ../../nbs/13_traversal.ipynb #1fc45840
 def by_transfer(gives):
-    "The rule that ends as `transfer_mass` says (Corollary leaves)"
+    "The verifier that ends with the probabilities of `transfer_mass` (Corollary leaves)"
     def verify(p, tree, rng):
         m, r = transfer_mass(p, tree, gives)
         v = [*m][rng.pick([*m.values()], at=len(tree))]
@@ -65,11 +65,11 @@ def parent_donates(tree, v, u):
     return v == u
 
 def later_donate(tree, v, u):
-    "All that come after `u`, children before their parent and earlier siblings first: `traversal`"
+    "All nodes after `u` in the order children before their parent, earlier siblings first: `traversal`"
     return (*tree.ancestors(v), np.inf) > (*tree.ancestors(u), np.inf)
 
 def not_deeper_donate(tree, v, u):
-    "All that are no deeper than `u`: a layer never takes from itself, nor from the layers below"
+    "All nodes that are not deeper than `u`: no mass comes from the layer of the leaf, or from below"
     return tree.depth[v] <= tree.depth[u]
 
 def all_donate(tree, v, u):
@@ -93,7 +93,7 @@ def traversal(p, tree, rng, u=0, a=1):
 
 # %% ../../nbs/13_traversal.ipynb #7c1d8a8a
 def mean_accepted(target, drafter, verify, ctx):
-    "Exact mean number of drafted tokens that `verify` accepts in a round after `ctx`"
+    "Exact mean number of draft tokens that `verify` accepts in a round after `ctx`"
     drafter = as_drafter(drafter)
     ctx = check_call(target, drafter, ctx, 0)
     def accepted(tree, rng): return tree.depth[verify(target(tree), tree, rng).node]
@@ -111,7 +111,7 @@ def lossless_rows(ends, row, seen):  # -> {equation: [(column, coefficient)]}
     return equations
 
 def unseen(tree, d):
-    "Lossless in the mean over all trees"
+    "For a rule that is lossless averaged over all trees"
     return None
 
 def reachable(tree):  # -> nodes
@@ -140,6 +140,7 @@ def best_rule(target, drafter, ctx, seen=unseen):  # -> {tree: {text: probabilit
     for (tree, text), f in zip(ends, masses): plan[tree][text] = f
     return plan
 
+# %% ../../nbs/13_traversal.ipynb #9efb6d99
 def solve_lp(cost, rows, due):  # (n,), m of [(column, coefficient)], (m,) -> (n,)
     "The x >= 0 of least cost that satisfies the equations"
     from scipy.optimize import linprog
@@ -158,5 +159,5 @@ def acceptance_bound(target, drafter, ctx, seen=unseen):
 
 # %% ../../nbs/13_traversal.ipynb #6ec0599d
 def seen_layers(tree, d):
-    "What is seen of a tree that was drawn layer by layer, down to depth `d` (Theorem layers)"
+    "The part of a tree that was drawn layer by layer, down to depth `d` (Theorem layers)"
     return tuple((tree.parent[i], tree.token[i]) for i in range(1, len(tree)) if tree.depth[i] <= d)
