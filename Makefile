@@ -16,7 +16,7 @@ tour: $(READY)  ## decode real text with every system: certificate, acceptance, 
 test: $(READY)  ## every test, the notebooks included
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
 
-test-long: $(READY)  ## the same with a thousand Hypothesis examples and the long statistics: hours
+test-long: $(READY)  ## the same with forty times the Hypothesis examples and the long statistics: hours
 	SPECREF_LONG=1 HYPOTHESIS_PROFILE=long OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS)
 
 lab: .venv/.lab  ## open the notebooks

@@ -270,7 +270,7 @@ def test_a_run_is_written_whole(whole):
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(m.gpu_table(got))
     assert any("twin 0, kernel 0" in l for l in lines)
-    assert any(l.startswith("law, kernel") and l.endswith("fits") for l in lines)
+    assert any(l.startswith("distribution, kernel") and l.endswith("fits") for l in lines)
     assert any("ModuleNotFoundError" in l for l in lines) and max(map(len, lines)) <= 100
 
 def test_the_grid_of_the_full_run():

@@ -45,7 +45,7 @@ from ..verify.siblings import Branching
 # %% ../../nbs/16_traps.ipynb #c98f891f
 @dataclass(frozen=True)
 class Setting:
-    "What decodes `n` tokens after `ctx`, by `loop` if given, to the distribution of `promise`, else the target's"
+    "What decodes `n` tokens after `ctx`, by `loop` if given, to the distribution of `promise` or the target"
     target: object
     drafter: object
     verify: object
@@ -942,8 +942,8 @@ WIRES = [
          two_streams, OneStream, Seeded),
     Wire("the seed is ignored", "a generator made anew from a constant", "stream test",
          seed_matters, Unseeded, Seeded),
-    Wire("NaN, inf or negative q is taken", "sgl-project/sglang#37134; vllm-project/vllm#41834", "input check",
-         refuses_bad, np.asarray, iid),
+    Wire("NaN, inf or negative q is taken", "sgl-project/sglang#37134; vllm-project/vllm#41834",
+         "input check", refuses_bad, np.asarray, iid),
     Wire("a row of NaN says token 0", "vllm-project/vllm#45060; vllm-project/vllm#53029", "input check",
          refuses_nan, np.argmax, Seeded(0).pick),
     Wire("a residual that is not clamped", "p - q as it is", "input check", refuses_negative, np.asarray,

@@ -120,9 +120,9 @@ class Eagle3(DraftNetwork):
         return z.new_full((*z.shape[:-1], len(self.t2d)), float("-inf")).index_copy(-1, self.ids, z)
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
     def losses(self, batch):  # -> steps scalars
-        "Cross-entropy of each step to the target's distribution on the draft vocabulary (Proposition missing)"
+        "Cross-entropy of each step to the target's distribution on draft tokens (Proposition missing)"
         z = to_float32(self.base[0].head(batch.states[self.base[0].layers]))
-        p, covered = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]   # else the position is left out
+        p, covered = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]   # else it is left out
         logq = [self.draft_logits(o[:, :o.shape[1]-s]).log_softmax(-1)
                 for s, o in enumerate(unroll(self, batch, self.steps))]
         return [-(covered[:, 1+s:] * p[:, 1+s:] * lq).sum(-1).mean() for s, lq in enumerate(logq)]

@@ -74,7 +74,7 @@ class Falcon(DraftNetwork):
         out = self.text_features(features, torch.where(given, tokens, read))
         return self.feature_loss(out, true, tokens)
     def feature_loss(self, out, true, tokens, T=.95):  # (n, T, d), (n, T, d), (n, T) -> scalar
-        "Smooth L1 to the true feature, a tenth of (.9 KL to its distribution + .1 cross-entropy to the token)"
+        "Smooth L1 to the true feature + .1 (.9 KL to its distribution + .1 cross-entropy to the token)"
         z, logp = self.logits(out).flatten(0, 1), (self.logits(true).flatten(0, 1)/T).log_softmax(-1)
         kl = F.kl_div((z/T).log_softmax(-1), logp, log_target=True, reduction="batchmean")
         return F.smooth_l1_loss(out, true) + .1*(.9*kl + .1*F.cross_entropy(z, tokens.flatten()))
@@ -97,7 +97,7 @@ def lstm_states(net, f, x):  # (n, T, d), (n, T + 1) -> (n, T, 4d)
 # %% ../../nbs/32b_falcon.ipynb #2fb9deb0
 @torch.no_grad()
 def block_passes(net, batch, count):  # -> count tensors (n, T - 1, k, d)
-    "The features of the blocks that end at each position, pass by pass; 0 before position k (Theorem anywhere)"
+    "Features of the blocks that end at each position, pass by pass; 0 before position k (Theorem anywhere)"
     x, f, k = F.pad(batch.x, (0, count*net.k)), net.enter(batch.states)[:, :-1], net.k
     (n, T), place, outs, own = f.shape[:2], torch.arange(f.shape[1], device=x.device), [], []
     state = lstm_states(net, f, x)

@@ -112,7 +112,7 @@ class PathDraft(NetworkDraft):
 
 # %% ../../nbs/31a_hydra.ipynb #6d650f3d
 class HydraPlus(Hydra):
-    "Hydra++: heads of four layers on one more decoder layer over the prefix, trained on the target's distributions"
+    "Hydra++: heads of four layers on a decoder layer over the prefix, trained on the target's distributions"
     def __init__(self, base, heads=4, layers=4, matrices=1, gain=1., inner=None):
         super().__init__(base, heads, layers, matrices, gain)
         self.settings["inner"], eps = inner, getattr(base.config, "rms_norm_eps", 1e-6)
@@ -194,7 +194,7 @@ class MLPSpeculator(PathNetwork):
 # %% ../../nbs/31a_hydra.ipynb #0bdb5f8f
 @dataclass(frozen=True)
 class CandidateTree(Drafter):
-    "The `n` most probable paths of the `ks[j]` most probable tokens at depth j, as points (Wertheimer et al.)"
+    "The `n` most probable paths of the `ks[j]` most probable tokens at depth j, as points (Wertheimer 2024)"
     model: object
     ks: tuple = (5, 4, 3)
     n: int = 5

@@ -119,7 +119,7 @@ class MedusaTree(Drafter):
 # %% ../../nbs/31_medusa.ipynb #a10e751b
 @torch.inference_mode()
 def head_accuracy(net, batch, k):  # -> (depth, k)
-    "`accuracy[j][r]`: the share of t where choice r of head j + 1 is the token at t + 2 + j (Proposition ranks)"
+    "`accuracy[j][r]`: share of t where choice r of head j + 1 is the token at t + 2 + j (Proposition ranks)"
     guesses, x = net.guesses(batch, net.depth), batch.x
     last = x.shape[1] - len(guesses) - 1
     def right(j, z): return z[:, :last].topk(k).indices == x[:, 2+j:2+j+last, None]
@@ -130,7 +130,7 @@ def accept_longest(rule):  # -> verifier
     "The longest path of points that `rule` accepts whole, of equals the most probable (Cai et al. 2024)"
     check_type(AcceptanceRule, rule=rule)
     def verify(p, tree, rng):
-        reached = {0: (0, 1)}   # node: depth, likelihood
+        reached = {0: (0, 1)}   # node: depth, probability
         for i in range(1, len(tree)):
             u, x, q = tree.parent[i], tree.token[i], tree.law[i]
             accepted = u in reached and q is not None and rule.accepted(p[u], q)[x] == q[x]
@@ -171,7 +171,7 @@ class Adapter(nn.Module):
 
 # %% ../../nbs/31_medusa.ipynb #cb608e2b
 class Medusa2(Medusa):
-    "Heads alone until the share `warm` of the steps, then KL(original, changed) + `weight` heads' loss (Medusa-2)"
+    "Heads alone for a share `warm` of steps, then KL(original, changed) + `weight` heads' loss (Medusa-2)"
     def __init__(self, base, heads=4, rank=8, alpha=16, warm=.2, weight=.2):
         super().__init__(base, heads)
         self.settings = dict(heads=heads, rank=rank, alpha=alpha, warm=warm, weight=weight)
