@@ -175,6 +175,13 @@ def staged(cell, nb, book):
     line = dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))
     return [shown, line] if tests else [shown]
 
+def joined(cells):
+    "The cells of a page, import cells that follow one another as one"
+    for cell, after in zip(cells, [*cells[1:], {}]):
+        words = [c.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') for c in (cell, after)]
+        if words == ['Imports', 'Imports']: after['source'] = f'{text(cell["source"])}\n{text(after["source"])}'
+        else: yield cell
+
 def wordless(nbs):
     "Pictures without a text for readers who do not see them"
     says = 'a picture without words; `#| alt: ...` says what it shows'
@@ -259,7 +266,7 @@ def stage(out, root=ROOT):
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)
     for nb in nbs:
-        cells = [s for c in nb.cells for s in staged(c, nb, book)]
+        cells = list(joined([s for c in nb.cells for s in staged(c, nb, book)]))
         if nb.path.stem == 'index':
             cells.append(contents_cell(nbs, pages))
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
