@@ -179,8 +179,8 @@ def joined(cells):
     "The cells of a page, import cells that follow one another as one"
     for cell, after in zip(cells, [*cells[1:], {}]):
         words = [c.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') for c in (cell, after)]
-        if words == ['Imports', 'Imports']: after['source'] = f'{text(cell["source"])}\n{text(after["source"])}'
-        else: yield cell
+        if words != ['Imports', 'Imports']: yield cell
+        else: after['source'] = '\n'.join(text(c['source']) for c in (cell, after))
 
 def wordless(nbs):
     "Pictures without a text for readers who do not see them"
