@@ -70,7 +70,7 @@ class Claim:
     def __init__(self, *rivals):
         self.bets, self.tokens, self.impossible = {r: Bets() for r in (*rivals, "squared")}, 0, None
     def note(self, law, token, times=1, **rivals):
-        "One more token, or `times`; each rival, a distribution or None, bets on tokens likelier than by `law`"
+        "One more token, or `times`; a rival, a distribution or None, bets on tokens likelier than by `law`"
         self.tokens += times
         if not (0 <= token < len(law) and law[token] > 0):
             self.impossible = int(token), self.tokens

@@ -75,7 +75,7 @@ def rope_parameters(config):
 
 # %% ../../nbs/30c_features.ipynb #1133ca75
 class DraftLayer(LlamaDecoderLayer):
-    "A decoder layer whose attention reads `wide` numbers a row; `attend(q, k, v)` is an argument of `forward`"
+    "A decoder layer whose attention reads `wide` numbers a row; `forward` is given `attend(q, k, v)`"
     def __init__(self, config, wide=None):
         super().__init__(config, 0)
         self.rotary, self.input_layernorm = LlamaRotaryEmbedding(config), nn.Identity()
