@@ -14,7 +14,9 @@ PUBLIC = {   # module: the names that stand here as well
     "core.target": "Rows TableModel NgramModel random_table target_law",
     "core.loop": "Drafter Verdict Round rounds match generate Generation Ledger System autoregressive "
                  "no_draft trace loop_law",
-    "core.cost": "speedup Costs Rates best_gamma measure explain",
+    "core.cost": "speedup Costs best_gamma",
+    "core.rates": "Rates",
+    "core.timing": "measure explain",
     "verify.reject": "reject Chain capped_geometric",
     "verify.siblings": "Branching acceptance_prob",
     "verify.block": "block",

@@ -5,7 +5,9 @@ from functools import cache
 import numpy as np
 
 from specref.core.check import as_tokens
-from specref.core.cost import Costs, Rates, arithmetic_factor, best_gamma, explain, measure, reprice, speedup
+from specref.core.cost import Costs, arithmetic_factor, best_gamma, speedup
+from specref.core.rates import Rates
+from specref.core.timing import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
 from specref.core.loop import Ledger, RoundCounts, generate, loop_law, match, no_draft
 from specref.core.rng import Seeded, merged_law, law_of, verdict_tape

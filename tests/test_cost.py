@@ -1,4 +1,4 @@
-"Chapter 06: what a round costs, what it buys, the numbers called acceptance rate, and why a run is slow"
+"Chapters 06 to 06b: what a round costs, the numbers called acceptance rate, and why a run is slow"
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import constant, models, pairs, proves
-from specref.core import cost, loop
+from specref.core import loop, timing
 from specref.core.rng import Seeded, law_of
-from specref.core.cost import Costs, Rates, arithmetic_factor, best_gamma, explain, measure, reprice, speedup
+from specref.core.cost import Costs, arithmetic_factor, best_gamma, speedup
+from specref.core.rates import Rates
+from specref.core.timing import explain, measure, reprice
 from specref.core.law import exact, overlap
 from specref.draft.lookup import PromptLookup
 from specref.core.loop import Ledger, RoundCounts, generate, rounds
@@ -186,11 +188,11 @@ class Timed(Counting):
 @pytest.fixture
 def time(monkeypatch):
     time = Time()
-    for module in (cost, loop): monkeypatch.setattr(module, "perf_counter", time)
+    for module in (timing, loop): monkeypatch.setattr(module, "perf_counter", time)
     def slow_reject(p, tree, rng):
         time.now += .25
         return reject(p, tree, rng)
-    monkeypatch.setattr(cost, "reject", slow_reject)
+    monkeypatch.setattr(timing, "reject", slow_reject)
     return time
 
 def test_measure_finds_the_costs(time):
@@ -227,8 +229,8 @@ def test_measure_takes_transformers(monkeypatch):
         f()
         fed.append(model.meter.tokens - before)
     with monkeypatch.context() as watched:
-        watched.setattr(cost, "stopwatch", tokens_of)
-        for m in (1, 4, 2, 9, 1): cost.seconds_of_call(model, ctx, m)
+        watched.setattr(timing, "stopwatch", tokens_of)
+        for m in (1, 4, 2, 9, 1): timing.seconds_of_call(model, ctx, m)
     costs = measure(model, embedded("small"), [ctx], sizes=(1, 3), repeats=1, gamma=2)
     ledger = generate(model, Chain(embedded("small"), 2), reject, ctx, 12, Seeded(0)).ledger
     assert fed == [1, 4, 2, 9, 1] and "times as fast as plain decoding" in str(explain(ledger, costs))

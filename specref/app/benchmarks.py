@@ -28,7 +28,7 @@ from transformers.utils import logging
 # %% ../../nbs/62_benchmarks.ipynb #56a3ae15
 from ..core.check import check_at_least, write_json
 from ..core.rng import Seeded, law_of
-from ..core.cost import measure
+from ..core.timing import measure
 from ..core.loop import generate, match, rounds
 from ..core.target import Rows, random_table
 from ..core.tree import Tree, iid

@@ -26,7 +26,7 @@ from ..core.law import check_warp, overlap
 from ..core.rng import Seeded
 from ..core.loop import bounded, autoregressive, rounds
 from ..verify.reject import Chain, capped_geometric, reject
-from ..core.cost import explain, measure
+from ..core.timing import explain, measure
 from ..certify.certificates import certificate, certify_system
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS

@@ -14,7 +14,11 @@ from .check import check_at_least, check_same_vocab
 
 # %% ../../nbs/00_law.ipynb #e482bdf5
 def exact(*weights):  # -> (V,)
-    "The distribution proportional to whole-number or fractional `weights`, as `Fraction`s"
+    """The distribution proportional to whole-number or fractional `weights`, as `Fraction`s
+
+    >>> print(*exact(4, 3, 2, 1))
+    2/5 3/10 1/5 1/10
+    """
     w = np.array([Fraction(x) for x in weights], dtype=object)
     if not len(w) or min(w) < 0 or w.sum() == 0:
         raise ValueError(f"weights: got {weights}, wanted numbers >= 0 with a positive sum")
@@ -51,14 +55,22 @@ def sums_to_one(a):  # (V,) -> bool
 
 # %% ../../nbs/00_law.ipynb #e7167d85
 def one_hot(x, V, exact=False):  # -> (V,)
-    "The point mass on token `x`, in floats or in fractions"
+    """The point mass on token `x`, in floats or in fractions
+
+    >>> print(*one_hot(2, 4, exact=True))
+    0 0 1 0
+    """
     if not 0 <= x < V: raise ValueError(f"x: got token {x}, wanted 0 <= x < {V}")
     p = np.full(V, Fraction(0), dtype=object) if exact else np.zeros(V)
     p[x] += 1
     return p
 
 def normalize(w):  # (V,) -> (V,)
-    "Weights `w` >= 0 divided by their sum, which must be positive and finite"
+    """Weights `w` >= 0 divided by their sum, which must be positive and finite
+
+    >>> print(*normalize(np.array([1, 3])))
+    0.25 0.75
+    """
     total = w.sum()
     if not w.min() >= 0: raise ValueError(f"w: got {w.min()} among the weights, wanted weights >= 0")
     if not 0 < total < np.inf: raise ValueError(f"w: got weights that sum to {total}, wanted a positive sum")
@@ -66,7 +78,11 @@ def normalize(w):  # (V,) -> (V,)
 
 # %% ../../nbs/00_law.ipynb #f9753f7b
 def overlap(p, q):  # (V,), (V,) -> scalar in [0, 1]
-    "Σ min(p, q), the acceptance rate β (Leviathan et al. 2023, Theorem 3.5)"
+    """Σ min(p, q), the acceptance rate β (Leviathan et al. 2023, Theorem 3.5)
+
+    >>> print(overlap(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
+    3/5
+    """
     check_same_vocab(p, q)
     return np.minimum(p, q).sum()
 
@@ -78,7 +94,11 @@ def d_lk(p, q):  # (V,), (V,) -> scalar in [0, 1]
     return abs(p - m).sum()
 
 def tv(p, q):  # (V,), (V,) -> scalar in [0, 1]
-    "Total variation: the largest difference in the probability of any event"
+    """Total variation: the largest difference in the probability of any event
+
+    >>> print(tv(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
+    2/5
+    """
     check_same_vocab(p, q)
     return abs(p - q).sum() / 2
 
@@ -86,7 +106,11 @@ def tv(p, q):  # (V,), (V,) -> scalar in [0, 1]
 ROUNDING = 1e-12  # a float residual lighter than this is rounding
 
 def residual(p, q):  # (V,), (V,) -> (V,)
-    "The residual distribution of `p` after `q` (Lemma residual); `p` itself when its mass is zero"
+    """The residual distribution of `p` after `q` (Lemma residual); `p` itself when its mass is zero
+
+    >>> print(*residual(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
+    3/4 1/4 0 0
+    """
     check_same_vocab(p, q)
     r = np.maximum(p - q, 0)
     mass = r.sum()
@@ -94,7 +118,11 @@ def residual(p, q):  # (V,), (V,) -> (V,)
 
 # %% ../../nbs/00_law.ipynb #adce69af
 def warp(logits, temperature=1., top_k=None, top_p=None):  # (V,) -> (V,)
-    "The distribution to sample from, given `logits`: temperature, then top-k, then top-p"
+    """The distribution to sample from, given `logits`: temperature, then top-k, then top-p
+
+    >>> print(*warp(np.log([1, 2, 3]), top_k=2).round(3))
+    0.0 0.4 0.6
+    """
     z = np.asarray(logits, dtype=float)
     if z.ndim != 1 or not len(z): raise ValueError(f"logits: got shape {z.shape}, wanted one axis")
     if not np.isfinite(z.max()):

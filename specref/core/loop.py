@@ -119,7 +119,12 @@ class Timed:
 
 # %% ../../nbs/04_loop.ipynb #6e311784
 def match(p, tree, rng):
-    "Sample from the target, and follow the tree while it contains the sampled token (Theorem match)"
+    """Sample from the target, and follow the tree while it contains the sampled token (Theorem match)
+
+    >>> tree = add_paths(Tree((0,)), [(2, 1)], V=3, rng=Seeded(0))
+    >>> match([one_hot(x, 3) for x in (2, 1, 0)], tree, Seeded(0))
+    Verdict(node=2, token=0)
+    """
     node = 0
     while True:
         token = rng.pick(p[node], at=node)
@@ -150,7 +155,12 @@ class Generation(tuple):
 
 # %% ../../nbs/04_loop.ipynb #46ea1d58
 def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress=False):  # -> Generation
-    "At most `n` new tokens after `ctx`, fewer if one is in `stop`; calls `watch(tokens)` after every round"
+    """At most `n` new tokens after `ctx`, fewer if one is in `stop`; calls `watch(tokens)` after every round
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> generate(target, Chain(draft, 3), reject, ctx=(0,), n=8, rng=Seeded(0))
+    (2, 2, 2, 1, 3, 1, 0, 1)
+    """
     ctx, drafter = check_run(target, drafter, verify, ctx, n, rng, stop)
     steps, ledger, bar = [], Ledger.open(target, drafter), ProgressBar(n, progress)
     parts = dict(target=target, draft=bounded(target, drafter), verify=verify)
@@ -224,7 +234,13 @@ def no_time(): return dict(draft=0., target=0., verify=0.)
 
 @dataclass
 class Ledger:
-    "Counts and seconds of one generation, round by round, and what each model did"
+    """Counts and seconds of one generation, round by round, and what each model did
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> ledger = generate(target, Chain(draft, 3), reject, ctx=(0,), n=11, rng=Seeded(0)).ledger
+    >>> print(len(ledger.rounds), ledger.num_accepted_tokens, ledger.mean_acceptance_length)
+    4 7 2.75
+    """
     rounds: list = field(default_factory=list)   # of RoundCounts
     models: dict = field(default_factory=dict)   # name -> Meter
     meters: dict = field(default_factory=dict)   # name -> the model's own Meter, its copy from the beginning
@@ -275,7 +291,12 @@ class Ledger:
 # %% ../../nbs/04_loop.ipynb #72e872ba
 @dataclass(frozen=True)
 class System:
-    "A way of decoding: a drafter, a verifier, and the papers they come from"
+    """A way of decoding: a drafter, a verifier, and the papers they come from
+
+    >>> sampling = System("speculative sampling", Chain(random_table(4, seed=1), 3), reject)
+    >>> sampling(random_table(4, seed=0), (0,), n=8, rng=Seeded(0))
+    (2, 2, 2, 1, 3, 1, 0, 1)
+    """
     name: str
     drafter: Drafter
     verify: Verifier
@@ -292,7 +313,13 @@ autoregressive = System("autoregressive", no_draft, match)
 
 # %% ../../nbs/04_loop.ipynb #011fffc2
 def trace(text, show=str):
-    "Round by round, where each token came from (A accepted, Y recovered, B bonus), with its probability"
+    """Round by round, where each token came from (A accepted, Y recovered, B bonus), with its probability
+
+    >>> drafter = Chain(random_table(4, seed=1), 3)
+    >>> print(trace(generate(random_table(4, seed=0), drafter, reject, (0,), n=5, rng=Seeded(0))))
+    round   1  A:2 (0.36)  A:2 (0.50)  A:2 (0.25)  B:1 (0.17)
+    round   2  Y:3 (0.50)
+    """
     lines = {}
     for step in text.steps:
         shown = f"{step.status}:{show(step.token)} ({np.exp(step.logprob):.2f})"
@@ -301,7 +328,12 @@ def trace(text, show=str):
 
 # %% ../../nbs/04_loop.ipynb #7d8f6de7
 def loop_law(target, drafter, verify, ctx, n, stop=()):
-    "Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging)"
+    """Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging)
+
+    >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
+    >>> loop_law(target, Chain(draft, 2), reject, (0,), n=3) == target_law(target, (0,), n=3)
+    True
+    """
     drafter = bounded(target, drafter)
     ctx = check_call(target, drafter, ctx, n)
     def step(state, rng):

@@ -77,7 +77,12 @@ class Outcomes(dict):
     def mean(self): return sum(w * k for k, w in self.items())
 
 def law_of(f, limit=MAX_PATHS):
-    "Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths"
+    """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths
+
+    >>> law = law_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2)))
+    >>> print({total: str(w) for total, w in sorted(law.items())})
+    {0: '1/9', 1: '4/9', 2: '4/9'}
+    """
     law, todo = Outcomes(), [[]]
     while todo:
         if law.paths >= limit:
@@ -92,12 +97,20 @@ def law_of(f, limit=MAX_PATHS):
     return law
 
 def mean_of(f, limit=MAX_PATHS):
-    "Exact mean of the number `f(rng)`"
+    """Exact mean of the number `f(rng)`
+
+    >>> print(mean_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2))))
+    4/3
+    """
     return law_of(f, limit).mean()
 
 # %% ../../nbs/01_chance.ipynb #ad721157
 def tv_outcomes(a, b):  # {outcome: weight}, {outcome: weight} -> scalar in [0, 1]
-    "Total variation between two finite distributions"
+    """Total variation between two finite distributions
+
+    >>> tv_outcomes({"a": .5, "b": .5}, {"b": 1})
+    0.5
+    """
     return sum(abs(a.get(k, 0) - b.get(k, 0)) for k in {**a, **b}) / 2
 
 # %% ../../nbs/01_chance.ipynb #604a5e5e
@@ -116,7 +129,12 @@ def numpy_generator(seed, *address):
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=address)))
 
 class Seeded(Uniforms):
-    "An rng that draws: the same seed and address, the same noise; keys are shared below one `root`"
+    """An rng that draws: the same seed and address, the same noise; keys are shared below one `root`
+
+    >>> rng = Seeded(0)
+    >>> print(*(rng.pick(exact(4, 3, 2, 1)) for _ in range(8)))
+    3 0 2 0 1 1 0 2
+    """
     def __init__(self, seed, address=(0,), root=None):
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"seed: got {seed!r}, wanted a whole number >= 0")
@@ -141,13 +159,23 @@ class Tape(Uniforms):
         return self.table[where]
 
 def verdict_tape(coins, picks):  # (n,), (n,) -> Tape
-    "The tape of one verdict: `coins[i]` decides on node i, `picks[i]` draws the token after it"
+    """The tape of one verdict: `coins[i]` decides on node i, `picks[i]` draws the token after it
+
+    >>> rng = verdict_tape(coins=[0, .7], picks=[.3, .9])
+    >>> print(rng.coin(.6, at=1), rng.pick(exact(1, 1), at=1))
+    False 1
+    """
     kinds = dict(coin=coins, pick=picks)
     return Tape({(kind, i): u for kind, row in kinds.items() for i, u in enumerate(row)})
 
 # %% ../../nbs/01_chance.ipynb #2d27768c
 def merged_law(step, start, done, limit=MAX_PATHS):
-    "Distribution of `step(state, rng)` repeated until `done(state)`, equal states merged (Theorem merging)"
+    """Distribution of `step(state, rng)` repeated until `done(state)`, equal states merged (Theorem merging)
+
+    >>> law = merged_law(lambda s, rng: s + 1 + rng.pick(exact(1, 1)), 0, lambda s: s >= 4)
+    >>> print({s: str(w) for s, w in sorted(law.items())})
+    {4: '11/16', 5: '5/16'}
+    """
     now, end = {start: Fraction(1)}, Outcomes()
     while now:
         after = defaultdict(Fraction)

@@ -64,7 +64,12 @@ def raw_row(p, i):  # -> (V,)
 
 # %% ../../nbs/03_target.ipynb #4c74a45a
 class TableModel(Target):
-    "A target with the distribution `f(text)` after a text; exact when `f` returns fractions"
+    """A target with the distribution `f(text)` after a text; exact when `f` returns fractions
+
+    >>> target = TableModel(2, lambda text: exact(1, len(text)))
+    >>> print(*target.law((0, 1)))
+    1/3 2/3
+    """
     def __init__(self, V, f):
         if not V >= 1: raise ValueError(f"V: got {V}, wanted a vocabulary of at least one token")
         self.V, self.f, self.laws = V, f, {}
@@ -77,7 +82,11 @@ class TableModel(Target):
         return Rows(lambda i: self.law(tree.text(i)), len(tree), self.V)
 
 def random_table(V, seed, zeros=True):
-    "A `TableModel` of small fractions that depend on the whole text; with `zeros`, some weights are 0"
+    """A `TableModel` of small fractions that depend on the whole text; with `zeros`, some weights are 0
+
+    >>> print(*random_table(V=4, seed=0).law((0,)))
+    3/14 5/14 5/14 1/14
+    """
     def f(text):
         rng = np.random.default_rng([seed, len(text), *(x + 1 for x in text)])
         w = rng.choice([0, 1, 2, 3, 5] if zeros else [1, 2, 3, 5, 7], V)
@@ -96,7 +105,12 @@ def check_context(target, ctx):  # -> tuple of ints
 
 # %% ../../nbs/03_target.ipynb #1ecb8873
 def target_law(target, ctx, n, stop=()):
-    "The distribution of `n` tokens after `ctx`, sampled from `target` alone, ending at a token of `stop`"
+    """The distribution of `n` tokens after `ctx`, sampled from `target` alone, ending at a token of `stop`
+
+    >>> law = target_law(TableModel(2, lambda text: exact(1, len(text))), (0,), n=2)
+    >>> print({tokens: str(w) for tokens, w in law.items()})
+    {(0, 0): '1/6', (0, 1): '1/3', (1, 0): '1/6', (1, 1): '1/3'}
+    """
     ctx, now = check_context(target, ctx), {(): 1}
     check_at_least(0, n=n)
     for _ in range(n):
@@ -112,7 +126,11 @@ def target_law(target, ctx, n, stop=()):
 
 # %% ../../nbs/03_target.ipynb #68a98e12
 class NgramModel(Target):
-    "Witten-Bell interpolated n-grams of order up to `order`, counted from `ids`; with `exact`, in fractions"
+    """Witten-Bell interpolated n-grams of order up to `order`, counted from `ids`; with `exact`, in fractions
+
+    >>> print(*NgramModel([0, 1, 0, 1, 1], V=2, order=2, exact=True).law((0,)))
+    1/7 6/7
+    """
     def __init__(self, ids, V, order, exact=False):
         ids = check_counted(ids, V, order)
         self.V, self.order, self.exact = V, order, exact

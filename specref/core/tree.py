@@ -12,12 +12,20 @@ from .law import as_law, normalize, one_hot
 
 # %% ../../nbs/02_tree.ipynb #6735ddbe
 def iid(q):
-    "Siblings drawn independently from `q` (SpecInfer, SpecTr)"
+    """Siblings drawn independently from `q` (SpecInfer, SpecTr)
+
+    >>> print(*iid(exact(1, 2, 3, 4))(earlier=(3,)))
+    1/10 1/5 3/10 2/5
+    """
     q = as_law(q, "q")
     return lambda earlier: q
 
 def without_replacement(q):
-    "Different siblings, from `q` while its support lasts, then uniform over the untried (RSD; Sequoia)"
+    """Different siblings, from `q` while its support lasts, then uniform over the untried (RSD; Sequoia)
+
+    >>> print(*without_replacement(exact(1, 2, 3, 4))(earlier=(3,)))
+    1/6 1/3 1/2 0
+    """
     q = as_law(q, "q")
     def draw(earlier):
         left = q.copy()
@@ -31,7 +39,11 @@ def without_replacement(q):
 
 # %% ../../nbs/02_tree.ipynb #1d18edda
 def points(tokens, V, exact=False):
-    "The given `tokens` in order, as point masses (retrieval, top-k, argmax)"
+    """The given `tokens` in order, as point masses (retrieval, top-k, argmax)
+
+    >>> print(*points((2, 0), V=4, exact=True)(earlier=(2,)))
+    1 0 0 0
+    """
     def draw(earlier):
         left = [x for x in tokens if x not in earlier]
         return one_hot(left[0], V, exact) if left else None
@@ -43,7 +55,13 @@ def in_sequence(*draws):
 
 # %% ../../nbs/02_tree.ipynb #84978de6
 class Tree:
-    "A draft: nodes with a parent, a token and the distribution of their edge, on a context of token ids"
+    """A draft: nodes with a parent, a token and the distribution of their edge, on a context of token ids
+
+    >>> tree = Tree((7,))
+    >>> nodes = tree.grow(0, points((3, 5), V=8), Seeded(0), k=2)
+    >>> print(nodes, tree.parent, tree.text(2))
+    [1, 2] [-1, 0, 0] (7, 5)
+    """
     def __init__(self, ctx):
         self.ctx = tuple(ctx)
         self.parent, self.token, self.law, self.depth = [-1], [None], [None], [0]
@@ -96,7 +114,12 @@ class Tree:
 
 # %% ../../nbs/02_tree.ipynb #b41f24c7
 def edge_laws(trees):  # {tree: probability} -> [(what was drawn before, stated, true)]
-    "For each edge, grouped by what was drawn before it: the stated and the true conditional distribution"
+    """For each edge, grouped by what was drawn before it: the stated and the true conditional distribution
+
+    >>> trees = law_of(lambda rng: Chain(random_table(3, seed=0), 2)((0,), rng))
+    >>> all(stated == true for _, stated, true in edge_laws(trees))
+    True
+    """
     seen = {}
     for tree, w in trees.items():
         for i in range(1, len(tree)):
@@ -109,7 +132,12 @@ def edge_laws(trees):  # {tree: probability} -> [(what was drawn before, stated,
 
 # %% ../../nbs/02_tree.ipynb #36d5c2dc
 def add_paths(tree, guesses, V, rng, exact=False, at=0):  # -> tree
-    "`guesses` as point masses below node `at`, a common beginning once (Lookahead, Medusa, REST)"
+    """`guesses` as point masses below node `at`, a common beginning once (Lookahead, Medusa, REST)
+
+    >>> tree = add_paths(Tree((0,)), [(3, 1), (3, 2)], V=4, rng=Seeded(0))
+    >>> print(tree.parent, tree.token)
+    [-1, 0, 1, 1] [None, 3, 1, 2]
+    """
     guesses = [tuple(g) for g in guesses if len(g)]
     for c in tree.grow(at, points([g[0] for g in guesses], V, exact), rng, len(guesses)):
         below = [g[1:] for g in guesses if g[0] == tree.token[c]]
@@ -118,7 +146,13 @@ def add_paths(tree, guesses, V, rng, exact=False, at=0):  # -> tree
 
 # %% ../../nbs/02_tree.ipynb #0e2ab453
 def ancestor_mask(tree):  # -> (n, n) bool
-    "Entry (i, j) is true where j is the node i or one of its ancestors"
+    """Entry (i, j) is true where j is the node i or one of its ancestors
+
+    >>> print(1 * ancestor_mask(add_paths(Tree((0,)), [(3,), (2,)], V=4, rng=Seeded(0))))
+    [[1 0 0]
+     [1 1 0]
+     [1 0 1]]
+    """
     mask = np.eye(len(tree), dtype=bool)
     for i in range(1, len(tree)): mask[i] |= mask[tree.parent[i]]
     return mask
@@ -146,7 +180,11 @@ def check_parents(parent):
                          "wanted -1 for node 0 and an earlier node for every other")
 
 def to_links(parent):  # -> first_child, next_sibling
-    "First-child and next-sibling links of a parent list, -1 for none (the layout of SGLang's kernels)"
+    """First-child and next-sibling links of a parent list, -1 for none (the layout of SGLang's kernels)
+
+    >>> to_links([-1, 0, 0, 1])
+    ([1, 3, -1, -1], [-1, 2, -1, -1])
+    """
     check_parents(parent := list(parent))
     child, sibling, last = [-1] * len(parent), [-1] * len(parent), {}
     for i, u in enumerate(parent[1:], 1):
@@ -174,7 +212,11 @@ def from_links(child, sibling):  # -> parent list
 
 # %% ../../nbs/02_tree.ipynb #54ab2d5d
 def to_choices(parent):  # -> list of tuples
-    "Medusa's list: for every node but the root, the ranks that lead to it"
+    """Medusa's list: for every node but the root, the ranks that lead to it
+
+    >>> to_choices([-1, 0, 0, 1])
+    [(0,), (1,), (0, 0)]
+    """
     check_parents(parent := list(parent))
     path, born = {0: ()}, {}
     for i, u in enumerate(parent[1:], 1):
@@ -183,7 +225,11 @@ def to_choices(parent):  # -> list of tuples
     return [path[i] for i in range(1, len(parent))]
 
 def from_choices(choices):  # -> parent list
-    "The parent list of Medusa's choices, shortest first; each needs its parent among them"
+    """The parent list of Medusa's choices, shortest first; each needs its parent among them
+
+    >>> from_choices([(0,), (1,), (0, 0)])
+    [-1, 0, 0, 1]
+    """
     choices = [tuple(c) for c in choices]
     if () in choices or len(set(choices)) < len(choices):
         raise ValueError(f"choices: got {choices}, wanted each node but the root once")

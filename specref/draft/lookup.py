@@ -108,7 +108,11 @@ class MostFrequent:
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
     """Drafts the tokens that followed the last tokens earlier in the text, from the place that
-    `take(places, text, num)` chooses (Saxena 2023; Theorem lookup)"""
+    `take(places, text, num)` chooses (Saxena 2023; Theorem lookup)
+
+    >>> PromptLookup(V=10, num_draft_tokens=3).find((5, 1, 2, 3, 4, 5, 1))
+    (2, 3, 4)
+    """
     V: int = field()
     max_matching_ngram_size: int = 3
     num_draft_tokens: int = 10

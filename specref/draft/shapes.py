@@ -85,7 +85,12 @@ def expected_tokens(parent, acceptance):
 @dataclass(frozen=True)
 class StaticTree(Drafter):
     """A fixed tree: the parent list `parent` grown from `model` level by level, one call per level,
-    the children of a node by one `draw` in order (Sequoia, Chen et al. 2024)"""
+    the children of a node by one `draw` in order (Sequoia, Chen et al. 2024)
+
+    >>> tree = StaticTree(random_table(4, seed=1), parent=(-1, 0, 0, 1))((0,), Seeded(0))
+    >>> print(tree.parent, tree.token)
+    [-1, 0, 0, 1] [None, 3, 1, 1]
+    """
     model: object
     parent: tuple
     draw: object = without_replacement
@@ -199,7 +204,12 @@ def expand_pool(model, ctx, width, depth):  # yields {path: weight} after each l
 @dataclass(frozen=True)
 class DynamicTree(Drafter):
     """The `n` heaviest of a pool of `depth` layers, `width` nodes evaluated in each, as points;
-    no further layer after one that adds at most `threshold` (EAGLE-2; OPT-Tree)"""
+    no further layer after one that adds at most `threshold` (EAGLE-2; OPT-Tree)
+
+    >>> tree = DynamicTree(random_table(4, seed=1), width=2, depth=2, n=3)((0,), Seeded(0))
+    >>> print(tree.parent, tree.token)
+    [-1, 0, 0, 1] [None, 1, 2, 0]
+    """
     model: object
     width: int = 10
     depth: int = 6

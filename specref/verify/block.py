@@ -37,7 +37,12 @@ def block_residual(p, tree, i, w):  # -> (V,)
     return residual(w * p[i], tree.law[kids[0]]) if kids else p[i]
 
 def block(p, tree, rng):
-    "Verify a chain from its end; the first accepted node stands (Theorem block; Sun et al.)"
+    """Verify a chain from its end; the first accepted node stands (Theorem block; Sun et al.)
+
+    >>> target, draft = TableModel(2, lambda text: exact(1, 2)), TableModel(2, lambda text: exact(2, 1))
+    >>> loop_law(target, Chain(draft, 2), block, (0,), n=3) == target_law(target, (0,), n=3)
+    True
+    """
     w = prefix_weights(p, tree)
     for i in reversed(w):
         S = excess_mass(p, tree, i, w[i]) if i else 1

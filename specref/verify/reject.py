@@ -15,7 +15,13 @@ from ..core.loop import Drafter, Verdict
 
 # %% ../../nbs/05_reject.ipynb #e11305f9
 def reject(p, tree, rng):
-    "Try each child in turn; what it does not cover is left to the next (Theorems reject, siblings)"
+    """Try each child in turn; what it does not cover is left to the next (Theorems reject, siblings)
+
+    >>> p, tree = exact(4, 3, 2, 1), Tree((0,))
+    >>> node = tree.add(0, token=3, law=exact(1, 2, 3, 4))
+    >>> print(law_of(lambda rng: reject([p, p], tree, rng).node)[node])
+    1/4
+    """
     node = 0
     while True:
         r = p[node]
@@ -30,7 +36,12 @@ def reject(p, tree, rng):
 # %% ../../nbs/05_reject.ipynb #ed75db56
 @dataclass(frozen=True)
 class Chain(Drafter):
-    "A run of `gamma` tokens sampled from `model` (Leviathan et al., Algorithm 1)"
+    """A run of `gamma` tokens sampled from `model` (Leviathan et al., Algorithm 1)
+
+    >>> tree = Chain(random_table(4, seed=1), gamma=3)((0,), Seeded(0))
+    >>> print(tree.parent, tree.token)
+    [-1, 0, 1, 2] [None, 3, 0, 2]
+    """
     model: object
     gamma: int
     def __post_init__(self): check_at_least(1, gamma=self.gamma)
@@ -45,14 +56,23 @@ class Chain(Drafter):
 
 # %% ../../nbs/05_reject.ipynb #5acf7b14
 def accepted_at_least(p, q, ctx, i):  # models p, q -> probability
-    "P(at least `i` drafts of a chain are accepted) (Theorem accepted)"
+    """P(at least `i` drafts of a chain are accepted) (Theorem accepted)
+
+    >>> p, q = TableModel(2, lambda text: exact(1, 2)), TableModel(2, lambda text: exact(2, 1))
+    >>> print(*(accepted_at_least(p, q, (0,), i) for i in range(4)))
+    1 2/3 4/9 8/27
+    """
     check_at_least(0, i=i)
     if i == 0: return 1
     share = np.minimum(p.law(ctx), q.law(ctx))
     return sum(w * accepted_at_least(p, q, (*ctx, x), i - 1) for x, w in enumerate(share) if w > 0)
 
 def capped_geometric(alpha, gamma):
-    "Mean tokens a round when every draft is accepted with probability `alpha` (Corollary capped-geometric)"
+    """Mean tokens a round when every draft is accepted with probability `alpha` (Corollary capped-geometric)
+
+    >>> capped_geometric(alpha=.5, gamma=3)
+    1.875
+    """
     if not 0 <= alpha <= 1: raise ValueError(f"alpha: got {alpha}, wanted a probability")
     check_at_least(0, gamma=gamma)
     return sum(alpha**i for i in range(gamma + 1))

@@ -24,7 +24,12 @@ def round_robin(draw):
 
 @dataclass(frozen=True)
 class Branching(Drafter):
-    "`shape[d]` children below each node of depth d, from one or several models (RSD-C; SpecInfer)"
+    """`shape[d]` children below each node of depth d, from one or several models (RSD-C; SpecInfer)
+
+    >>> tree = Branching(random_table(4, seed=1), shape=(2, 1))((0,), Seeded(0))
+    >>> print(tree.parent, tree.token)
+    [-1, 0, 0, 1, 2] [None, 3, 1, 1, 0]
+    """
     model: object     # a model, or a tuple of them
     shape: tuple
     draw: object = without_replacement
@@ -52,7 +57,12 @@ class Branching(Drafter):
 
 # %% ../../nbs/11_siblings.ipynb #7c8382c2
 def acceptance_prob(p, draw, k, earlier=()):  # (V,) -> probability
-    "P(`reject` accepts one of `k` children by `draw`), target distribution `p` (Proposition kept)"
+    """P(`reject` accepts one of `k` children by `draw`), target distribution `p` (Proposition kept)
+
+    >>> p, q = exact(4, 3, 2, 1), exact(1, 2, 3, 4)
+    >>> print(*(acceptance_prob(p, without_replacement(q), k) for k in (1, 2, 3)))
+    3/5 107/140 14117/16800
+    """
     check_at_least(0, k=k)
     q = draw(earlier) if k else None
     if q is None: return 0

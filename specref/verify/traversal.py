@@ -80,7 +80,13 @@ layer_donors, all_donors = by_transfer(not_deeper_donate), by_transfer(all_donat
 
 # %% ../../nbs/13_traversal.ipynb #c6940b38
 def traversal(p, tree, rng, u=0, a=1):
-    "Verify children before their parent, earlier siblings first (Theorem traversal)"
+    """Verify children before their parent, earlier siblings first (Theorem traversal)
+
+    >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
+    >>> drafter = Branching(draft, shape=(2, 1))
+    >>> loop_law(target, drafter, traversal, (0,), n=2) == target_law(target, (0,), n=2)
+    True
+    """
     if not a > 0: return None
     r = LeafResiduals(p)
     for c in tree.children(u):

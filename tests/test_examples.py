@@ -1,0 +1,24 @@
+"The examples in the docstrings: each runs by itself and prints what it says"
+from doctest import DocTestFinder, DocTestRunner
+from importlib import import_module
+
+import specref
+from house import light
+
+def examples():
+    "Those of the modules that need numpy alone, which see the names of `specref` that need no more"
+    modules, find = light(), DocTestFinder().find
+    known = {n: getattr(specref, n) for n, m in specref._MODULE_OF.items() if f"specref.{m}" in modules}
+    found = (test for m in modules for test in find(import_module(m), m, extraglobs=known))
+    return [test for test in found if test.examples]
+
+def failed(test): return DocTestRunner(verbose=False).run(test).failed   # pytest shows what it prints
+
+def test_every_example_prints_what_it_says():
+    found = examples()
+    assert len(found) >= 40 and not [test.name for test in found if failed(test)]
+
+def test_another_output_is_a_failure():
+    for test in examples():
+        test.examples[-1].want = "other\n"
+        assert failed(test), test.name
