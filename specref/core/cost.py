@@ -14,7 +14,11 @@ from ..verify.reject import capped_geometric
 
 # %% ../../nbs/06_cost.ipynb #7a89d346
 def speedup(alpha, gamma, c):
-    "Speed-up over plain decoding if a call costs the same however many tokens it reads (Theorem walltime)"
+    """Speed-up over plain decoding if a call costs the same however many tokens it reads (Theorem walltime)
+
+    >>> print(f"{speedup(alpha=.8, gamma=4, c=.05):.2f}")
+    2.80
+    """
     check_between(0, 1, alpha=alpha)
     check_at_least(1, gamma=gamma)
     check_between(0, inf, c=c)
@@ -30,7 +34,12 @@ def arithmetic_factor(alpha, gamma, c_hat):
 # %% ../../nbs/06_cost.ipynb #30279e18
 @dataclass(frozen=True)
 class Costs:
-    "Seconds of a pair: {m: a target call that reads m tokens}, a draft token, a round outside the models"
+    """Seconds of a pair: {m: a target call that reads m tokens}, a draft token, a round outside the models
+
+    >>> costs = Costs({1: .010, 5: .012}, draft=.001)
+    >>> print(f"{costs.speedup(tau=3, gamma=4):.3f}", costs.best_gamma(alpha=.8))
+    1.875 5
+    """
     reading: dict
     draft: float
     rest: float = 0
@@ -84,7 +93,11 @@ class Costs:
 
 # %% ../../nbs/06_cost.ipynb #1a1f919a
 def best_gamma(alpha, c, most=64, reading=None):
-    "The gamma up to `most` of the largest speed-up, 0 when none is above 1; `reading` as in `Costs`, or flat"
+    """The gamma up to `most` of the largest speed-up, 0 if none is above 1; `reading` as in `Costs`, or flat
+
+    >>> best_gamma(alpha=.8, c=.05)
+    8
+    """
     check_between(0, inf, c=c)
     costs = Costs({1: 1} if reading is None else reading, 0)
     return replace(costs, draft=c * costs.plain()).best_gamma(alpha, most)
