@@ -7,7 +7,7 @@ import pybtex.plugin
 import stage
 import yaml
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import index, pending_xref
 from sphinx.search.en import SearchEnglish
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
@@ -28,6 +28,7 @@ html_static_path, html_css_files = ['_static'], ['specref.css']
 html_js_files = [('figures.js', dict(defer='defer'))]
 html_context = dict(default_mode='auto')
 html_copy_source = html_show_sphinx = html_use_index = html_domain_indices = False
+html_search_scorer = str(stage.DOCS/'scorer.js')
 html_show_search_summary = False   # a summary cannot be fetched from a file
 html_theme_options = dict(
     logo=dict(text='specref'), home_page_in_toc=True, show_toc_level=2, use_download_button=False,
@@ -96,6 +97,12 @@ def refer(app, doctree):
         if parts: node.parent.replace(node, [*parts, nodes.Text(node[done:])])
 
 
+def searched(app, doctree):
+    "The search finds a page by the words that readers type for it"
+    words = stage.SEARCHED.get(app.env.docname, '').split(', ')
+    doctree += index(entries=[('single', word, '', 'main', None) for word in words if word])
+
+
 def count(app, env):
     "Number statements by chapter: the third of 05_reject is 5.3, whatever chapters are added"
     pages = {page: stage.short(number) for page, number in book(app)['pages'].items()}
@@ -142,6 +149,7 @@ def setup(app):
     app.add_search_language(Search)
     app.connect('doctree-read', define)
     app.connect('doctree-read', refer)
+    app.connect('doctree-read', searched)
     app.connect('env-check-consistency', lambda app, env: count(app, env))
     app.connect('doctree-resolved', single)
     app.connect('html-page-context', docstrings)

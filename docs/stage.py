@@ -18,6 +18,25 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
+SEARCHED = dict(   # what readers type and the page's headings do not say; plurals find the singular too
+    law='temperatures, top-p, top-k, nucleus sampling, softmax, logits, total variation, residuals',
+    tree='without replacement, token trees', cost='latency, speedups, speed-ups',
+    loop='draft models, bonus tokens, speculative decoding, verifier',
+    reject='bonus tokens, rejection sampling, speculative decoding, lossless',
+    rates='acceptance rates, acceptance lengths, mean accepted tokens', slower='latency, slowdown, overhead',
+    transformer='KV caches', models='draft models, target models', bridge='transformers, assisted generation',
+    siblings='multi-draft, recursive rejection sampling, SpecInfer, without replacement',
+    transport='multi-draft, SpecTr, K-SEQ', coupled='Gumbel, common random numbers, shared noise',
+    lenience='leniency, greedy decoding, approximate, Top-β', traps='vLLM, SGLang, issues, mutants',
+    certify='lossless, p-values, test a sampler', bets='e-values, anytime-valid tests',
+    samplers='test a sampler, sampler tests', shapes='Sequoia, OPT-Tree, dynamic trees',
+    lookup='n-grams, prompt lookup decoding, PLD', datastore='REST, retrieval, suffix arrays',
+    suffix='suffix trees, SuffixDecoding, suffix automata', teaching='distillation, train a draft model',
+    jacobi='parallel decoding, fixed points', lookahead='n-gram pool', hydra='MLP Speculator',
+    mtp='MTP, DeepSeek, multi-token prediction', eagle='EAGLE, EAGLE-1, EAGLE-2', eagle3='EAGLE-3, HASS',
+    layouts='vLLM, checkpoints, safetensors', attention='FlexAttention, attention masks',
+    kernels='Triton kernels', cache='KV caches, CUDA graphs', engine='CUDA graphs, batching, batch sizes',
+    measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
