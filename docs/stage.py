@@ -26,7 +26,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     rates='acceptance rates, acceptance lengths, mean accepted tokens', slower='latency, slowdown, overhead',
     transformer='KV caches', models='draft models, target models', bridge='transformers, assisted generation',
     siblings='multi-draft, recursive rejection sampling, SpecInfer, without replacement',
-    transport='multi-draft, SpecTr, K-SEQ', coupled='Gumbel, common random numbers, shared noise',
+    transport='multi-draft', kseq='SpecTr, K-SEQ', coupled='Gumbel, common random numbers, shared noise',
     lenience='leniency, greedy decoding, approximate, Top-β', traps='vLLM, SGLang, issues, mutants',
     certify='lossless, p-values, test a sampler', bets='e-values, anytime-valid tests',
     samplers='test a sampler, sampler tests', shapes='Sequoia, OPT-Tree, dynamic trees',

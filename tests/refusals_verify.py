@@ -17,8 +17,9 @@ from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild
                                   lenient, lenient_greedy, standard_rule, text_law, top_beta, typical)
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching, acceptance_prob, acceptance_prob_iid, round_robin
-from specref.verify.transport import (greedy_draft, importance, kseq, optimal_acceptance_iid, sibling_sets,
-                                      smallest_rho, spechub, transport)
+from specref.verify.kseq import kseq, smallest_rho
+from specref.verify.transport import (greedy_draft, importance, optimal_acceptance_iid, sibling_sets, spechub,
+                                      transport)
 from specref.verify.traversal import (acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted,
                                       traversal)
 

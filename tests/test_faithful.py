@@ -16,7 +16,8 @@ from specref.core.target import Target
 from specref.verify.siblings import Branching
 from specref.app.systems import SYSTEMS
 from specref.models.transformer import HFModel
-from specref.verify.transport import smallest_rho, sibling_sets_at, optimal_acceptance, expected_trials
+from specref.verify.kseq import expected_trials, smallest_rho
+from specref.verify.transport import optimal_acceptance, sibling_sets_at
 from specref.verify.traversal import parent_donates, all_donate, transfer_mass, traversal
 
 N = 32

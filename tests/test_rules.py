@@ -17,7 +17,8 @@ from specref.verify.lossy import bild_rollback, ensemble, lenient, lenient_greed
 from specref.verify.lossy import reject_toward, text_law, top_beta, typical
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.verify.transport import greedy_draft, importance, kseq, spechub, transport
+from specref.verify.kseq import kseq
+from specref.verify.transport import greedy_draft, importance, spechub, transport
 from specref.verify.traversal import all_donors, layer_donors, traversal
 
 

@@ -22,7 +22,8 @@ from specref.certify.samplers import draw_by_cdf, certify_rows, certify_sampler,
 from specref.certify.samplers import rule_on_rows, text_sampler, expected_lengths
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
-from specref.verify.transport import kseq, transport
+from specref.verify.kseq import kseq
+from specref.verify.transport import transport
 
 
 def theirs(p, q, x, rng):

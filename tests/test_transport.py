@@ -15,10 +15,10 @@ from specref.core.loop import loop_law, match
 from specref.verify.reject import reject
 from specref.verify.siblings import Branching
 from specref.core.target import target_law
-from specref.verify.transport import (choose_then_verify, expected_trials, greedy_draft,
-                                      importance, importance_choice, kseq, maximal_choice, maximal_plan,
-                                      optimal_acceptance, optimal_acceptance_iid, ratio_prefixes,
-                                      sibling_sets, sibling_sets_at, smallest_rho,
+from specref.verify.kseq import expected_trials, kseq, smallest_rho
+from specref.verify.transport import (choose_then_verify, greedy_draft, importance, importance_choice,
+                                      maximal_choice, maximal_plan, optimal_acceptance,
+                                      optimal_acceptance_iid, ratio_prefixes, sibling_sets, sibling_sets_at,
                                       spechub, transport, transport_lp)
 from specref.verify.traversal import all_donors, traversal
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement

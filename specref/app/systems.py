@@ -18,7 +18,8 @@ from ..verify.lossy import ensemble, reject_toward
 from ..verify.siblings import Branching
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
-from ..verify.transport import kseq, spechub, transport
+from ..verify.kseq import kseq
+from ..verify.transport import spechub, transport
 from ..verify.coupled import PositionKeyed, coupled
 
 # %% ../../nbs/60_systems.ipynb #a772b3a0

@@ -469,7 +469,7 @@ SHARED = Setting(PAIR[0], point_paths((0, 0), (0, 1), (0, 2)), match)
 FORKED = Setting(PAIR[0], point_paths((0, 0), (0, 1), (1,)), match, 2)
 
 # %% ../../nbs/16_traps.ipynb #a2f6fae1
-from ..verify.transport import kseq, expected_trials
+from ..verify.kseq import kseq, expected_trials
 
 def by_sum(p, tree, rng, i=0):
     "One uniform number against the running sum of p over the children: equal siblings are counted twice"

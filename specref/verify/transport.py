@@ -6,8 +6,7 @@
 __all__ = ['MAX_SEQUENCES', 'transport', 'importance', 'sibling_sequences', 'unordered', 'sibling_sets', 'sibling_sets_at',
            'same_law', 'optimal_acceptance', 'transport_lp', 'by_ratio', 'ratio_prefixes', 'optimal_acceptance_iid',
            'sets_by_token', 'augmenting_path', 'path_back', 'give_directly', 'maximal_plan', 'choose_then_verify',
-           'chosen_law', 'maximal_choice', 'importance_choice', 'expected_trials', 'smallest_rho', 'kseq', 'common_law',
-           'greedy_draft', 'spechub']
+           'chosen_law', 'maximal_choice', 'importance_choice', 'greedy_draft', 'spechub']
 
 # %% ../../nbs/14_transport.ipynb #afdf0daa
 from functools import cache
@@ -201,50 +200,6 @@ def importance_choice(p, sets):  # -> {tokens: {token: share}}
     return share
 
 importance = choose_then_verify(importance_choice)
-
-# %% ../../nbs/14_transport.ipynb #8e015d7a
-def expected_trials(p, q, k, rho):  # (V,), (V,) -> number
-    "How many of `k` independent siblings K-SEQ verifies on average, T(ρ) (Theorem kseq)"
-    rejected = 1 - np.minimum(q, p / rho).sum()
-    return sum(rejected**j for j in range(k))
-
-def smallest_rho(p, q, k, steps=None):  # (V,), (V,) -> number
-    "The root of T(ρ) = ρ by 30 halvings, 4 in fractions, rounded up, so that the rule stays lossless"
-    check_at_least(1, k=k)
-    check_same_vocab(p, q)
-    low = 0*p[0] + 1
-    high = k * low
-    if expected_trials(p, q, k, low) <= low: return low
-    for _ in range(steps or (4 if p.dtype == object else 30)):
-        mid = (low + high) / 2
-        low, high = (low, mid) if expected_trials(p, q, k, mid) <= mid else (mid, high)
-    return high
-
-# %% ../../nbs/14_transport.ipynb #3a50e732
-def kseq(p, tree, rng, i=0, rho=smallest_rho):
-    "Verify independent children, each by the same stricter test (SpecTr's K-SEQ, Theorem kseq)"
-    kids = tree.children(i)
-    if not kids: return Verdict(i, rng.pick(p[i], at=i))
-    q, k = common_law(tree, i), len(kids)
-    check_same_vocab(p[i], q)
-    ρ = rho(p[i], q, k)
-    T = expected_trials(p[i], q, k, ρ)
-    if not T <= ρ:
-        raise ValueError(f"rho: got {ρ}, wanted T(rho) <= rho, but T is {float(T):.6g}: "
-                         "the residual would be negative")
-    for c in kids:
-        x = tree.token[c]
-        if rng.coin(p[i][x], of=ρ * q[x], at=c): return kseq(p, tree, rng, c, rho)
-    return Verdict(i, rng.pick(residual(p[i], T * np.minimum(q, p[i] / ρ)), at=i))
-
-def common_law(tree, i):  # -> (V,)
-    "The one distribution from which the children of node `i` were drawn independently"
-    kids, draw = tree.children(i), tree.draw.get(i, lambda earlier: None)
-    tokens = tuple(tree.token[c] for c in kids)
-    stated, drawn = [tree.law[c] for c in kids], [draw(tokens[:j]) for j in range(len(kids) + 1)]
-    if all(same_law(law, stated[0]) for law in stated + drawn): return stated[0]
-    raise ValueError(f"tree: got children of node {i} not drawn independently from one distribution, "
-                     "wanted those of `iid`")
 
 # %% ../../nbs/14_transport.ipynb #e434be0e
 def greedy_draft(n):  # -> draw(q)
