@@ -289,7 +289,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser():
     "The command line"
-    top = Parser(prog="specref", description="Speculative decoding, run and checked against its law")
+    top = Parser(prog="specref", description="Speculative decoding, run and checked for exactness")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_tour(commands)
     add_decode(commands)
