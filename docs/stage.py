@@ -240,12 +240,8 @@ def theorems(nbs):
     yield '# Theorems\n\nEvery numbered statement of the book. Its address stays the same in every version.'
     for nb in nbs:
         found = [s for s in statements(nb) if not s[2].startswith('def-')]
-        if found: yield f'\n## {title(nb)}\n\n| | |\n|---|---|'
+        if found: yield f'\n## {nb.title}\n\n| | |\n|---|---|'
         yield from (f'| {{prf:ref}}`{anchor}` | {name or ""} |' for _, name, anchor in found)
-
-def title(nb):
-    first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
-    return first.partition('\n')[0].lstrip('# ')
 
 def contents_cell(nbs, pages):
     "The cell below the front page that holds the table of contents"

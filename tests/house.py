@@ -1,4 +1,4 @@
-"The house: notebooks read, run, exported and compared, and their rules; `run` and `compat` are commands"
+"Notebooks are read, run, exported, compared and checked; `run` and `compat` are commands"
 import ast, configparser, difflib, json, math, multiprocessing, os, re
 import shutil, subprocess, sys, tempfile, tomllib
 from collections import defaultdict
@@ -38,6 +38,10 @@ class Notebook:
     def module(self): return self.header and re.search(r'default_exp:?\s*([\w.]+)', self.header['source'])[1]
     @property
     def order(self): return order(self.path.stem)
+    @property
+    def title(self):
+        first = next(c['source'] for c in self.cells if c['cell_type'] == 'markdown')
+        return first.partition('\n')[0].lstrip('# ')
 
 def order(stem):
     "A chapter's place, (number, letters): 21 < 21a < 21b < a chapter without a number"
@@ -57,7 +61,7 @@ def parse(source):
 def text(x): return ''.join(x) if isinstance(x, list) else x
 
 def shown_output(cell):
-    "What a cell puts out that must repeat: standard output, text of every kind, and that a picture is there"
+    "The outputs that a run must reproduce: standard output, text of every kind, and that a picture is there"
     for o in cell['outputs']:
         if o['output_type'] == 'stream' and o['name'] == 'stdout': yield text(o['text'])
         for kind, x in sorted(o.get('data', {}).items()):
@@ -89,7 +93,7 @@ def warm_process():
     return context
 
 def in_fork(path, sources, patience):
-    "What `execute` sends from a fork of the warm process"
+    "The result of `execute` in a fork of the warm process"
     answer, pipe = warm_process().Pipe(duplex=False)
     process = warm_process().Process(target=execute, args=(path, sources, pipe))
     process.start()
@@ -100,7 +104,7 @@ def in_fork(path, sources, patience):
         raise CellFailed(f'{path.name}: the process ended, or took more than {patience} seconds') from None
 
 def run(path, patience=600):
-    "The notebook run from top to bottom on one thread, in a fork of the warm process, and made plain"
+    "The notebook run from top to bottom on one thread, in a fork of the warm process, in plain form"
     import nbformat
     path, nb = Path(path).resolve(), nbformat.read(path, 4)
     code = [c for c in nb.cells if c.cell_type == 'code']
@@ -124,7 +128,7 @@ def plain(nb):
 def measured(cell): return 'measured' in cell['metadata'].get('tags', [])
 
 def store(path):
-    "Run a notebook and keep its outputs in place; a `measured` cell keeps the ones it has"
+    "Run a notebook and store its outputs in place; those of a `measured` cell stay as they are"
     import nbformat
     old = {c.id: c for c in nbformat.read(path, 4).cells}
     nb = run(path)
@@ -157,15 +161,15 @@ def diff(a, b, old, new):
     "The unified diff of two texts, without context"
     return difflib.unified_diff(old.splitlines(), new.splitlines(), a, b, n=0, lineterm='')
 
-def disagreements(here, there, keep=lambda text: text):
+def disagreements(here, there, view=lambda text: text):
     "How the modules in one package differ from those in another"
     a, b = sources(here), sources(there)
     for f in sorted(a.keys() | b.keys()):
         if f not in b: yield f'{f} comes from no notebook'
         elif f not in a: yield f'{f} was never exported'
-        elif keep(a[f]) != keep(b[f]):
+        elif view(a[f]) != view(b[f]):
             yield f'{f} is not what its notebook exports'
-            yield from diff(f'specref/{f}', f'notebook of {f}', keep(a[f]), keep(b[f]))
+            yield from diff(f'specref/{f}', f'notebook of {f}', view(a[f]), view(b[f]))
 
 def unmarked(text): return '\n'.join(l for l in text.splitlines() if not l.startswith('# %%'))
 
@@ -182,10 +186,10 @@ def compat(root=ROOT):
     print(f'nbdev 2 from settings.ini: {n} modules, {verdict}; not compared: {", ".join(sorted(BY_HAND))}')
     return bool(rest) or not n
 
-# -- Rules: each yields its complaints -------------------------------------------------------------
+# -- Rules: each yields its violations -------------------------------------------------------------
 
 def mirror(root=ROOT):
-    "`settings.ini`, `CITATION.cff` and `CHANGELOG.md` say what `pyproject.toml` and `__version__` say"
+    "`settings.ini`, `CITATION.cff` and `CHANGELOG.md` agree with `pyproject.toml` and `__version__`"
     toml = tomllib.loads((root/'pyproject.toml').read_text())
     proj, nbdev = toml['project'], toml['tool']['nbdev']
     version = re.search(r'__version__ = "(.+)"', (root/nbdev['lib_path']/'__init__.py').read_text())[1]
@@ -201,8 +205,8 @@ def mirror(root=ROOT):
     for k, v in want.items():
         got = ini['DEFAULT'].get(k)
         if got != v: yield f'settings.ini: {k} = {got}, pyproject.toml: {v}'
-    for file, says in {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'## {version}'}.items():
-        if says not in (root/file).read_text(): yield f'{file}: nothing about {version}'
+    for file, wanted in {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'## {version}'}.items():
+        if wanted not in (root/file).read_text(): yield f'{file}: nothing about {version}'
 
 def imported(nodes, package='specref'):
     "Every dotted name that these syntax nodes import, relative ones resolved in `package`"
@@ -255,7 +259,7 @@ def light(root=ROOT):
     return sorted(needs.keys() - heavy)
 
 def ambiguous(root=ROOT):
-    "Names that two modules define; a kernel has the names of its twin"
+    "Names that two modules define; a kernel has the names of its torch implementation"
     defined = defaultdict(list)
     for f in modules(root):
         module = f.relative_to(root).with_suffix('').as_posix()
@@ -264,12 +268,12 @@ def ambiguous(root=ROOT):
                 x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
             for name in names:
                 if name != '__all__' and module not in defined[name]: defined[name].append(module)
-    twins = ['specref/gpu/kernels', 'specref/gpu/verify']
+    allowed = ['specref/gpu/kernels', 'specref/gpu/verify']
     for name, found in sorted(defined.items()):
-        if len(found) > 1 and sorted(found) != twins: yield f'{name} is defined in {" and ".join(found)}'
+        if len(found) > 1 and sorted(found) != allowed: yield f'{name} is defined in {" and ".join(found)}'
 
 def heavy(root=ROOT):
-    "Chapters a newcomer meets before any framework (00 to 06, 10 to 19) that need more than numpy"
+    "Chapters that come before any framework (00 to 06, 10 to 19) but need more than numpy"
     numpy_only = light(root)
     for nb in notebooks(root):
         first = nb.order[0] < 7 or 10 <= nb.order[0] < 20
@@ -277,7 +281,7 @@ def heavy(root=ROOT):
             yield f'{nb.path.stem} needs more than numpy'
 
 def wide(root=ROOT):
-    "Lines above 110 columns in modules and notebooks, but for those that nbdev writes and for directives"
+    "Lines above 110 columns in modules and notebooks, except those that nbdev writes and directives"
     for nb in notebooks(root):
         for c in nb.code:
             lines = c['source'].splitlines()
@@ -295,7 +299,7 @@ def linted(root=ROOT):
     yield from r.stdout.splitlines()
 
 def shows(cell):
-    "Whether a cell must have put something out: it prints, or ends on a value that no call made"
+    "Whether a cell must have an output: it prints, or ends on a value that is no call"
     body = parse(cell['source']).body
     calls = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
     prints = [c for c in calls if getattr(c.func, 'id', '') in ('print', 'display')]
@@ -360,18 +364,18 @@ def marked(mark, root=ROOT):
     return dict(found)
 
 def unproved(root=ROOT):
-    "Statements that no test names, names of no theorem, anchors given twice, proofs that are no test"
+    "Statements that no test checks, marks of no theorem, anchors given twice, marks on what is no test"
     stated, named = anchors(root), marked('proves', root)
     names = [a for a, _ in stated]
     for a, where in stated:
         if names.count(a) > 1: yield f'{where}: the anchor {a} stands more than once'
-        if not a.startswith('def-') and a not in named: yield f'{where}: no test proves {a}'
+        if not a.startswith('def-') and a not in named: yield f'{where}: no test checks {a}'
     for a, tests in named.items():
-        if a not in names: yield f'{tests[0]} proves {a}, which no notebook states'
+        if a not in names: yield f'{tests[0]} checks {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
 def unfaithful(root=ROOT):
-    "Systems without a test of a property that a toy lacks, and tests of systems that are not in the table"
+    "Systems without a test of a property of the published system, and tests of systems not in the table"
     tests = marked('faithful', root)
     files = [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
     bodies = [ast.parse(f.read_text(encoding='utf-8')).body for f in files]

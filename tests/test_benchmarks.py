@@ -152,7 +152,7 @@ def short(monkeypatch):
 def test_the_record_is_written_whole(short, tmp_path, capsys):
     "A row for everyone; a file that reads back to the printed table"
     b.record(tmp_path/"deep"/"run.json", laps=1, each=1, n=6)
-    got, verifiers = (json.loads((tmp_path/"deep"/f"{name}.json").read_text()) for name in ("run", "judges"))
+    got, verifiers = (json.loads((tmp_path/"deep"/f"{name}.json").read_text()) for name in ("run", "verifiers"))
     assert capsys.readouterr().out.strip() == f"{b.result_table(got)}\n{b.verifier_words(verifiers)}"
     assert [(row["system"], row["draft"]) for row in got["rows"]] == [*SOME, *SOME]
     for row in got["rows"]:

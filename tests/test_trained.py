@@ -167,7 +167,7 @@ def target_on(size): return TargetModel(tiny(size, layers=4))
 
 def reader(name, net, temperature=1.):
     "The target that the network drafts for"
-    return HFModel(RECIPES.get(name, RECIPES["eagle"]).serves(net), temperature, keep=net.reads, check=False)
+    return HFModel(RECIPES.get(name, RECIPES["eagle"]).target_model(net), temperature, keep=net.reads, check=False)
 
 def drafting(name, size=V, temperature=1., model=None):
     net = network(name, target_on(size))

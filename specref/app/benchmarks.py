@@ -240,12 +240,12 @@ def enumeration_speed(n=3, turns=5):  # -> paths a second
     return float(np.median(rates))
 
 # %% ../../nbs/62_benchmarks.ipynb #94da9db9
-def time_verifiers(out="docs/benchmarks/judges.json", threads=1, V=32_000, gamma=8):
+def time_verifiers(out="docs/benchmarks/verifiers.json", threads=1, V=32_000, gamma=8):
     "Time the verifiers and the enumeration, print the figures, write them as JSON"
     check_at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
     about = provenance_of_run(threads=threads, numpy=np.__version__, tokens=V, drafts=gamma)
-    got = about | dict(verdict_ms=verifier_times(V, gamma), roads_per_s=enumeration_speed())
+    got = about | dict(verdict_ms=verifier_times(V, gamma), paths_per_s=enumeration_speed())
     write_json(out, got)
     print(verifier_words(got))
 
@@ -254,7 +254,7 @@ def verifier_words(got):
     ms = ", ".join(f"{name} {x:.2f} ms" for name, x in got["verdict_ms"].items())
     return (f"{got['machine']}, numpy {got['numpy']}, {got['date']}\n"
             f"a verdict on {got['drafts']} drafts, {got['tokens']:,} tokens: {ms}\n"
-            f"enumeration: {got['roads_per_s']:,.0f} paths a second")
+            f"enumeration: {got['paths_per_s']:,.0f} paths a second")
 
 # %% ../../nbs/62_benchmarks.ipynb #734d310f
 def after_reading(make):  # -> tokens -> structure
@@ -321,7 +321,7 @@ def record(out="docs/benchmarks/embedded.json", laps=3, each=5, n=64, threads=1)
     got = about | dict(rows=rows, trees=trees, large=large_model_share())
     write_json(out, got)
     print(result_table(got))
-    time_verifiers(Path(out).with_name("judges.json"), threads)
+    time_verifiers(Path(out).with_name("verifiers.json"), threads)
     lookups(Path(out).with_name("lookups.json"))
 
 def quiet():

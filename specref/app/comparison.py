@@ -67,7 +67,7 @@ def stop_overlaps(stop, x, first, temperature):  # -> up to 4 numbers
     if isinstance(stop, TrainedStop):
         recipe, *_ = TRAINED[stop.recipe]
         net = load_network(recipe, stop.folder)
-        return depth_overlaps(net, TargetModel(RECIPES[recipe].serves(net)), x, first, temperature)
+        return depth_overlaps(net, TargetModel(RECIPES[recipe].target_model(net)), x, first, temperature)
     if not stop.draft: return []
     net, base = DraftModelNetwork(stop.draft), TargetModel(raw_model("target"))
     return depth_overlaps(net, base, x, first, temperature)
@@ -113,7 +113,7 @@ def race_trained(kind, temperature, stops, laps, each, n, bar):  # -> rows, toke
         row = result_row(key, seen, expect, costs, n*each, prompt)
         del row["outside"]   # the clock inside does not include the trained networks
         ratios = [o.seconds / x.seconds for o, x in zip(seen["autoregressive", ""], seen[key])]
-        row |= dict(believed=stop_overlaps(stop, texts, prompt - 1, temperature),
+        row |= dict(overlaps=stop_overlaps(stop, texts, prompt - 1, temperature),
                     tokens_interval=interval(tokens[key])[1:], over_plain_laps=[min(ratios), max(ratios)])
         rows.append(dict(kind=kind, temperature=temperature, **row))
     return rows, tokens
@@ -128,7 +128,7 @@ def plain_texts(turns, temperature, n):  # -> (texts, tokens)
     return torch.tensor(texts)
 
 # %% ../../nbs/62a_comparison.ipynb #999de75f
-def compare(out="docs/benchmarks/taught.json", again=None, laps=5, each=4, n=64, threads=1):
+def compare(out="docs/benchmarks/trained.json", again=None, laps=5, each=4, n=64, threads=1):
     "Race all trained systems, print the table and the claims, write them as JSON"
     check_at_least(1, laps=laps, each=each, n=n, threads=threads)
     torch.set_num_threads(threads)
@@ -164,7 +164,7 @@ def card_summary(stop):
 def comparison_line(row):
     "A line of the table"
     low, high = row["tokens_interval"]
-    depths = "".join(f" {a:4.2f}" for a in row["believed"])
+    depths = "".join(f" {a:4.2f}" for a in row["overlaps"])
     return (f"{row['system'] + ' ' + row['draft']:29}{row['tokens_a_round']:5.2f} ({low:.2f}-{high:.2f}) "
             f"{row['accepted']:5.2f}{row['draft_cost']:6.2f}{row['tokens_per_s']:6.0f}"
             f"{row['predicted']:6.2f}{row['over_plain']:6.2f} {depths}")

@@ -24,7 +24,12 @@ def check_drafted(ledger):
 
 @dataclass(frozen=True)
 class Rates:
-    "Shares of rounds that accept at least 1, 2, ... draft tokens, and all other rates (Proposition rates)"
+    """Shares of rounds that accept at least 1, 2, ... draft tokens, and all other rates (Proposition rates)
+
+    >>> rates = Rates((.8, .5))
+    >>> print(rates.mean_acceptance_length, rates.conditional)
+    2.3 (0.8, 0.625)
+    """
     position: tuple
     def __post_init__(self):
         if not isinstance(self.position, Iterable):

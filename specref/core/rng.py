@@ -150,7 +150,12 @@ class Seeded(Uniforms):
 
 # %% ../../nbs/01_chance.ipynb #8992393d
 class Tape(Uniforms):
-    "An rng that reads its numbers from `table[..., kind, node]`"
+    """An rng that reads its numbers from `table[..., kind, node]`
+
+    >>> rng = Tape({("coin", 1): .5, ("pick", 1): .9})
+    >>> print(rng.coin(.6, at=1), rng.pick(exact(1, 1), at=1))
+    True 1
+    """
     def __init__(self, table, address=()): self.table, self.address = table, address
     def at(self, i): return Streams(*(Tape(self.table, (*self.address, i, side)) for side in Streams._fields))
     def uniform(self, kind, at, key):

@@ -50,7 +50,7 @@ class Recipe:
     corpus_share: float = 0.   # the share of the steps that are trained on the corpus itself, first
     prepare: Callable = lambda net, texts: net         # -> the network, set up from the training texts
     eval_data: Callable = lambda net, held: held       # -> the data that it is evaluated on
-    serves: Callable = lambda net: net.base[0].model   # -> the target that it drafts for
+    target_model: Callable = lambda net: net.base[0].model   # -> the target that it drafts for
     card_notes: Callable = lambda net, held: {}        # -> further entries of the card
 
 def accuracy_table(net, held): return dict(accuracy=head_accuracy(net, held, 8).tolist())   # plans a tree
@@ -61,7 +61,7 @@ def adapted(net, held): return AdaptedStates(net, held.x)
 RECIPES = {
     "medusa": Recipe(Medusa, MedusaDraft, 3e-3, card_notes=accuracy_table),
     "medusa2": Recipe(Medusa2, MedusaDraft, 3e-3, dict(rank=4, alpha=8, warm=.5), rows=4, eval_data=adapted,
-                      serves=lambda net: net.adapter.merged(), card_notes=accuracy_table),
+                      target_model=lambda net: net.adapter.merged(), card_notes=accuracy_table),
     "hydra": Recipe(Hydra, PathDraft, 3e-3, dict(gain=14.)),
     "hydra++": Recipe(HydraPlus, PrefixDraft, 2e-3, dict(gain=14., inner=128)),
     "mlp": Recipe(MLPSpeculator, PathDraft, 6e-3, dict(inner=128, scale_input=True), corpus_share=.67),
@@ -157,7 +157,7 @@ def load_system(system, temperature=1., folder=SHIPPED_DRAFTERS, model=None, **k
     "A system of `TRAINED` with the weights in `folder`, and its target; keywords as for `HFModel`"
     name, *_ = look_up(TRAINED, system=system)
     recipe, net = RECIPES[name], load_network(name, folder, model)
-    target = HFModel(recipe.serves(net), temperature, keep=net.reads, check=False, **kw)
+    target = HFModel(recipe.target_model(net), temperature, keep=net.reads, check=False, **kw)
     card = read_card(Path(folder)/name) | dict(depth=net.depth)
     return target, trained_system(system)(recipe.draft_model(net, target), temperature=temperature, **card)
 
