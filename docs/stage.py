@@ -28,6 +28,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     siblings='multi-draft, recursive rejection sampling, SpecInfer, without replacement',
     transport='multi-draft', kseq='SpecTr, K-SEQ', coupled='Gumbel, common random numbers, shared noise',
     lenience='leniency, greedy decoding, approximate, Top-β', traps='vLLM, SGLang, issues, mutants',
+    mutants='wrong verifiers, mutation testing',
     certify='lossless, p-values, test a sampler', bets='e-values, anytime-valid tests',
     samplers='test a sampler, sampler tests', shapes='Sequoia, OPT-Tree, dynamic trees',
     lookup='n-grams, prompt lookup decoding, PLD', datastore='REST, retrieval, suffix arrays',

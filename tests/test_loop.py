@@ -24,8 +24,8 @@ from specref.core.tree import Tree, add_paths
 names = st.sampled_from(sorted(SYSTEMS))
 stops = st.sets(st.integers(0, 2), max_size=2)
 
-def wild(seed):
-    "A drafter that misstates every edge: tokens in the order of a hash, probes, point masses, a far law"
+def wrong_edges(seed):
+    "A drafter whose edges state wrong distributions: random tokens, probes, point masses, uniform rows"
     def draft(ctx, rng):
         tree, r = Tree(ctx), np.random.default_rng([seed, *ctx])
         for _ in range(r.integers(0, 6)):
@@ -39,12 +39,12 @@ def wild(seed):
 @settings(max_examples=20)
 @given(models(), seeds, st.integers(1, 4), stops)
 def test_match_is_exact_for_any_draft(pair, seed, n, stop):
-    "Any tree, with misstated edges, probes and equal siblings: the law is the target's"
-    assert loop_law(pair[0], wild(seed), match, (0,), n, stop) == target_law(pair[0], (0,), n, stop)
+    "Any tree, with wrongly stated edges, probes and equal siblings: the distribution is the target's"
+    assert loop_law(pair[0], wrong_edges(seed), match, (0,), n, stop) == target_law(pair[0], (0,), n, stop)
 
 @proves("thm-match")
-def test_match_needs_noise_of_its_own():
-    "A draft that has the verifier's next noise and offers only what suits it: the condition is needed"
+def test_match_needs_independent_noise():
+    "A draft that depends on the verifier's noise changes the distribution: the condition is needed"
     fair = constant(1, 1)
     def peek(ctx, rng):   # at the noise of the second token
         suits = rng.pick(exact(1, 1), key=(len(ctx), 1))
@@ -62,7 +62,7 @@ def offers(*paths):
 @settings(max_examples=20)
 @given(models(), names, st.integers(0, 2), st.integers(0, 2), stops)
 def test_cutting_a_longer_text(pair, name, n, more, stop):
-    "The law of n tokens with stop tokens is the image, under the cut, of the law of a longer text without"
+    "n tokens with stop tokens have the distribution of a longer text without them, cut"
     target, draft = pair
     system = SYSTEMS[name](draft, gamma=2, shape=(2,), exact=True)
     def cut(law): return law.of(lambda y: clip(y, n, stop))
@@ -72,7 +72,7 @@ def test_cutting_a_longer_text(pair, name, n, more, stop):
 
 @st.composite
 def runs(draw):
-    "A generation, the tokens that were watched, and its rounds again"
+    "A generation, the tokens passed to `watch`, and the same rounds computed again"
     target, draft = draw(models())
     system = SYSTEMS[draw(names)](draft, gamma=3, shape=(2, 1), exact=True)
     n, stop, seed, seen = draw(st.integers(0, 9)), draw(stops), draw(st.integers(0, 99)), []
@@ -85,8 +85,8 @@ def runs(draw):
 
 @settings(max_examples=25)
 @given(runs())
-def test_a_generation_has_its_steps(run):
-    "Token, log-probability, round and status of each step; and the trace shows them"
+def test_the_steps_of_a_generation(run):
+    "Token, log-probability, round and status of each step, also in the trace"
     target, text, seen, again = run
     rows = [float(target.law((0, 1, *text[:t]))[x]) for t, x in enumerate(text)]
     ends = ["A" * (len(r.tokens) - 1) + ("Y" if r.tree.children(r.verdict.node) else "B") for r in again]
@@ -94,12 +94,12 @@ def test_a_generation_has_its_steps(run):
     assert [(s.token, s.status, s.round) for s in text.steps] == [*zip(text, "".join(ends), places)]
     assert text.logprobs == tuple(s.logprob for s in text.steps) == pytest.approx([np.log(w) for w in rows])
     shown = [part for part in trace(text, "<{}>".format).replace("\n", "  ").split("  ") if ":" in part]
-    assert shown == [f"{s.status}:<{s.token}> ({w:.2f})" for s, w in zip(text.steps, rows)]
+    assert shown == [f"{s.status}:<{s.token}> ({np.exp(s.logprob):.2f})" for s in text.steps]
 
 @settings(max_examples=25)
 @given(runs())
 def test_the_ledger_counts_the_rounds(run):
-    "Every figure, again from the rounds; probes are no drafts"
+    "Every number, computed again from the rounds; probes are not counted as drafts"
     _, text, _, again = run
     ledger, accepted = text.ledger, [len(r.tokens) - 1 for r in again]
     offered = [[r.tree.depth[c] for kids in r.tree.kids for c in kids] for r in again]
@@ -112,14 +112,14 @@ def test_the_ledger_counts_the_rounds(run):
     assert ledger.mean_acceptance_length == pytest.approx(1 + sum(rates))
 
 def test_the_ledger_meters_the_models():
-    "A chain calls its model once a token, a tree once a level; meters of earlier runs are left out"
+    "A chain calls its model once a token, a tree once a level; calls of earlier runs are not counted"
     target, draft = random_table(3, 1), random_table(3, 2)
     for drafter, calls in ((Chain(draft, 3), 3), (Branching(draft, (2, 2)), 2)):
         ledger = generate(target, drafter, reject, (0,), 9, Seeded(0)).ledger
         assert [m.calls / len(ledger.rounds) for m in ledger.models.values()] == [1, calls]
 
 def test_a_generation_is_a_value(capsys):
-    "Plain integers from arrays; no attribute can be set; a copy keeps steps and ledger; progress on request"
+    "Plain integers from arrays; no attribute can be set; a copy has steps and ledger; progress on request"
     text = autoregressive(random_table(3, 1), np.array([0, 1]), np.int64(3), Seeded(0), progress=True)
     assert "3/3" in capsys.readouterr().err
     assert all(type(x) is int for x in text) and text.tokens == text and type(text.tokens) is tuple
@@ -136,8 +136,8 @@ class Learning(Drafter):
     def __call__(self, ctx, rng): return offers((1,) * self.n)(ctx, rng)
     def learn(self, round): return Learning(len(round.tree))
 
-def test_the_rounds_follow_each_other():
-    "Each drafter is what the last one learnt, the context grows by the round's tokens, and the noise is new"
+def test_each_round_continues_the_last():
+    "Each drafter is the updated one, the context grows by the round's tokens, and the noise is new"
     first, even = Learning(), constant(1, 1, 1, 1)
     turn = rounds(even, first, match, (0,), Seeded(0))
     some = [next(turn) for _ in range(20)]
@@ -147,8 +147,8 @@ def test_the_rounds_follow_each_other():
     drafts = rounds(even, Chain(even, 2), match, (0,), Seeded(0))
     assert len({next(drafts).tree.path(2) for _ in range(20)}) > 5
 
-def test_no_draft_where_none_fits():
-    "A draft where the target and the drafter's models have room for all of it; also after learning"
+def test_no_draft_beyond_the_position_limit():
+    "A draft where target and draft models have positions for all of it; also after `learn`"
     target, draft = random_table(4, 1), random_table(4, 2)
     target.most, draft.most = 9, 7
     drafter = bounded(target, Chain(draft, 3))
@@ -156,8 +156,8 @@ def test_no_draft_where_none_fits():
     learnt = bounded(target, Learning(2)).learn(next(rounds(target, Learning(3), match, (0,), Seeded(0))))
     assert learnt.depth == 4 and [len(learnt((0,) * n, Seeded(0))) for n in (5, 6)] == [5, 1]
 
-def test_the_clock_takes_each_part(monkeypatch):
-    "Round by round: draft, target and verifier, each by its own seconds, and what it learnt is timed again"
+def test_the_times_of_each_part(monkeypatch):
+    "Seconds of draft, target and verifier in every round"
     now = [0.]
     monkeypatch.setattr(loop, "perf_counter", lambda: now[0])
     def taking(seconds, f, *args):

@@ -54,8 +54,8 @@ class Costs:
         check_between(0, inf, draft=self.draft, rest=self.rest)
     def __str__(self):
         k = ", ".join(f"k({m}) = {self.curve(m):.2f}" for m in sorted(self.reading)[1:]) or "k = 1"
-        return (f"a plain token {1e3 * self.plain():.3g} ms; in units of that c = {self.c:.3f}, {k}, "
-                f"and {self.rest / self.plain():.3f} a round outside the models")
+        return (f"a plain token {1e3 * self.plain():.3g} ms; in units of that c = {self.c:.3f},\n"
+                f"{k}, and {self.rest / self.plain():.3f} a round outside the models")
     def plain(self):
         "Seconds of a target call that reads one token"
         return self.reading[1]

@@ -283,10 +283,11 @@ class Ledger:
 
     def __repr__(self):
         rates = " ".join(f"{a:.3f}" for a in self.acceptance_rate_per_position)
-        work = "".join(f"; {name}: {m.calls} calls, {m.tokens} tokens" for name, m in self.models.items())
-        return (f"{self.num_emitted_tokens} tokens in {len(self.rounds)} rounds; "
+        work = (f"\n{name}: {m.calls} calls, {m.tokens} tokens" for name, m in self.models.items())
+        return (f"{self.num_emitted_tokens} tokens in {len(self.rounds)} rounds: "
                 f"mean_acceptance_length {self.mean_acceptance_length:.3f}, "
-                f"draft_acceptance_rate {self.draft_acceptance_rate:.3f}, per position [{rates}]{work}")
+                f"draft_acceptance_rate {self.draft_acceptance_rate:.3f}\n"
+                f"accepted per position [{rates}]{''.join(work)}")
 
 # %% ../../nbs/04_loop.ipynb #72e872ba
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ __all__ = ['CAUSES', 'read_all', 'stopwatch', 'seconds_of_call', 'timing_pass', 
            'explain', 'seconds_a_round', 'halve_rejections', 'round_costs', 'reprice']
 
 # %% ../../nbs/06b_slower.ipynb #06b00003
+import textwrap
 from collections.abc import Sized
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -132,8 +133,8 @@ class Explanation:
         most = CAUSES[self.cause].format(**numbers)
         verb = "costs" if now < 1 else "holds it back"
         none = " At these rates and costs no length of draft is faster than plain decoding."
-        return (f"{now:.2f} times as fast as plain decoding. What {verb} most is {most}"
-                f"{none if self.best == 0 else ''}")
+        reason = textwrap.fill(f"What {verb} most is {most}{none if self.best == 0 else ''}", 100)
+        return f"{now:.2f} times as fast as plain decoding.\n{reason}"
 
     def __str__(self):
         lines = [f"  {k:9} {1e3 * x:9.3f} ms {x / self.total:6.1%}" for k, x in self.seconds.items()]
