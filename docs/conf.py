@@ -58,7 +58,7 @@ def define(app, doctree):
             cell['ids'].append(f'{module}.{name}')
             full = f'{module}.{name}'
             app.env.domains.python_domain.note_object(full, kind, full, location=cell)
-        cell.insert(0, nodes.raw('', f'<div class="exported">{module}</div>', format='html'))
+        cell[0].insert(0, nodes.raw('', f'<div class="exported">{module}</div>', format='html'))
 
 
 def home(said, before, here, book):

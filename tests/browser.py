@@ -8,7 +8,7 @@ FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage
 
 
 class Browser:
-    "One page at a time: open it, evaluate JavaScript in it, collect its complaints"
+    "One page at a time: open it, evaluate JavaScript in it, collect its errors"
     def __init__(self, home):
         (down, self.out), (self.inp, up) = os.pipe(), os.pipe()
         run = ['bash', '-c', f'exec "$@" 3<&{down} 4>&{up}', 'bash', shutil.which('chromium')]
@@ -24,7 +24,7 @@ class Browser:
         "The next message of the browser"
         while b'\0' not in self.buffer:
             if not select.select([self.inp], [], [], 60)[0]: raise TimeoutError('no message for a minute')
-            if not (more := os.read(self.inp, 1 << 16)): raise EOFError('the browser is gone')
+            if not (more := os.read(self.inp, 1 << 16)): raise EOFError('the browser has ended')
             self.buffer += more
         message, _, self.buffer = self.buffer.partition(b'\0')
         return json.loads(message)
@@ -46,13 +46,13 @@ class Browser:
         return r['result'].get('value')
 
     def open(self, url):
-        "Load a page, wait until it is typeset, and return its complaints"
+        "Load a page, wait until it is typeset, and return its errors"
         self.events.clear()
         self('Page.navigate', url=url)
         while not self.events or self.events[-1]['method'] != 'Page.loadEventFired':
             self.events.append(self.read())
         self.js('window.MathJax?.startup ? MathJax.startup.promise.then(() => 1) : 1')
-        return [c for e in self.events for c in complaints(e['method'], e['params'])]
+        return [c for e in self.events for c in errors(e['method'], e['params'])]
 
     def press(self, key, code):
         "Press and release a key"
@@ -65,7 +65,7 @@ class Browser:
         for end in self.out, self.inp: os.close(end)
 
 
-def complaints(method, p):
+def errors(method, p):
     "Errors and warnings of the console, exceptions, requests that failed or left the disk"
     match method:
         case 'Runtime.consoleAPICalled' if p['type'] in ('error', 'warning', 'assert'):

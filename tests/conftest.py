@@ -1,4 +1,4 @@
-"What every test stands on: one thread a worker, Hypothesis without deadlines, and a bill of CPU seconds"
+"The setup of all tests: one thread a worker, Hypothesis without deadlines, and the CPU seconds of each test"
 import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,7 +20,7 @@ settings.load_profile(PROFILE)
 
 BUDGET = 1100      # CPU seconds of the whole suite on the reference machine
 REFERENCE = .2    # CPU seconds that `yardstick` takes there
-WHOLE = 55         # notebooks: a run with fewer of them is a part of the suite, and is not held to the budget
+WHOLE = 55         # notebooks: a run with fewer of them is a part of the suite, and has no budget
 SPENT, WORKERS = Counter(), []
 
 
@@ -68,7 +68,7 @@ def pytest_testnodedown(node): WORKERS.append(node.workeroutput["cpu"])
 
 
 def pytest_sessionfinish(session):
-    "A worker hands in its bill; the controller adds them up, and a whole suite above the budget has failed"
+    "A worker reports its CPU seconds; the controller adds them up, and a whole suite above the budget fails"
     if hasattr(session.config, "workerinput"):
         session.config.workeroutput["cpu"] = used()
         return

@@ -1,4 +1,4 @@
-"What every drafter, target and verifier must keep, as functions: a system that is listed inherits them"
+"The contracts of drafters, targets and verifiers, as functions: every listed system is checked by them"
 from collections import Counter
 from math import prod
 
@@ -9,7 +9,7 @@ from specref.core.tree import Tree, edge_laws
 
 
 def drafter_contract(drafter, ctx):
-    "Every edge states its token's conditional law, a tree the product of its edges, no call changes the next"
+    "Edges state their tokens' conditional distributions, a tree has their product, no call changes the next"
     trees = law_of(lambda rng: drafter(ctx, rng))
     for seen, stated, true in edge_laws(trees):
         assert stated == true, f"{seen}: stated {stated}, drawn from {true}"
@@ -20,7 +20,7 @@ def drafter_contract(drafter, ctx):
 
 
 def target_contract(model, tree, same=lambda a, b: tuple(a) == tuple(b)):
-    "One pass over a tree gives at every node what a pass over its text gives, in any order of reading"
+    "One pass over a tree gives at every node the row of a pass over its text, in any order of reading"
     p = model(tree)
     assert len(p) == len(tree)
     for i in reversed(range(len(tree))):
@@ -28,7 +28,7 @@ def target_contract(model, tree, same=lambda a, b: tuple(a) == tuple(b)):
 
 
 class Sealed:
-    "The rng of one side: it answers only while `open`"
+    "The rng of one side: it may be used only while `open`"
     def __init__(self, rng): self.rng, self.open = rng, True
     def draw(self, how, *args, **kw):
         assert self.open, "noise of the other side"
@@ -38,7 +38,7 @@ class Sealed:
 
 
 class Watched:
-    "Rows that remember what they were when first read"
+    "Rows with a copy of each from its first read"
     def __init__(self, p): self.p, self.seen = p, {}
     def __len__(self): return len(self.p)
     def __getitem__(self, i):
@@ -48,7 +48,7 @@ class Watched:
 
 
 def one_round(target, drafter, verify, ctx, rng):
-    "The tokens of one round, with everything that a verdict may not do asserted on the way"
+    "The tokens of one round; asserts that the verifier violates none of its conditions"
     sides = Streams(Sealed(rng), Sealed(rng))
     tree = drafter(ctx, sides.draft)
     sides.draft.open, key, p = False, tree.key(), Watched(target(tree))
@@ -60,7 +60,7 @@ def one_round(target, drafter, verify, ctx, rng):
 
 
 def continued(some, target, ctx, n):
-    "The law of `n` tokens that begin with a text of the law `some` and go on as the target does"
+    "The distribution of `n` tokens: a text with the distribution `some`, continued by the target"
     out = Counter()
     for text, w in some.items():
         for more, v in target_law(target, (*ctx, *text), n - len(text)).items(): out[text + more] += w*v
@@ -68,6 +68,6 @@ def continued(some, target, ctx, n):
 
 
 def verifier_contract(target, drafter, verify, ctx, n):
-    "One round and its continuation by the target have the law of the target, for any draft with honest edges"
+    "One round, continued by the target, has the target's distribution, for any draft with true edges"
     some = law_of(lambda rng: clip(one_round(target, drafter, verify, ctx, rng), n, ()))
     assert continued(some, target, ctx, n) == target_law(target, ctx, n)

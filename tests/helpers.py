@@ -1,4 +1,4 @@
-"What the tests share: the theorem marker, strategies for laws and models, statistics with stated error rates"
+"Shared by the tests: markers, strategies for distributions and models, statistics with stated error rates"
 import os
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-# every statistical assertion states how often it is wrong, and what it cannot see
+# every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
 from specref.certify.certificates import g_test as g_test, pooled as pooled
 from specref.core.rng import Streams, Uniforms
@@ -36,11 +36,11 @@ def faithful(*systems):
 
 
 def refuses(name, f, *args, **kw):
-    "Assert that `f` answers bad input with a `ValueError` whose message starts with the argument's name"
+    "Assert that `f` raises a `ValueError` for bad input, whose message starts with the argument's name"
     with pytest.raises(ValueError, match=f"^{name}: "): f(*args, **kw)
 
 
-# Laws: small whole numbers as fractions, with zeros, ties and point masses
+# Distributions: small whole numbers as fractions, with zeros, ties and point masses
 
 def laws(V, top=6):
     weights = st.lists(st.integers(0, top), min_size=V, max_size=V).filter(any)
@@ -50,7 +50,7 @@ sizes = st.integers(2, 5)
 
 
 def split(p, q):
-    "Two laws with disjoint supports: one keeps the even tokens, the other the odd ones"
+    "Two distributions with disjoint supports: one on the even tokens, the other on the odd ones"
     even = np.arange(len(p)) % 2 == 0
     return exact(*np.where(even, p + exact(1)[0], 0 * p)), exact(*np.where(even, 0 * q, q + exact(1)[0]))
 
@@ -71,18 +71,18 @@ kinds = st.sampled_from(sorted(KINDS))
 
 @st.composite
 def pairs(draw, sizes=sizes):
-    "Two laws on one vocabulary, related in one of the ways of `KINDS`"
+    "Two distributions on one vocabulary, related in one of the ways of `KINDS`"
     V = draw(sizes)
     return KINDS[draw(kinds)](draw(laws(V)), draw(laws(V)))
 
 
-# Models: every law depends on the whole text
+# Models: every distribution depends on the whole text
 
 seeds = st.integers(0, 10**6)
 
 
 def twins(kind, V, seed, zeros=True):
-    "A target and a draft whose laws after every text are related in the way `kind`"
+    "A target and a draft whose distributions after every text are related in the way `kind`"
     a, b = random_table(V, 2*seed, zeros), random_table(V, 2*seed + 1, zeros)
     both = lambda k: TableModel(V, lambda text: KINDS[kind](a.law(text), b.law(text))[k])
     return both(0), both(1)
@@ -109,11 +109,11 @@ def tempered(model, temperature):
     return TableModel(model.V, f)
 
 
-CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # verification.md §17: the four-token pair of the book
+CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # the four-token pair of the book
 
 
 def killer():
-    "A target and a draft on three tokens that depend on the last one: the pair that kills every mutant tried"
+    "A target and a draft on three tokens that depend on the last: the pair that detects every mutant tried"
     def first_order(root, after):
         turn = lambda k: np.roll(exact(*after), -k)
         return TableModel(3, lambda text: exact(*root) if len(text) == 1 else turn(text[-1]))
@@ -121,7 +121,7 @@ def killer():
 
 
 def tiny(V=3, layers=2, seed=0):
-    "A random Llama in double precision, wild enough that every text has its own law"
+    "A random Llama in double precision, with weights so large that every text has its own distribution"
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     torch.manual_seed(seed)
@@ -133,10 +133,10 @@ def tiny(V=3, layers=2, seed=0):
     return model
 
 
-# Randomness: written down, and taken away
+# Randomness, recorded
 
 class Recorder(Uniforms):
-    "An rng that passes on the numbers of `rng` and notes them in `table` at a tape's addresses"
+    "An rng with the uniforms of `rng`, which it records in `table` at a tape's addresses"
     def __init__(self, rng, table, address=()): self.rng, self.table, self.address = rng, table, address
     def at(self, i):
         sides = zip(self.rng.at(i), ("draft", "verify"))
@@ -147,7 +147,7 @@ class Recorder(Uniforms):
         return self.table.setdefault(where, self.rng.uniform(kind, at, key))
 
 
-# Trees: shapes, and drafts with honest edges
+# Trees: shapes, and drafts with true edges
 
 def shapes(most=8):
     "Parent lists: node 0 and up to `most` more, each below an earlier one"
@@ -167,7 +167,7 @@ draws = st.sampled_from(sorted(DRAWS))
 
 @dataclass(frozen=True)
 class Plan(Drafter):
-    "A drafter with honest edges: a step gives children by a draw of `model`, or adds a probe"
+    "A drafter with true edges: a step gives children by a draw of `model`, or adds a probe"
     model: object
     steps: tuple   # (which node, name of a draw or "probe", how many)
     @property
@@ -183,7 +183,7 @@ class Plan(Drafter):
 
 
 def plans(most=3, k=2, probes=True):
-    "Steps of a `Plan`: chains, stars and what lies between, with probes here and there"
+    "Steps of a `Plan`: chains, stars and trees between them, some with probes"
     how = st.sampled_from(sorted(DRAWS)*2 + ["probe"]*probes)
     step = st.tuples(st.integers(0, 5), how, st.integers(1, k))
     return st.lists(step, min_size=2, max_size=most).map(tuple)

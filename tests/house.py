@@ -230,7 +230,8 @@ def leaves(root=ROOT):
         if not own: yield dotted(f, root)
 
 def upward(root=ROOT):
-    "Imports that do not run downward in chapter number, in modules and cells; leaves may stand anywhere"
+    """Imports that do not run downward in chapter number, in modules and cells; leaves may stand anywhere,
+    and a chapter without a module may import that of its own appendix (16 from 16a)"""
     nbs, free = notebooks(root), set(leaves(root))
     at = {f'specref.{nb.module}': nb for nb in nbs if nb.module and f'specref.{nb.module}' not in free}
     def trees(nb):
@@ -241,7 +242,9 @@ def upward(root=ROOT):
         names = {name for tree, pkg in trees(nb) for name in imported(ast.walk(tree), pkg)}
         for name in sorted(names & at.keys()):
             place = at[name]
-            if place.order >= nb.order: yield f'{nb.path.stem} imports {name}, which is {place.path.stem}'
+            appendix = not nb.module and place.order[0] == nb.order[0]
+            if place.order >= nb.order and not appendix:
+                yield f'{nb.path.stem} imports {name}, which is {place.path.stem}'
 
 def eager(tree):
     "The nodes that run when a module is imported: all but the insides of functions"

@@ -33,7 +33,7 @@ interpreter.InterpretedFunction.__call__ = called
 
 
 def same(kind, args, block=4, check=True, K=kernels):
-    "Does the kernel return the integers of its twin?"
+    "Whether the kernel returns the integers of the torch verifier"
     twin = TWINS[kind]
     a = twin(*args, check=check)
     b = getattr(K, f"fused_{twin.__name__}")(*args, check=check, block=block)
@@ -49,17 +49,17 @@ def doubles(x): return torch.tensor(np.array(x, dtype=float))
 A, B, C = exact(1, 2, 3), exact(2, 0, 1), exact(1, 1, 0, 0)
 
 
-def sure(*tokens, V=4): return points([*tokens], V, exact=True)
+def fixed(*tokens, V=4): return points([*tokens], V, exact=True)
 
 
-MIXED = in_sequence(sure(2, V=3), iid(A), sure(0, V=3), iid(B))
+MIXED = in_sequence(fixed(2, V=3), iid(A), fixed(0, V=3), iid(B))
 CHAIN = [(0, iid(A), 1), (1, iid(B), 1)]
 PAIRS = [(0, without_replacement(A), 2), (1, without_replacement(B), 2)]
 CELLS = {   # the target, (node, draw, number of children), the temperature of logits; None for probabilities
     "iid": (random_table(3, 5), [(0, iid(A), 2), (1, iid(B), 1)], None),
     "without replacement": (random_table(3, 6), PAIRS, 1),
     "support used up": (random_table(4, 1), [(0, without_replacement(C), 3)], None),
-    "points": (random_table(4, 2), [(0, sure(2, 0, 3), 3), (1, sure(1, 3), 2)], 1),
+    "points": (random_table(4, 2), [(0, fixed(2, 0, 3), 3), (1, fixed(1, 3), 2)], 1),
     "mixed": (random_table(3, 3), [(0, MIXED, 4)], None),
     "mixed without replacement": (random_table(3, 8), [(0, DRAWS["mixed"](B), 3)], 1),
     "chain": (random_table(3, 9), CHAIN, None),
@@ -95,7 +95,7 @@ def every_cell(name):
 # Random batches
 
 def law(rng, V):
-    "A law with zeros, ties, and now and then a point"
+    "A distribution with zeros, ties, and sometimes a point mass"
     w = rng.multinomial(int(rng.choice([1, 6, 64])), rng.dirichlet(np.full(V, rng.choice([.05, .5, 5]))))
     return w / w.sum()
 
@@ -119,7 +119,7 @@ def numbers(rng, n):
 
 
 def drafted(rng, trees, V):  # -> batch, p, q, coins, picks
-    "A batch with rows of p: any law, or in part the row that a child was drawn from, so that nothing remains"
+    "A batch with rows of p: any distribution, or half or all of a child's row, so that the residual may be 0"
     batch, q = pack(trees, V=V)
     p = np.array([law(rng, V) for _ in range(batch.n)])
     for u, r in zip(batch.parent.tolist(), batch.q_row.tolist()):
@@ -175,7 +175,7 @@ def temperatures():
 
 
 def next_to_nothing():
-    "A row of which a denormal number is left: all untried tokens are equal"
+    "A row with a denormal residual: all untried tokens are equally likely"
     batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
     p, u = doubles([[.1, .2, .3, .4]]*3), doubles([.99]*3)
     for least in (5e-324, 2.**-1023, 2.**-1021):
@@ -197,7 +197,7 @@ def every_depth():
 
 
 def alone():
-    "A batch without a single offer, without q, and one that asks for wider vectors than it needs"
+    "A batch without a draft token, without q, and one that asks for wider vectors than it needs"
     batch, u = flat([-1, -1, -1], [0, 1, 2]), doubles([0., .5, LAST])
     for b in (batch, replace(batch, height=3), replace(batch, width=1)):
         assert all(same(kind, (b, torch.eye(3).double(), None, u, u)) for kind in TWINS)
@@ -234,7 +234,7 @@ def reads(V=5):
     return n
 
 
-# Mutants: each is caught by a case that the kernel itself passes
+# Mutants: each is detected by a case that the kernel itself passes
 
 def star(tokens, q, p, coins, picks, apart=False, temperature=None):
     "A batch of one root with children from one row, once for each row of coins and pick"
@@ -342,7 +342,7 @@ def mutated(text, instead, more=""):
 
 
 def main():
-    "Run everything; the last line counts trees verified by kernel and twin, batches watched, mutants caught"
+    "Run everything; the last line counts verified trees, batches with recorded reads, detected mutants"
     for name in CELLS: every_cell(name)
     random_batches(range(7), (2, 3, 5), (1, 2, 4, 8), "trees")
     random_batches(range(100, 103), (37, 129, 1000), (16, 128, 1024), "trees")

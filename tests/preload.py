@@ -1,4 +1,4 @@
-"What most notebooks need, loaded once in the process that they are forked from (tests/warm.py)"
+"Modules, models and corpus of most notebooks, loaded once in the process they are forked from (warm.py)"
 from importlib import import_module
 
 for name in ("execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats",

@@ -1,4 +1,4 @@
-"What the application refuses: systems, tour, benchmarks and comparison"
+"Bad input of the application: systems, tour, benchmarks and comparison"
 from functools import cache
 
 from specref.core.target import random_table

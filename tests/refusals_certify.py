@@ -1,4 +1,4 @@
-"What the certificates, the bets and the sampler kit refuse: (argument, call, words of the message)"
+"Bad input of the certificates, the bets and the tests of samplers: (argument, call, words of the message)"
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -63,7 +63,7 @@ def objects():
 def tokens(out): return sequential.token_list(out, "x")
 
 
-# The kit
+# Functions of rows
 
 def never(*given): raise AssertionError("called")
 def one(p, q, x, rng): return [0]
@@ -140,9 +140,9 @@ ROWS = [
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
     ("log", one_array), ("log", objects),
     *(("x", partial(tokens, bad)) for bad in ([.5], [[1]], "text", None)),
-    ("x", lambda: tokens(([1, 2], 3)), "got a tuple of list, int, wanted whole numbers in a row$"),
+    ("x", lambda: tokens(([1, 2], 3)), "a tuple of list, int, wanted a one-dimensional array of integers$"),
     ("x", lambda: tokens((np.ones(2, int), 1)), "got a tuple of ndarray, int"),
-    # the kit
+    # functions of rows
     *((name, partial(rows, **{name: x})) for name, x in (
         ("V", 3), ("V", 4.), ("gamma", 0), ("runs", 0), ("seed", -1), ("alpha", 0.), ("alpha", 1),
     ("draft", 3),

@@ -1,4 +1,4 @@
-"Core: arguments that the first chapters refuse, each call with the name of the argument"
+"Core: invalid arguments of the first chapters, each call with the name of the argument"
 from fractions import Fraction
 from functools import cache
 
@@ -22,7 +22,7 @@ half, FOUR = exact(1, 1), exact(1, 1, 1, 1)
 
 
 def each(name, f, *values):
-    "One row for each value that `f` refuses under that name"
+    "One row for each invalid value of the argument of `f` with that name"
     return [(name, lambda x=x: f(x)) for x in values]
 
 
@@ -39,14 +39,14 @@ def decode(name, *values): return each(name, lambda x: run(**{name: x}), *values
 
 
 def bounded_table():
-    "A target that reads six tokens"
+    "A target with six positions"
     target = random_table(3, 1)
     target.most = 6
     return target
 
 
 def until_tails(rng):
-    "A program without a bound on its questions"
+    "A program without a bound on its draws"
     while rng.coin(1, of=2): pass
 
 
@@ -81,7 +81,7 @@ LAWS = [
 RNG = [
     *each("seed", Seeded, -1, 1.5, "7", None),
     *each("law", lambda p: Seeded(0).pick(np.array(p)), [0., 0.], [nan, nan], [1, nan, 0], [inf, 1.]),
-    *each("table", lambda ask: ask(verdict_tape([.5], [.5])), lambda t: t.coin(1, at=9),
+    *each("table", lambda draw: draw(verdict_tape([.5], [.5])), lambda t: t.coin(1, at=9),
           lambda t: t.pick(half, at=2), lambda t: t.pick(half, key=1), lambda t: t.at(0).draft.coin(1, at=0)),
     ("limit", lambda: law_of(lambda rng: rng.pick(exact(1, 1, 1)), 2), "walked 2 paths, 66.7% of the mass"),
     ("limit", lambda: law_of(until_tails, 50), "walked 50 paths"),

@@ -1,4 +1,4 @@
-"What the untrained drafters refuse: chapters 20 to 22b"
+"Invalid arguments of the untrained drafters: chapters 20 to 22b"
 from functools import cache
 
 from specref.core.cost import Costs

@@ -1,4 +1,4 @@
-"What the batched engine and its cache refuse: requests, temperatures, models, shapes, rows, accepted paths"
+"Invalid arguments of engine and cache: requests, temperatures, models, shapes, rows, accepted paths"
 import copy
 from functools import cache
 
@@ -21,9 +21,9 @@ def engine(target=None, draft=None, shape=TREE, *rest, **kw):
     from specref.gpu.engine import Engine
     return Engine(target or net(), net() if draft is None else draft, shape, *rest, **kw)
 
-def ask(*args): return engine().generate(*args)
+def request(*args): return engine().generate(*args)
 
-def warm(temperature, B=1): return engine(temperature=temperature).generate([(1,)]*B, 3, range(B))
+def at(temperature, B=1): return engine(temperature=temperature).generate([(1,)]*B, 3, range(B))
 
 def wrapped():
     from specref.models.transformer import HFModel
@@ -32,7 +32,7 @@ def wrapped():
 def few(): return net(vocab_size=4)
 
 
-# the static cache, by form at any time, by value where `check=True`
+# the static cache: types and shapes always, values where `check=True`
 
 def ids(x): return torch.tensor(x, dtype=torch.int64)
 def table(batch=2, size=10, **kw): return StaticRows(net(), batch, size, **kw)
@@ -62,18 +62,18 @@ SHAPES = [(1, 2, 1, 4), (2, 1, 1, 4), (2, 2, 1, 3), (2, 2, 11, 4), (2, 2, 0, 4)]
 
 ONE = [(1,)]
 ROWS = [
-    *[("prompts", lambda a=a: ask(*a)) for a in [
+    *[("prompts", lambda a=a: request(*a)) for a in [
         ([], 3, []), ([()], 3, [0]), ([(1,), ()], 3, [0, 1]), ([(64,)], 3, [0]), ([(-1,)], 3, [0]),
         ((1, 2), 3, [0]), (["ab"], 3, [0]), (5, 3, [0]), (None, 3, [0]), ([(1,)*3000], 1, [0]),
         ([(1,), (1,)*2042], 0, [0, 1])]],
-    *[("n", lambda a=a: ask(*a)) for a in [
+    *[("n", lambda a=a: request(*a)) for a in [
         (ONE, -1, [0]), (ONE, 2.5, [0]), (ONE, [3, 3], [0]), (ONE, [2.5], [0]), (ONE, 10**6, [0]),
         ([(1,)*2041], 2, [0])]],
-    *[("seeds", lambda s=s: ask(ONE, 3, s)) for s in (None, 0, [], [0, 1], [-1], [.5])],
-    *[("stop", lambda s=s: ask(ONE, 3, [0], s)) for s in (None, 7, (64,), [(1,), (2,)], [("a",)])],
-    *[("temperature", lambda t=t: warm(t))
+    *[("seeds", lambda s=s: request(ONE, 3, s)) for s in (None, 0, [], [0, 1], [-1], [.5])],
+    *[("stop", lambda s=s: request(ONE, 3, [0], s)) for s in (None, 7, (64,), [(1,), (2,)], [("a",)])],
+    *[("temperature", lambda t=t: at(t))
       for t in (-1., float("inf"), float("nan"), (1., 1.), "warm", None, [None], "1", 10**400, 1j)],
-    ("temperature", lambda: warm("warm", 4)),
+    ("temperature", lambda: at("warm", 4)),
     ("target", lambda: engine(wrapped())),
     ("draft", lambda: engine(draft=few())),
     ("draft", lambda: engine(draft=wrapped())),

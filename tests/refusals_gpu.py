@@ -1,4 +1,4 @@
-"What batches, attention, the walk and the kernels refuse: the argument, the call"
+"Invalid arguments of batches, attention, GPU verification and kernels: the argument, the call"
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from specref.gpu.verify import Logits, verify_chains, verify_trees
 
 def ints(x): return torch.tensor(x, dtype=torch.int32)
 def doubles(x): return torch.tensor(x, dtype=torch.float64)
-def far(x): return x.to("meta")
+def on_meta(x): return x.to("meta")
 
 def with_each(f, args, changes):
     "One row for each change: the argument, and the call of `f` with it changed"
@@ -70,8 +70,8 @@ LAYOUT = [
     *[(name, lambda name=name, f=f: changed(name, f)) for name in ARRAYS
       for f in (lambda x: x.long(), lambda x: x.float(), lambda x: x[None], lambda x: x.tolist())],
     *[(name, lambda name=name, f=f: changed(name, f)) for name in ARRAYS[2:]
-      for f in (lambda x: x[:-1], far)],
-    ("token", lambda: changed("token", far)),
+      for f in (lambda x: x[:-1], on_meta)],
+    ("token", lambda: changed("token", on_meta)),
     ("parent", lambda: changed("token", lambda x: x[:-1])),
     *[("parent", lambda parent=parent: flat(parent, [0]*len(parent))) for parent in ([-2], [0], [-1, 2, 0])],
     ("parent", lambda: flat([-1, -1, 0], [0]*3)),
@@ -97,7 +97,7 @@ LAYOUT = [
 # Chapter 41
 
 SEE, TWO = torch.ones(2, 3, 3, dtype=torch.bool), torch.tensor([1, 2])
-BAD_LENGTHS = TWO.double(), TWO[:1], TWO[:, None], far(TWO), [1, 2]
+BAD_LENGTHS = TWO.double(), TWO[:1], TWO[:, None], on_meta(TWO), [1, 2]
 BAD_SEE = SEE.int(), SEE[0], SEE[:, :2], SEE[:, :, :2], torch.tensor(True), None
 
 @cache
@@ -115,11 +115,11 @@ def shorter(k): return at.flex_attend(layer()[0], k, k, layer()[3])
 ROWS_OF_ATTENTION = [
     *[("q", f) for f in (lambda x: x[0], lambda x: x.int(), lambda x: x[:, :3], lambda x: x.numpy(),
                          lambda x: x[:, :, :0])],
-    *[("k", f) for f in (lambda x: x[..., :2], lambda x: x[:1], lambda x: x.float(), far)],
-    *[("v", f) for f in (lambda x: x[:, :1], lambda x: x[:, :, :-1], lambda x: x.float(), far)],
+    *[("k", f) for f in (lambda x: x[..., :2], lambda x: x[:1], lambda x: x.float(), on_meta)],
+    *[("v", f) for f in (lambda x: x[:, :1], lambda x: x[:, :, :-1], lambda x: x.float(), on_meta)],
 ]
 MASKS = (lambda x: x.double(), lambda x: x.int(), lambda x: x[:, 0], lambda x: x[:1], lambda x: x[..., :-1],
-         lambda x: x[:, :, :-1], lambda x: x.expand(-1, 4, -1, -1), far)
+         lambda x: x[:, :, :-1], lambda x: x.expand(-1, 4, -1, -1), on_meta)
 SLOTS = dict(lengths=BAD_LENGTHS, ancestors=BAD_SEE, size=(2, 0, 4., None, True))
 PARENTS = ([[-1, 0]], torch.tensor([-1, 0, 0]), torch.tensor([[-1., 0.]]),
            torch.empty(0, 3, dtype=torch.long))
@@ -152,35 +152,36 @@ def proper():
     p = torch.full((3, 3), 1/3, dtype=torch.float64)
     return dict(batch=batch, p=p, q=q, coins=u, picks=u[:1].clone())
 
-def walked(**kw): return verify_trees(**proper() | kw)
-def marked_twins():
+def verified(**kw): return verify_trees(**proper() | kw)
+def marked_twice():
     "The same token twice, marked as drawn without replacement"
     batch, q = pack([star([[.5, .5]]*2, [1, 1])])
-    return walked(batch=replace(batch, without_replacement=batch.q_row >= 0), p=doubles([[.5, .5]]*3), q=q)
-def alone(p): return walked(batch=pack([Tree((0,))], V=2)[0], p=p, q=None, coins=proper()["coins"][:1])
+    return verified(batch=replace(batch, without_replacement=batch.q_row >= 0), p=doubles([[.5, .5]]*3), q=q)
+def alone(p): return verified(batch=pack([Tree((0,))], V=2)[0], p=p, q=None, coins=proper()["coins"][:1])
 def denormal():
-    "A row of which a denormal number is left"
+    "A row whose residual mass is a denormal number"
     batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
-    return walked(batch=batch, p=doubles([[.25]*4]*3), q=doubles([[1., 5e-324, 0., 0.]]))
+    return verified(batch=batch, p=doubles([[.25]*4]*3), q=doubles([[1., 5e-324, 0., 0.]]))
 
 WIDE = 2**18
-WALK = [
+VERIFY = [
     *with_each(verify_trees, proper, [
         *[("p", f) for f in (lambda x: x.long(), lambda x: x[:2], lambda x: 2*x, lambda x: -x,
                              lambda x: x * torch.nan, lambda x: "rows", lambda x: Logits(x * torch.inf),
                              lambda x: Logits(x * torch.nan), lambda x: Logits(x * -torch.inf))],
-        *[("q", f) for f in (lambda x: x[:, :2], lambda x: x / 2, far)],
+        *[("q", f) for f in (lambda x: x[:, :2], lambda x: x / 2, on_meta)],
         *[("coins", f) for f in (lambda x: x.float(), lambda x: x + .5, lambda x: x[:2])],
         *[("picks", f) for f in (lambda x: -x, lambda x: x.expand(2), lambda x: [.5])],
         ("batch", lambda x: None)]),
-    ("token", marked_twins),
+    ("token", marked_twice),
     ("token", denormal),
-    ("token", lambda: walked(q=doubles([[.75, 0., .25]]))),
-    ("token", lambda: walked(p=torch.full((3, 2), .5, dtype=torch.float64), q=proper()["q"][:, :2])),
+    ("token", lambda: verified(q=doubles([[.75, 0., .25]]))),
+    ("token", lambda: verified(p=torch.full((3, 2), .5, dtype=torch.float64), q=proper()["q"][:, :2])),
     ("x", lambda: Logits([[1.]])),
     *[("temperature", lambda t=t: Logits(proper()["p"], t)) for t in ("hot", None, [1.])],
-    *[("temperature", lambda t=t: walked(p=Logits(proper()["p"], t))) for t in (-1., torch.tensor([1., 1.]))],
-    ("q_row", lambda: walked(q=proper()["q"][:0])),
+    *[("temperature", lambda t=t: verified(p=Logits(proper()["p"], t)))
+      for t in (-1., torch.tensor([1., 1.]))],
+    ("q_row", lambda: verified(q=proper()["q"][:0])),
     ("p", lambda: alone(torch.full((1, WIDE), 1 / WIDE))),
     ("p", lambda: alone(Logits(torch.zeros(1, WIDE)))),
     ("p", lambda: alone(torch.zeros(1, 0))),
@@ -211,4 +212,4 @@ KERNELS = [("batch", lambda: launched("fused_verify_chains", **proper()))]
 KERNELS += [(name, partial(launched, kernel, **bad))
             for kernel in ("fused_verify_trees", "fused_verify_chains") for name, bad in LAUNCHES]
 
-ROWS = [*LAYOUT, *ATTENTION, *WALK, *(KERNELS if find_spec("triton") else [])]
+ROWS = [*LAYOUT, *ATTENTION, *VERIFY, *(KERNELS if find_spec("triton") else [])]

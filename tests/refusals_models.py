@@ -1,4 +1,4 @@
-"What the models refuse: chapters 07 to 09"
+"Invalid arguments of the models: chapters 07 to 09"
 from functools import cache
 
 import torch
@@ -39,11 +39,11 @@ def after(ctx, x):
     return HFModel(net())(tree)
 
 
-def no_callback(tokens): raise AssertionError("the refusal came after a round")
+def no_callback(tokens): raise AssertionError("the error was raised after a round")
 
 
-def door(model=net, **options):
-    "`generate` through `speculate`, with one argument that must be refused before the first round"
+def called(model=net, **options):
+    "`generate` through `speculate`, with one argument that must raise before the first round"
     usual = dict(inputs=IDS, max_new_tokens=4, pad_token_id=0, token_callback=no_callback)
     def call():
         given = {name: x() if callable(x) and name in ("drafter", "logits_processor") else x
@@ -76,26 +76,26 @@ ROWS = [
     ("token", lambda: after((1, 2), V), f"got {V}"),
     ("model", lambda: HFModel("gpt2"), "HFModel.load"),
     ("name", lambda: embedded("huge"), "wanted one of"),
-    # the door of `generate`
-    ("num_beams", door(num_beams=2)),
-    ("num_return_sequences", door(num_return_sequences=2, do_sample=True)),
-    ("output_attentions", door(output_attentions=True, return_dict_in_generate=True)),
-    ("output_hidden_states", door(output_hidden_states=True, return_dict_in_generate=True)),
-    ("guidance_scale", door(guidance_scale=1.5)),
-    ("prompt_lookup_num_tokens", door(prompt_lookup_num_tokens=3)),
-    ("assistant_early_exit", door(assistant_early_exit=1)),
-    ("assistant_ensemble_weight", door(assistant_ensemble_weight=.5)),
-    ("input_ids", door(inputs=IDS.repeat(2, 1))),
-    ("attention_mask", door(attention_mask=torch.tensor([[0, 1, 1]]))),
-    ("position_ids", door(position_ids=torch.tensor([[3, 4, 5]]))),
-    ("past_key_values", door(past_key_values=DynamicCache())),
-    ("inputs_embeds", door(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
-    ("verify", door(verify=3)), ("seed", door(seed=-1)), ("max_length", door(max_new_tokens=5000)),
-    ("ctx", door(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),
-    ("drafter", door(drafter=None)), ("drafter", door(drafter=3)), ("drafter", door(drafter="small")),
-    ("drafter", door(drafter=lambda: net(5))), ("drafter", door(drafter=lambda: PromptLookup(7))),
-    ("model", door(drafter=noisy)), ("model", door(noisy)), ("encoder_outputs", door(t5)),
-    ("logits_processor", door(logits_processor=guided)),
+    # the arguments of `generate`
+    ("num_beams", called(num_beams=2)),
+    ("num_return_sequences", called(num_return_sequences=2, do_sample=True)),
+    ("output_attentions", called(output_attentions=True, return_dict_in_generate=True)),
+    ("output_hidden_states", called(output_hidden_states=True, return_dict_in_generate=True)),
+    ("guidance_scale", called(guidance_scale=1.5)),
+    ("prompt_lookup_num_tokens", called(prompt_lookup_num_tokens=3)),
+    ("assistant_early_exit", called(assistant_early_exit=1)),
+    ("assistant_ensemble_weight", called(assistant_ensemble_weight=.5)),
+    ("input_ids", called(inputs=IDS.repeat(2, 1))),
+    ("attention_mask", called(attention_mask=torch.tensor([[0, 1, 1]]))),
+    ("position_ids", called(position_ids=torch.tensor([[3, 4, 5]]))),
+    ("past_key_values", called(past_key_values=DynamicCache())),
+    ("inputs_embeds", called(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
+    ("verify", called(verify=3)), ("seed", called(seed=-1)), ("max_length", called(max_new_tokens=5000)),
+    ("ctx", called(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),
+    ("drafter", called(drafter=None)), ("drafter", called(drafter=3)), ("drafter", called(drafter="small")),
+    ("drafter", called(drafter=lambda: net(5))), ("drafter", called(drafter=lambda: PromptLookup(7))),
+    ("model", called(drafter=noisy)), ("model", called(noisy)), ("encoder_outputs", called(t5)),
+    ("logits_processor", called(logits_processor=guided)),
     *(("rng", drawn(draw)) for draw in DRAWS),
     # candidate generators
     ("generator", lambda: GeneratorDrafter(3, V)), ("generator", lambda: GeneratorDrafter(net(), V)),

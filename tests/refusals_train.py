@@ -1,4 +1,4 @@
-"What the chapters on trained drafters refuse: (argument, call, words)"
+"Invalid arguments in the chapters on trained drafters: (argument, call, words)"
 from functools import cache
 from types import SimpleNamespace
 
@@ -50,7 +50,7 @@ def states(T):
 def texts(x, layers=(2,), on=None): return harness.state_dataset(on or base(), x, layers, "/nowhere/states")
 def x(): return np.zeros((2, 4), np.uint16)
 def path(net, *nodes):
-    "A path below a context, put to a draft model"
+    "A draft model's rows for a path below a context"
     tree = Tree((1, 2, 3))
     for u, y in enumerate(nodes): tree.add(u, y)
     return net(tree)

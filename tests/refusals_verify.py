@@ -1,4 +1,4 @@
-"What the verifiers and their drafters refuse: the argument, the call, what the message must contain"
+"Invalid arguments of verifiers and their drafters: the argument, the call, words of the message"
 from functools import cache
 from math import inf, nan
 
@@ -42,7 +42,7 @@ def star(draw, k, seed=0): return star_by(draw, k, Seeded(seed))
 
 
 def added(*parents):
-    "Nodes that no draw explains"
+    "Nodes added without a draw"
     tree = Tree((0,))
     for parent in parents: tree.add(parent, 3, Q)
     return tree
@@ -84,13 +84,13 @@ ROWS = [
     *(("k", lambda bad=bad: acceptance_prob(P, iid(Q), bad)) for bad in (-1, 1.5, "2")),
     ("q", lambda: acceptance_prob(P, iid(exact(1, 1)), 1)),
     ("q", lambda: acceptance_prob_iid(P, [exact(1, 1)])),
-    # chains alone
+    # rules for chains only
     *(("tree", lambda f=f: verdict(f, star(without_replacement(Q), 2)))
       for f in (block, standard_rule, lenient(1))),
     *(("tree", lambda f=f: verdict(f, added(0, 1, 1)), "node 1 with 2 children, wanted a chain")
       for f in (block, standard_rule, lenient_greedy(1))),
     ("tree", lambda: prefix_weights([P]*9, added(0, 0))),
-    # a row and an edge of two vocabularies
+    # a row and an edge with different vocabularies
     *(("q", lambda f=f, row=row: verdict(f, star(iid(Q), 1), row)) for row in (exact(1, 1, 1), exact(1))
       for f in (
         block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule)),
@@ -142,7 +142,7 @@ ROWS = [
     *(("alpha_rb", lambda bad=bad: bild_rollback(bad)) for bad in (-1, nan, None, -inf)),
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, 1.1, nan, None) for name, f in (
         ("epsilon", typical), ("delta", lambda delta: typical(.09, delta)), ("w", ensemble))),
-    ("delta", lambda: typical(1, 1)),   # nothing is typical of a uniform law, the argmax too
+    ("delta", lambda: typical(1, 1)),   # no token of a uniform row is typical, not even the argmax
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, nan, inf, None) for name, f in (
         ("fallback", lambda fallback: BildDraft(None, 2, fallback)), ("sure", cascade))),
     *(("gamma", lambda bad=bad: BildDraft(None, bad, .5)) for bad in (0, 1.5, None)),

@@ -26,7 +26,7 @@ TOLERANCE = {"cpu": {torch.float64: 1e-12, torch.float32: 1e-5},
 
 
 def parents(seed, B, N):
-    "Random trees of N nodes, parents first; with some luck chains and stars among them"
+    "Random trees of N nodes, parents first, some of them chains or stars"
     rng = np.random.default_rng(seed)
     low = rng.choice(["chain", "star", "any"], B)
     pick = {"chain": lambda i: i - 1, "star": lambda i: 0, "any": lambda i: rng.integers(i)}
@@ -38,7 +38,7 @@ def path(parent, i):  # one tree -> nodes from the root to i
 
 
 def turned(x, at):
-    "Rotary positions: the numbers of a row, in pairs, turned by angles that grow with its position"
+    "Rotary positions: the entries of a row, in pairs, rotated by angles that grow with its position"
     half = x.shape[-1] // 2
     angle = at[..., None] * 10. ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
     a, b = x[..., :half], x[..., half:]
@@ -50,7 +50,7 @@ def placed(see, lengths, size):
 
 
 class Layer:
-    "One attention layer on a batch of trees: q, k, v before any position, rubbish in unused slots"
+    "One attention layer on a batch of trees: q, k, v before any position, arbitrary values in unused slots"
     def __init__(self, seed, dtype=torch.float64, device="cpu", B=3, N=9, heads=2, group=2, d=4, longest=20):
         rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
         self.parent, self.N = parents(seed, B, N).to(device), N
@@ -75,7 +75,7 @@ class Layer:
         return torch.stack([rows(b) for b in range(len(self.parent))])
 
     def slotted(self, at, rubbish=1e4):
-        "What stands in the slots, nodes at the positions `at`: queries of the nodes, keys, values"
+        "The contents of the slots, nodes at the positions `at`: queries of the nodes, keys, values"
         every, nodes = torch.arange(self.size, device=at.device), torch.arange(self.N, device=at.device)
         slot = every - self.lengths[:, None]
         where = torch.where(slot < 0, every, at.gather(1, slot.clamp(0, self.N - 1)))[:, None]
@@ -93,7 +93,7 @@ class Layer:
 @settings(max_examples=60)
 @given(shapes(12), st.randoms(use_true_random=False))
 def test_ancestors_by_doubling(parent, random):
-    "The bits are those of chapter 2, also with nodes in any order, and the depth is their number"
+    "The mask is that of chapter 2, also with nodes in any order, and the depth is its number of ancestors"
     tree = Tree((0,))
     for u in parent[1:]: tree.add(u, 0)
     order = random.sample(range(len(parent)), len(parent))
@@ -125,11 +125,11 @@ def test_nothing_is_read_from_the_device():
     q, k, v = (torch.empty(2, h, n, 8, device="meta") for h, n in ((4, 5), (2, 16), (2, 16)))
     at, mask = placed(see, lengths, 16)
     assert at.shape == (2, 5) and attend(q, k, v, mask).shape == (2, 4, 5, 8)
-    with pytest.raises(RuntimeError): check_room(lengths, 5, 16)   # the one that reads, and says so
+    with pytest.raises(RuntimeError): check_room(lengths, 5, 16)   # the one function that reads values
 
 
 def test_parents_of_a_padded_batch():
-    "Chapter 40 numbers nodes through the batch: the chapter's line makes them local, padding included"
+    "Chapter 40 numbers nodes across the batch: this chapter's line makes them local, padding included"
     batch = pad_batch(flat([-1, 0, 0, 1, -1, 4, 5, 6, 7], [0]*9), 5)   # node 4 of the first tree is padding
     see = ancestors((batch.parent.view(2, 5) - batch.root[:, None]).clamp(min=-1))
     assert torch.equal(see, ancestors(torch.tensor([[-1, 0, 0, 1, 0], [-1, 0, 1, 2, 3]])))
@@ -167,7 +167,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_variants_are_killed(name):
+def test_wrong_variants_are_detected(name):
     "Each is far from the causal runs, on trees where the right one is within 1e-12"
     layer = Layer(3, N=12)
     assert layer.off() < 1e-12 and layer.off(*WRONG[name](layer)) > 1e-2
@@ -195,7 +195,7 @@ def test_nodes_in_any_order(seed, random):
 @proves("cor-padding")
 @settings(max_examples=20)
 @given(seeds, st.integers(0, 8))
-def test_a_node_disturbs_its_descendants_alone(seed, i):
+def test_a_node_affects_its_descendants_alone(seed, i):
     "Another key and value in one node: no bit of another row changes; unused slots change nothing"
     layer = Layer(seed)
     q, k, v = layer.slotted(layer.at)
@@ -222,7 +222,7 @@ def test_empty_rows_and_hidden_nans(dtype):
 @settings(max_examples=20)
 @given(seed=seeds, heads=st.integers(1, 3), group=st.integers(1, 5))
 def test_groups_are_rows(device, seed, heads, group):
-    "As keys and values copied for each query head, and as PyTorch's own switch; values wider than keys"
+    "As keys and values copied for each query head, and as by PyTorch's `enable_gqa`; values wider than keys"
     layer = Layer(seed, device=device, heads=heads, group=group)
     q, k, v = layer.slotted(layer.at)
     v = torch.cat([v, v[..., :2]], -1)
@@ -234,7 +234,7 @@ def test_groups_are_rows(device, seed, heads, group):
 
 
 def test_the_fused_kernel_takes_mask_and_groups():
-    "On the CPU, with a mask and with the switch, the fused kernel runs and nothing is copied"
+    "On the CPU, with a mask and with `enable_gqa`, the fused kernel runs and nothing is copied"
     layer = Layer(0, torch.float32)
     q, k, v = layer.slotted(layer.at)
     calls = partial(attend, mask=layer.mask), partial(sdpa, attn_mask=layer.mask, enable_gqa=True)
@@ -318,17 +318,17 @@ class Requests:
 @proves("thm-tree-attention")
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "GPT2"])
 def test_a_batch_of_trees_through_a_transformer(name):
-    "One pass over three trees is 36 passes over texts, for all kinds of positions; wrong variants are not"
+    "One pass over three trees is 36 passes over texts, for all kinds of positions; the wrong variants differ"
     batch = Requests(network(name), 64)
     want = batch.want()
     assert batch.off(want, batch.at, batch.mask) < 1e-10
     for wrong in list(WRONG)[:-1]:
-        if name == "GPT2" and "short" in wrong: continue   # learnt positions have none before 0
+        if name == "GPT2" and "short" in wrong: continue   # learned positions begin at 0
         assert batch.off(want, *WRONG[wrong](batch)) > 1e-3, wrong
 
 
 def test_eager_attention_adds_a_boolean_mask():
-    "Transformers' `eager` reads a boolean mask as numbers to add, `sdpa` as what is seen"
+    "Transformers' `eager` adds a boolean mask as numbers, `sdpa` masks by it"
     model = network("Llama")
     model.set_attn_implementation("eager")
     eager = Requests(model, 64)

@@ -1,4 +1,4 @@
-"Chapters 60a and 62: who races, what is timed, what is predicted, and what is written"
+"Chapters 60a and 62: the contestants, what is timed, what is predicted, and what is written"
 import json
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("name", THEIRS, ids="-".join)
-def test_transformers_writes_what_it_is_asked_for(name, seen):
+def test_transformers_runs_with_the_named_settings(name, seen):
     "The text of ours at temperature 0; the assistant has the named settings; no configuration is changed"
     ours = {(stop.recipe, stop.draft) for stop in UNTRAINED}
     assert len(THEIRS) == 6 and b.CONTEST.keys() - {*THEIRS} == ours
@@ -48,7 +48,7 @@ def test_transformers_writes_what_it_is_asked_for(name, seen):
 
 
 def test_time_inside_is_that_of_the_forward_passes(monkeypatch):
-    "On a clock that only the forward pass moves, everything is inside; the hooks are taken off"
+    "On a clock that only the forward pass moves, everything is inside; the hooks are removed"
     now, model = [0.], raw_model("small")
     monkeypatch.setattr(b, "perf_counter", lambda: now[0])
     tick = model.register_forward_hook(lambda *_: now.__setitem__(0, now[0] + 2.))
@@ -75,15 +75,15 @@ def predicted(costs, *args, loop=0): return b.predicted_seconds(costs, loop, [le
 
 
 def test_the_prediction_is_the_theorem():
-    "`Costs.speedup` where the prompt costs nothing; else its price; probes are read too"
+    "`Costs.speedup` where the prompt costs nothing; else with its cost; probes are read too"
     rounds, read = [(4, 2), (4, 4), (4, 0)], COSTS.seconds(9) - COSTS.seconds(5)
     assert COSTS.plain() / predicted(FREE, rounds, loop=COSTS.rest) == pytest.approx(COSTS.speedup(3, 4))
     assert predicted(FREE, rounds, 4) - predicted(FREE, rounds) == pytest.approx(3*read / 9)
     assert predicted(COSTS, rounds) - predicted(FREE, rounds) == pytest.approx(COSTS.seconds(7) / 9)
 
 
-def test_the_prediction_takes_the_mean_of_the_prices():
-    "Not the price of the mean; and what plain decoding takes beyond its calls is the loop's"
+def test_the_prediction_takes_the_mean_of_the_costs():
+    "Not the cost of the mean; the time of plain decoding beyond its calls is the loop's overhead"
     total = COSTS.seconds(1) + COSTS.seconds(9) + 8*COSTS.draft
     assert predicted(FREE, [(0, 0), (8, 8)]) == pytest.approx(total / 10)
     plain = b.Lap(20*(2 + .5) + COSTS.seconds(7), 0., (ledger([(0, 0)]*20),))
@@ -97,7 +97,7 @@ def test_a_mean_round_is_that_of_all_rounds():
     assert got["draft_cost"] == pytest.approx(14*COSTS.draft / 4 / COSTS.plain())
 
 
-def test_a_run_stands_between_two_plain_runs(monkeypatch):
+def test_each_run_is_between_two_plain_runs(monkeypatch):
     "Prompt by prompt: the plain run after one stop is the one before the next"
     stops, done = [tour.Stop("a"), tour.Stop("b")], []
     def cold(stop, temperature, prompt, n, seed):
@@ -114,7 +114,7 @@ def test_a_run_stands_between_two_plain_runs(monkeypatch):
 
 
 def test_a_different_text_has_a_reason():
-    "Another target, or the first token that differs: rounding only where two logits are as good as equal"
+    "Another target, or the first token that differs: rounding only where two logits are nearly equal"
     stop, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
     def run(text, target=target): return tour.TourRun(stop, None, PROMPT, text, 1., target)
     plain = run(tuple(autoregressive(target, PROMPT, 3, Seeded(0))))
@@ -140,7 +140,7 @@ SOME = ("autoregressive", ""), ("speculative sampling", "small"), ("transformers
 
 @pytest.fixture
 def short(monkeypatch):
-    "A race of a few, on one kind of text, with prices of single calls"
+    "A race of four systems, on one kind of text, with fixed costs"
     fakes = dict(
         lookups=lambda out: None, large_model_share=lambda: dict(parameters=1, ms_a_round=1., outside=.5),
         KINDS={"copy": KINDS["copy"]}, verifier_times=lambda V, gamma: dict.fromkeys(b.VERIFIERS, 1.),
@@ -150,9 +150,10 @@ def short(monkeypatch):
 
 
 def test_the_record_is_written_whole(short, tmp_path, capsys):
-    "A row for everyone; a file that reads back to the printed table"
+    "A row for every system; a file that reads back to the printed table"
     b.record(tmp_path/"deep"/"run.json", laps=1, each=1, n=6)
-    got, verifiers = (json.loads((tmp_path/"deep"/f"{name}.json").read_text()) for name in ("run", "verifiers"))
+    files = (tmp_path/"deep"/f"{name}.json" for name in ("run", "verifiers"))
+    got, verifiers = (json.loads(file.read_text()) for file in files)
     assert capsys.readouterr().out.strip() == f"{b.result_table(got)}\n{b.verifier_words(verifiers)}"
     assert [(row["system"], row["draft"]) for row in got["rows"]] == [*SOME, *SOME]
     for row in got["rows"]:
@@ -161,8 +162,8 @@ def test_the_record_is_written_whole(short, tmp_path, capsys):
         if row["system"] == "autoregressive": assert row["over_plain"] == 1 == row["tokens_a_round"]
 
 
-def test_a_large_model_is_measured_apart():
-    "A small stand-in: the parameters of its target, a share of its rounds; and every verifier on long laws"
+def test_the_share_of_a_large_model_is_measured():
+    "A small model: the parameters of its target, a share of its rounds; and every verifier is timed"
     got = b.large_model_share(turns=2, gamma=2, shape=(2, 32, 64), V=70)
     assert got["parameters"] == 70*32 + 2*(4*32*32 + 3*32*64 + 2*32) + 32
     assert 0 < got["outside"] < 1 and got["ms_a_round"] > 0
@@ -170,7 +171,7 @@ def test_a_large_model_is_measured_apart():
 
 
 def test_structures_are_timed_and_weighed(tmp_path, monkeypatch):
-    "A row for each structure, seconds for each size, bytes that grow with what is held"
+    "A row for each structure, seconds for each size, bytes that grow with what is stored"
     monkeypatch.setattr(b, "domain_ids", lambda domain, held_out: [x**2 % 97 for x in range(500)])
     b.lookups(tmp_path/"lookups.json", sizes=(100, 1000))
     got = json.loads((tmp_path/"lookups.json").read_text())

@@ -1,4 +1,4 @@
-"Chapter 17a: bets at fair odds, rounds on trial, and the file of recorded rounds"
+"Chapter 17a: bets at fair odds, tests of rounds, and the file of recorded rounds"
 import os
 from fractions import Fraction
 from itertools import islice, product
@@ -45,7 +45,7 @@ def test_wealth_is_a_fair_game(odds, alpha):
 
 @proves("thm-bets")
 def test_several_rivals_are_one_fair_game():
-    "The mean wealth of a claim, over all texts of five tokens of a law that depends on the text: 1"
+    "The mean wealth of a claim, over all texts of five tokens of a distribution that depends on the text: 1"
     target, draft = killer()
     mean = ever = 0
     for y, w in target_law(target, (0,), 5).items():
@@ -59,7 +59,7 @@ def test_several_rivals_are_one_fair_game():
 
 
 def test_counts_are_bets_too():
-    "Hits in many events of one chance, placed at once, are the same wealth; certain events are no bets"
+    "Hits in many events of one probability, placed at once: the same wealth; certain events are no bets"
     one_by_one, at_once, rich = Bets(), Bets(), Bets()
     for h in (1, 0, 1, 1): one_by_one.place(.3, h, .6)
     at_once.place(.3, 3, .6, of=4)
@@ -72,7 +72,7 @@ def test_counts_are_bets_too():
 
 
 def test_the_odds_cost_little():
-    "Published sizes: shifts of .16 and .036 around one half are found within twice the best bettor's tokens"
+    "Published sizes: shifts of .16 and .036 around one half take at most twice the best bettor's tokens"
     for shift, most in ((.16, 1000), (.036, 20_000)):
         h = numpy_generator(3).random(2*most) < .5 + shift
         bets, k = Bets(), 0
@@ -84,8 +84,8 @@ def test_the_odds_cost_little():
         assert alone/2 < k < 2*alone and k < most
 
 
-def test_a_stated_share_is_found():
-    "At the share that is stated, 400 runs on rows of their own are all but MISS convicted"
+def test_a_stated_share_is_detected():
+    "At the share that is stated, all but MISS of 400 runs on random rows are rejected"
     rng = numpy_generator(11, 0)
     rows = rng.dirichlet(np.ones(6), (300, 2))
     p, q = rows[:, 0], rows[:, 1]
@@ -104,12 +104,12 @@ def test_a_stated_share_is_found():
 # Token by token
 
 def block_law(verify, drafter, target):
-    "The law of the block of one round"
+    "The distribution of the block of one round"
     return law_of(lambda rng: next(rounds(target, drafter, verify, (0,), rng)).tokens)
 
 
 def conditional(law, target):
-    "Whether each token of a block has the law of its row, given that the block goes so far and begins so"
+    "Whether each token of a block has the distribution of its row, given the earlier tokens of the block"
     begun = {}
     for y, w in law.items():
         for i in range(len(y)): begun.setdefault(y[:i], {}).setdefault(y[i], []).append(w)
@@ -120,7 +120,7 @@ def conditional(law, target):
 
 
 def completed(law, target, n):
-    "The law of `n` tokens when the target writes what follows a block"
+    "The distribution of `n` tokens when the target samples the tokens after a block"
     out = {}
     for y, w in law.items():
         for z, v in target_law(target, (0, *y), max(n - len(y), 0)).items():
@@ -132,7 +132,7 @@ def completed(law, target, n):
 @settings(max_examples=25)
 @given(models(), plans(probes=False), st.sampled_from(["reject", "match", "all", "p", "bonus"]))
 def test_token_by_token(pair, steps, rule):
-    "Right and wrong rules on any tree"
+    "Correct and incorrect rules on any tree"
     target, draft = pair
     verify = dict(reject=reject, match=match, all=reject_from(accept=lambda *_: True),
                   p=reject_from(after=lambda r, q, x: r),
@@ -146,8 +146,8 @@ def test_token_by_token(pair, steps, rule):
 
 
 @proves("lem-token-by-token")
-def test_what_must_not_be_given():
-    "Block verification keeps the lemma's law; given that the whole draft was accepted, or rejected"
+def test_what_must_not_be_conditioned_on():
+    "Block verification satisfies the lemma; given a rejected draft, the token has another distribution"
     target, draft = killer()
     assert conditional(block_law(block, Chain(draft, 2), target), target)
     def outcome(rng):
@@ -164,11 +164,11 @@ def system(drafter, verify): return System("under test", drafter, verify)
 
 
 target, draft = (tempered(random_table(4, s, zeros=False), 1.) for s in (1, 2))
-def row_before(p, tree, i): return p[tree.parent[i]] if i else p[i]
+def previous_row(p, tree, i): return p[tree.parent[i]] if i else p[i]
 
 
 def misstated(model, choose=lambda q: int(np.argmax(q))):
-    "Drafts a token of its choice, and states that it was drawn"
+    "Drafts the token that `choose` returns, and states that it was sampled from q"
     def drafter(ctx, rng):
         tree = Tree(ctx)
         q = model(tree)[0]
@@ -178,7 +178,7 @@ def misstated(model, choose=lambda q: int(np.argmax(q))):
 
 
 def warm(model):
-    "Draws from the square root of the law that it states"
+    "Samples from the square root of the distribution that it states"
     def drafter(ctx, rng):
         tree = Tree(ctx)
         q = model(tree)[0]
@@ -187,35 +187,35 @@ def warm(model):
     return drafter
 
 
-WRONG = {   # what is convicted: the first line that says so
+WRONG = {   # drafter, verifier, the check that fails
     "everything accepted": (Chain(draft, 2), reject_from(accept=lambda *_: True), "law"),
     "correction from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "law"),
     "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "law"),
-    "bonus from the row before": (Chain(draft, 2), reject_from(last=row_before), "law"),
+    "bonus from the previous row": (Chain(draft, 2), reject_from(last=previous_row), "law"),
     "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
     "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
     "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))),
                             "law"),
     "siblings verified by p alone": (Branching(draft, (3, 1), iid), siblings_by_p, "law"),
-    "argmax stated as drawn": (misstated(draft), reject, "draft"),
+    "argmax stated as sampled": (misstated(draft), reject, "draft"),
     "always token 2": (misstated(draft, lambda q: 2), reject, "draft"),
-    "drawn too warm": (warm(draft), reject, "draft"),
-    "tokens given away": (Chain(draft, 2), lambda p, tree, rng: Verdict(0, rng.pick(p[0])), "tokens"),
+    "sampled too warm": (warm(draft), reject, "draft"),
+    "draft tokens ignored": (Chain(draft, 2), lambda p, tree, rng: Verdict(0, rng.pick(p[0])), "tokens"),
     "match for reject": (Chain(draft, 2), match, "tokens"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_systems_are_convicted(name):
-    "Each by the line that names its fault, within 6,000 rounds, and long before that"
+def test_incorrect_systems_are_rejected(name):
+    "Each by the check that concerns its bug, in fewer than 6,000 rounds"
     drafter, verify, line = WRONG[name]
     found = watch(system(drafter, verify), target, (0,), most=6000, n=8, like="reject")
-    assert not found.passes and found.wrong == (line,) and "WRONG" in str(found), found
+    assert not found.passes and found.wrong == (line,) and "FAILED" in str(found), found
     assert int(found.title.split()[0].replace(",", "")) < 6000
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_right_systems_pass(name):
+def test_correct_systems_pass(name):
     "Every listed system, on trees and chains, in floats"
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
     found = watch(s, target, (0,), most=120, n=7, seed=4, like=overlap if s.verify is reject else None)
@@ -227,14 +227,14 @@ TREES = Branching(draft, (2, 2), without_replacement)
 
 
 @pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, TREES)])
-def test_right_rules_pass_a_long_trial(verify, drafter):
-    "1,000 rounds; 40 % of the tokens from the draft would have been found"
+def test_correct_rules_pass_a_long_test(verify, drafter):
+    "1,000 rounds; 40 % of the tokens from the draft are detectable"
     trial = Trial(like=overlap)
     for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 1000): trial.note(round)
     assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .4
 
 
-def test_it_stops_when_it_is_sure():
+def test_it_stops_at_the_first_rejection():
     "One token of probability zero is enough, and no further round is played"
     zero = TableModel(3, lambda text: np.array([.5, .5, 0.]))
     calls = []
@@ -243,12 +243,12 @@ def test_it_stops_when_it_is_sure():
         return Verdict(0, 2 if len(calls) == 5 else rng.pick(p[0]))
     found = watch(system(no_draft, wrong), zero, (0,), most=100)
     assert found.wrong == ("law",) and len(calls) == 5
-    assert "token 2 came and has no weight (token 5" in found.words
-    assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was offered
+    assert "token 2 has probability 0 (observation 5)" in found.words
+    assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was drafted
 
 
-def test_a_larger_rate_convicts_earlier():
-    "Of false alarms, for one and the same wrong system"
+def test_a_larger_rate_rejects_earlier():
+    "Of false alarms, for the same incorrect system"
     wrong = system(Chain(draft, 2), reject_from(after=lambda r, q, x: r))
     titles = [watch(wrong, target, (0,), most=6000, n=8, alpha=a).title for a in (.01, 1e-9)]
     early, late = (int(title.split()[0].replace(",", "")) for title in titles)
@@ -263,23 +263,23 @@ def test_fractions_and_floats_alike():
     assert not watch(wrong, exact_target, (0,), most=600).passes
 
 
-def test_no_rule_claimed_no_rule_convicted(tmp_path):
-    "Match is exact and accepts fewer: noted by default, convicted only where reject is claimed"
+def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
+    "Match is exact and accepts fewer: reported by default, rejected only where reject is claimed"
     slow = system(Chain(draft, 2), match)
     played = recorded(700, verify=match)
     for found in (watch(slow, target, (0,), most=300), certify_rounds(played)):
         assert found.passes and found.lines[-1].passes is None
-        assert "too few for speculative sampling, which is no error" in found.lines[-1].words
+        assert "fewer than by speculative sampling, which is no error" in found.lines[-1].words
     save_log(file := tmp_path/"rounds.npz", played)
     wrong = [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)]
     assert wrong == [(), (), ("tokens",), ("tokens",)]
-    assert "too few" not in watch(system(Chain(draft, 2), reject), target, (0,), most=200).words
+    assert "fewer than" not in watch(system(Chain(draft, 2), reject), target, (0,), most=200).words
 
 
-def test_false_alarms_at_a_rate_that_can_be_seen():
-    "At alpha = 1/10, 25 right trials of 60 rounds: no more alarms than 1/10 allows (six standard deviations)"
-    right, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
-    alarms = sum(not watch(right, target, (0,), seed=s, **how).passes for s in range(25))
+def test_false_alarms_at_a_measurable_rate():
+    "At alpha = 1/10, 25 tests of 60 correct rounds: at most 1/10 false alarms (and six standard deviations)"
+    correct, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
+    alarms = sum(not watch(correct, target, (0,), seed=s, **how).passes for s in range(25))
     assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
 
 
@@ -312,12 +312,12 @@ def test_logs_of_all_lengths(tmp_path):
     assert [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
 
 
-LOGGED = ["everything accepted", "bonus from the row before", "correction from p", "tokens given away",
-          "argmax stated as drawn"]
+LOGGED = ["everything accepted", "bonus from the previous row", "correction from p", "draft tokens ignored",
+          "argmax stated as sampled"]
 
 
 @pytest.mark.parametrize("name", LOGGED)
-def test_a_log_convicts(tmp_path, name):
+def test_a_log_rejects(tmp_path, name):
     drafter, verify, line = WRONG[name]
     save_log(file := tmp_path/"rounds.npz", recorded(1500, drafter, verify))
     assert certify_log(file, like="reject").wrong == (line,)
@@ -334,11 +334,11 @@ def test_drafts_without_probabilities(tmp_path):
     with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
     full, bare = certify_log(file), certify_log(tmp_path/"bare.npz")
     assert bare.passes and full.lines == bare.lines
-    assert bare.title == f"{full.title}; no array q: drafts read as point masses"
+    assert bare.title == f"{full.title}; no array q: each draft token is a point mass"
 
 
-def test_rows_are_taken_at_their_word(tmp_path):
-    "An engine that computed wrong rows, used them and logged them has a clean log"
+def test_recorded_rows_are_assumed_correct(tmp_path):
+    "The log of an engine that computed wrong rows, used them and logged them passes"
     wrong = TableModel(4, lambda text: target.law(text)[::-1])
     played = play_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3)
     save_log(file := tmp_path/"rounds.npz", list(islice(played, 600)))
@@ -346,10 +346,10 @@ def test_rows_are_taken_at_their_word(tmp_path):
 
 
 def test_an_impossible_draft_is_a_finding():
-    "A drafted token to which its own law gives no weight is no bad input"
+    "A drafted token with probability 0 under its stated distribution is a finding, not bad input"
     p, q = np.full((2, 3), 1/3), np.array([[.5, .5, 0.]])
     found = certify_rounds([logged_round(p, q, (2,), (2, 0))])
-    assert found.wrong == ("draft",) and "token 2 came and has no weight" in found.words
+    assert found.wrong == ("draft",) and "token 2 has probability 0" in found.words
 
 
 def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
@@ -367,4 +367,5 @@ def test_a_report_in_words():
     found = certify_rounds(recorded(200))
     assert isinstance(found, Report) and str(found) == repr(found) == found.words and found.wrong == ()
     assert all(len(l) <= 92 for l in found.words.splitlines())
-    assert " a sampler that takes " in " ".join(found.words.split())
+    words = " ".join(found.words.split())
+    assert "detectable with power 0.999: " in words and " of the tokens from the draft" in words

@@ -1,4 +1,4 @@
-"Chapter 12: a chain verified from its end is exact, accepts its weights, and nothing accepts more"
+"Chapter 12: block verification is exact, accepts each prefix with its weight, and no rule accepts more"
 from collections import Counter
 from fractions import Fraction
 from itertools import product
@@ -24,7 +24,7 @@ lengths = st.integers(1, 3)
 
 
 def chain(q, tokens, ctx=(0,)):
-    "The chain of `tokens`, each edge with the law of the model `q`"
+    "The chain of `tokens`, each edge with the distribution of the model `q`"
     tree = Tree(ctx)
     for i, x in enumerate(tokens): tree.add(i, x, q.law(tree.text(i)))
     return tree
@@ -34,7 +34,7 @@ def chains(q, gamma, ctx=(0,)): return [(chain(q, x, ctx), w) for x, w in target
 
 
 def one_round(p, q, verify, gamma):
-    "The law of the number of accepted tokens"
+    "The distribution of the number of accepted tokens"
     return law_of(lambda rng: next(rounds(p, Chain(q, gamma), verify, (0,), rng)).verdict.node)
 
 
@@ -53,7 +53,7 @@ def ratios(p, tree):
 @settings(max_examples=40)
 @given(models(st.integers(2, 4)), plans(4, k=1), lengths)
 def test_chains(pair, steps, n):
-    "One round and its continuation: edges drawn in every way, probes between them, zeros, ties, equal laws"
+    "One round and its continuation: edges drawn in every way, probes between them, zeros, ties, p = q"
     verifier_contract(pair[0], Plan(pair[1], steps), block, (0,), n)
 
 
@@ -61,7 +61,7 @@ def test_chains(pair, steps, n):
 @settings(max_examples=25)
 @given(models(), lengths, st.integers(0, 3), st.integers(1, 2), st.integers(0, 10**6))
 def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
-    "Given x^i: at least i are accepted and the text goes on with z with probability w_i P(z | x^i)"
+    "Given x^i: at least i tokens are accepted and z follows, with probability w_i P(z | x^i)"
     (p, q), i = pair, min(i, gamma)
     head = Chain(q, gamma)((0,), Seeded(seed)).path(i)
     def run(rng):
@@ -95,8 +95,8 @@ def test_accepted_tokens(pair, gamma):
 @proves("thm-block-above")
 @settings(max_examples=20)
 @given(models(st.integers(2, 4)), st.integers(1, 3))
-def test_never_below_the_chain_rule(pair, gamma):
-    "At every prefix of every chain, and so in the mean; with one token they are the same"
+def test_never_below_token_by_token_verification(pair, gamma):
+    "At every prefix of every chain, and so in the mean; with one token the two are equal"
     p, q = pair
     for tree, _ in chains(q, gamma):
         w, t = prefix_weights(p(tree), tree), 1
@@ -118,7 +118,7 @@ def test_reflected_walk(pair, gamma, seed):
     assert all(w.values()) and list(w) == list(range(len(w)))
 
 
-# Nothing does better
+# Optimality
 
 def prefix_rates(p, q, verify, gamma):
     "P(the chain begins with s, and at least len(s) tokens are accepted), for every string s"
@@ -139,7 +139,7 @@ RULES = dict(reject=reject, match=match, either=either)
 @settings(max_examples=25)
 @given(models(), st.sampled_from(sorted(RULES)), st.integers(1, 3))
 def test_other_rules_stay_below(pair, rule, gamma):
-    "Exact rules of other kinds: at every string below Q(s) w(s), which block attains"
+    "Other exact rules: at every string at most Q(s) w(s), which block attains"
     p, q = pair
     most = {}
     for tree, _ in chains(q, gamma):
@@ -172,7 +172,7 @@ def best(p, q, gamma, worth):
 @settings(max_examples=8)
 @given(models(st.integers(2, 3)))
 def test_the_best_rule_by_a_linear_program(pair):
-    "Over all rules on chains of two: the most accepted tokens, and the most full chains, are those of block"
+    "Over all rules on chains of two: block has the most accepted tokens and the most full chains"
     p, q = pair
     assert abs(best(p, q, 2, lambda i: i) - float(mean_accepted_block(p, q, (0,), 2))) < 1e-7
     assert abs(best(p, q, 2, lambda i: i == 2) - float(one_round(p, q, block, 2).get(2, 0))) < 1e-7
@@ -187,7 +187,7 @@ def ceiling(p, q, i):
 @settings(max_examples=20)
 @given(models(), lengths)
 def test_the_ceiling(pair, gamma):
-    "P(A >= i) <= Σ min(P, Q) over strings of i tokens; for the first token it is touched"
+    "P(A >= i) <= Σ min(P, Q) over strings of i tokens, with equality for the first token"
     got = one_round(*pair, block, gamma)
     for i in range(1, gamma + 1): assert at_least(got, i) <= ceiling(*pair, i)
     assert mean_accepted_block(*pair, (0,), 1) == ceiling(*pair, 1)
@@ -223,10 +223,10 @@ def test_hsd_term_by_term(pair, gamma):
             Q *= tree.law[t + 1][tree.token[t + 1]]
 
 
-# The tokens behind a rejection
+# The tokens after a rejection
 
 def rest(p, q, verify, gamma):
-    "The laws of the draft tokens behind the rejected one, given the emitted tokens"
+    "The distributions of the draft tokens after the rejected one, given the emitted tokens"
     def run(rng):
         r = next(rounds(p, Chain(q, gamma), verify, (0,), rng))
         return r.tokens, r.tree.path(gamma)[len(r.tokens):]
@@ -238,8 +238,8 @@ def rest(p, q, verify, gamma):
 @proves("prop-unseen")
 @settings(max_examples=25)
 @given(models(), pairs(st.just(3)), st.integers(2, 3))
-def test_the_unseen_rest(pair, pq, gamma):
-    "A draft law that does not depend on the text stays behind a rejection by `reject`, not by `block`"
+def test_the_draft_tokens_after_a_rejection(pair, pq, gamma):
+    "If q ignores the text, the draft tokens after a rejection still have q with `reject`, not with `block`"
     p, q = pair[0], constant(*pq[1])
     for emitted, behind in rest(p, q, reject, gamma).items():
         assert behind == target_law(q, (0,), max(0, gamma - len(emitted)))
@@ -248,12 +248,12 @@ def test_the_unseen_rest(pair, pq, gamma):
     assert any(behind != target_law(q, (0,), max(0, 2 - len(emitted))) for emitted, behind in found)
 
 
-# Certain tokens
+# Deterministic proposals
 
 @settings(max_examples=25)
 @given(models(), st.lists(st.integers(0, 2), max_size=3))
-def test_certain_tokens(pair, tokens):
-    "Points for laws: the verdicts of the chain rule; against a target at temperature 0, those of `match`"
+def test_deterministic_proposals(pair, tokens):
+    "Point masses for q: the verdicts of `reject`; against a target at temperature 0, those of `match`"
     tree = Tree((0,))
     for i, x in enumerate(tokens): tree.grow(i, points([x], 3, exact=True), Seeded(0))
     for p, verify in ((pair[0], reject), (cold(pair[0]), match)):
@@ -266,7 +266,7 @@ def test_certain_tokens(pair, tokens):
 @settings(max_examples=12)
 @given(models(), st.integers(1, 2), st.booleans())
 def test_floats(pair, gamma, near):
-    "In float64, and with q an ulp from p: the law to twelve digits"
+    "In float64, and with q an ulp from p: the distribution to twelve digits"
     floats = TableModel(3, lambda text: pair[0].law(text).astype(float))
     def shifted(row): return np.array([np.nextafter(x, x + (-1)**i) if x else x for i, x in enumerate(row)])
     q = TableModel(3, lambda text: shifted(floats.law(text)) if near else pair[1].law(text).astype(float))
@@ -283,10 +283,10 @@ def test_no_overflow():
         assert block([np.array([.5, .5])]*2, tree, Seeded(0)).node == 1
 
 
-# Which rows are read, which coins are tossed
+# Which rows are read, which coins are drawn
 
 def near_chain(V, gamma, seed=0, spread=.3):
-    "Rows of a target and a chain from laws near them"
+    "Rows of a target and a chain from distributions near them"
     rng = np.random.default_rng(seed)
     p = rng.standard_exponential((gamma + 1, V))
     q = p * rng.lognormal(0, spread, p.shape)
@@ -297,7 +297,7 @@ def near_chain(V, gamma, seed=0, spread=.3):
 
 
 class Counted:
-    "Rows that count how often each is made, and give one row at a time only"
+    "Rows that count how often each is made, and return one row at a time only"
     def __init__(self, given):
         self.made, self.given = Counter(), given
         self.rows = Rows(self.note, len(given), len(given[0]))
@@ -320,8 +320,8 @@ def test_rows_are_read_when_needed(seed, spread):
     assert p.made == {i: 1 for i in range(6 + (node == 6))}
 
 
-def test_nothing_is_read_behind_an_impossible_token():
-    "The target gives the second token no weight: no row behind it is read, no coin tossed there"
+def test_nothing_is_read_after_an_impossible_token():
+    "The target gives the second token probability 0: no row after it is read, no coin drawn there"
     p, tree, table = constant(1, 1, 0), Tree((0,)), {}
     for i, x in enumerate((0, 2, 1, 1)): tree.add(i, x, exact(1, 1, 1))
     rows = Counted([p.law(tree.text(i)) for i in range(5)])
@@ -330,7 +330,7 @@ def test_nothing_is_read_behind_an_impossible_token():
 
 
 @given(st.integers(0, 10**6))
-def test_coins_are_tossed_when_needed(seed):
+def test_coins_are_drawn_when_needed(seed):
     "From the end back to the accepted node, and none for the root; one pick, at the accepted node"
     (rows, tree), table = near_chain(8, 5, seed, 1.), {}
     node = block(rows, tree, Recorder(Seeded(seed), table)).node

@@ -1,5 +1,5 @@
-"""30d_branching: the source is what it says, independent drafts are capped at the closed form, sequential
-ones are not"""
+"""30d_branching: the source has its stated transitions, independent drafts are bounded by the closed form,
+sequential ones are not"""
 from fractions import Fraction
 
 import numpy as np
@@ -24,7 +24,7 @@ shapes = pytest.mark.parametrize("B, tail, gamma", [(2, 1, 3), (2, 2, 3), (3, 1,
 def row(B, tail, x): return exact(*(int(y in following(x, B, tail)) for y in range(B*(tail + 1))))
 
 def ahead(B, tail, x, n):
-    "The law of the token n places after x"
+    "The distribution of the token n places after x"
     q = row(B, tail, x)
     for _ in range(n - 1): q = sum(w*row(B, tail, y) for y, w in enumerate(q) if w)
     return q
@@ -32,8 +32,8 @@ def ahead(B, tail, x, n):
 @settings(max_examples=8)
 @given(sources)
 def test_the_source_is_the_transformer(source):
-    """Every law of the model is the transition up to V e^-12, whatever stands before, and its state is the
-    unit vector of the token"""
+    """Every distribution of the model is the transition up to V e^-12, whatever the context, and its state is
+    the unit vector of the token"""
     B, tail = source
     net, V = branching(B, tail), B*(tail + 1)
     model = HFModel(net, keep=(1,), check=False)
@@ -45,20 +45,20 @@ def test_the_source_is_the_transformer(source):
 
 @settings(max_examples=10)
 @given(sources, st.integers(0, 99))
-def test_texts_are_of_the_source(source, seed):
-    "Each token may follow the one before; the phases of the beginnings and the branches are spread"
+def test_texts_follow_the_source(source, seed):
+    "Each token may follow the one before; first tokens take every phase, last tokens every branch"
     B, tail = source
     x = branch_texts(B, tail, 40, 3*tail + 4, seed).astype(int)
     assert all(b in following(a, B, tail) for text in x for a, b in zip(text, text[1:]))
     assert len({t[0] % (tail + 1) for t in x}) == tail + 1 and len(set(x[:, -1] // (tail + 1))) == B
 
 def mean_of(B, tail, gamma, law):
-    "Mean tokens of enumerated rounds, begun at every phase"
+    "Mean tokens of enumerated rounds, started at every phase"
     target, means = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1])), []
     for phase in range(tail + 1):
         before = (phase - 1) % (tail + 1)
         heads = TableModel(target.V, lambda text: law((before, phase), len(text) - 2))
-        runs = [(before, x) for x in following(before, B, tail)]   # nothing of x_{t+1} is known
+        runs = [(before, x) for x in following(before, B, tail)]   # x_{t+1} is not known
         one = lambda run: law_of(lambda rng: len(next(rounds(target, Chain(heads, gamma), reject, run,
                                                              rng)).tokens))
         means.append(sum(one(run).mean() for run in runs) / Fraction(len(runs)))
@@ -67,8 +67,8 @@ def mean_of(B, tail, gamma, law):
 @proves("thm-capped")
 @shapes
 def test_capped(B, tail, gamma):
-    """Every path of a round enumerated, from every phase, with the best independent laws, and with those
-    that read everything"""
+    """Every path of a round enumerated, from every phase, with the best independent distributions, and with
+    those that read the whole path"""
     target = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1]))
     def mean(start, draft):
         return law_of(lambda rng: len(next(rounds(target, Chain(draft, gamma), reject, start,
@@ -84,9 +84,9 @@ def test_capped(B, tail, gamma):
 
 @proves("thm-capped")
 @pytest.mark.parametrize("B, tail", [(2, 2), (3, 1)])
-def test_no_independent_law_does_better(B, tail):
-    """Any other law of the place after a branch, deterministic ones among them, has the same mean overlap or
-    less"""
+def test_no_independent_distribution_does_better(B, tail):
+    """Any other distribution at the place after a branch, point masses included, has at most the same mean
+    overlap"""
     V, rng = B*(tail + 1), np.random.default_rng(0)
     tails = [np.eye(V)[b*(tail + 1) + 1] for b in range(B)]
     for q in (*np.eye(V), *rng.dirichlet(np.ones(V), 50)):
@@ -95,8 +95,8 @@ def test_no_independent_law_does_better(B, tail):
 @proves("thm-agreed")
 @pytest.mark.parametrize("B, tail, gamma", [(2, 1, 4), (2, 2, 3), (3, 2, 2)])
 def test_heads_that_agree(B, tail, gamma):
-    """Uniform at branches and all on branch 0 behind them reaches the bound, which lies above each place
-    alone and below reading"""
+    """Heads uniform at branches and on branch 0 after them reach the bound, which lies above that of each
+    place alone and below a sequential drafter's"""
     def bet(start, j):
         q = ahead(B, tail, start[0], j + 2)
         return q if q[0] else one_hot(int(np.flatnonzero(q)[0]), B*(tail + 1), exact=True)
@@ -108,7 +108,7 @@ def test_heads_that_agree(B, tail, gamma):
 @settings(max_examples=10)
 @given(st.sampled_from([(2, 1, 3), (2, 2, 2), (3, 1, 2)]), st.data())
 def test_no_heads_do_better(source, data):
-    "Whatever laws the heads state at each phase and depth, no more tokens come than the bound"
+    "Whatever distributions the heads return at each phase and depth, the mean tokens are within the bound"
     B, tail, gamma = source
     weights = st.lists(st.integers(0, 3), min_size=B*(tail + 1), max_size=B*(tail + 1)).filter(any)
     laws = {(phase, j): normalize(exact(*data.draw(weights))) for phase in range(tail + 1)

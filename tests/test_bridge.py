@@ -1,4 +1,4 @@
-"09_bridge: transformers' `generate` runs our systems and ends where it would; its generators, as drafters"
+"09_bridge: transformers' `generate` runs our systems under its own options; its generators as drafters"
 from collections import Counter
 from fractions import Fraction
 
@@ -46,7 +46,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def three():
-    "A target and a draft on three tokens, whose laws leave something to every token"
+    "A target and a draft on three tokens, which give every token positive probability"
     both = [network("Llama", seed=s, vocab_size=3, num_hidden_layers=1) for s in (0, 1)]
     with torch.no_grad():
         for m in both: m.lm_head.weight.mul_(.3)
@@ -73,7 +73,7 @@ DRAFTERS = {
     "chain": lambda draft: Chain(draft, 3),
     "tree": lambda draft: Branching(draft, (3, 2, 1)),
     "their lookup": lambda draft: their_lookup(V, num_output_tokens=4),
-    "served, its own law": lambda draft: Chain(HFModel(draft, temperature=2., check=False), 2),
+    "wrapped, its own temperature": lambda draft: Chain(HFModel(draft, temperature=2., check=False), 2),
 }
 ENDS = list(range(0, V, 3))
 
@@ -115,7 +115,7 @@ def test_the_text_ends_inside_an_accepted_run(pair, n):
     assert ours(target, ctx, chain, eos_token_id=text[n]) == end
 
 
-def test_a_clock(pair):
+def test_max_time(pair):
     "max_time has run out after the first token, as in transformers"
     assert len(emitted(pair[0], (1, 2), max_time=1e-9)) == 1
     assert len(ours(pair[0], (1, 2), Chain(pair[0], 3), max_time=1e-9)) == 1
@@ -129,7 +129,7 @@ def cut(target, drafter, ctx, ended, rng):
 
 
 def plainly(target, ctx, ended):
-    "The law of plain sampling that asks `ended` after every token"
+    "The distribution of plain sampling that calls `ended` after every token"
     end, now = Counter(), {(): 1}
     while now:
         after = Counter()
@@ -150,7 +150,7 @@ def test_ended_by_any_function_of_the_text(pair, steps, sums, n):
     assert law == plainly(pair[0], (0,), ended)
 
 
-# ---- the law
+# ---- the distribution
 
 SAMPLING = {
     "plain": dict(top_k=0),
@@ -161,8 +161,8 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_exact_law_through_the_door(three, name):
-    "Every path of transformers' plain generate, and every path of ours through the same door"
+def test_exact_distribution_through_generate(three, name):
+    "Every path of transformers' plain `generate`, and every path of ours through the same call"
     p, q = three
     options = dict(do_sample=True, max_new_tokens=2, **SAMPLING[name])
     want = generate_law(p, (0, 1), **options)
@@ -171,7 +171,7 @@ def test_exact_law_through_the_door(three, name):
 
 
 @pytest.mark.parametrize("drafter", ["a model", "chain", "tree"])
-def test_one_list_for_both(pair, drafter):
+def test_processors_act_on_target_and_draft(pair, drafter):
     "A draft that is the target, behind the same processors at every node, is always accepted"
     options = dict(do_sample=True, temperature=.6, top_k=7, repetition_penalty=1.8, no_repeat_ngram_size=2)
     ledger = output(pair[0], DRAFTERS[drafter](pair[0]), max_new_tokens=30, seed=3, **options).text.ledger
@@ -184,8 +184,8 @@ def output(model, drafter, ids=(1, 2, 1), **options):
     return model.generate(torch.tensor([ids]), **usual | options, custom_generate=speculate, drafter=drafter)
 
 
-def test_a_draft_that_hides_its_warp_is_caught(three):
-    "A mutant drafts at a temperature and states the law without it: caught exactly, and by its misstatement"
+def test_a_misstated_temperature_is_detected(three):
+    "A mutant drafts at a temperature and states q without it: detected exactly, and by `edge_law_error`"
     (p, q), options = three, dict(do_sample=True, top_k=0, max_new_tokens=2)
     hot, stated = HFModel(q, 5., check=False), HFModel(q, check=False)
     def steep(ctx, rng):
@@ -198,8 +198,8 @@ def test_a_draft_that_hides_its_warp_is_caught(three):
     assert off(Chain(hot, 1)) < EXACT and edge_law_error(Chain(hot, 1), (0, 1)) < EXACT
 
 
-def test_torch_decides_the_draw(three):
-    "The same torch seed, the same text; a seed of one's own leaves torch's generator alone"
+def test_the_torch_seed_sets_the_draws(three):
+    "The same torch seed, the same text; an explicit seed does not touch torch's generator"
     p, q = three
     once = lambda **how: ours(p, (0, 1), q, do_sample=True, max_new_tokens=20, **how)
     texts = []
@@ -211,7 +211,7 @@ def test_torch_decides_the_draw(three):
     assert once(seed=5) == once(seed=Seeded(5)) != once(seed=6) and torch.equal(state, torch.get_rng_state())
 
 
-# ---- what comes back
+# ---- the output
 
 def test_the_output_object(pair):
     "Sequences, scores and logits are those of transformers, also for a criterion that reads the scores"
@@ -240,7 +240,7 @@ def test_the_log_probabilities_are_those_of_the_scores(pair):
     assert np.allclose(out.text.logprobs, logprobs, atol=1e-5) and min(logprobs) < -.1 and out.logits is None
 
 
-def test_the_verifier_is_the_one_that_was_given(pair):
+def test_the_given_verifier_is_used(pair):
     lazy = lambda p, tree, rng: Verdict(0, rng.pick(p[0]))
     text = output(pair[0], pair[0], max_new_tokens=5, verify=lazy).text
     assert (text.ledger.num_draft_tokens, text.ledger.num_accepted_tokens) == (20, 0)
@@ -253,7 +253,7 @@ def test_the_callback_gets_the_tokens_of_every_round(pair):
     assert tuple(torch.cat(parts).tolist()) == text and [len(t) for t in parts] == [4, 4, 4, 1]
 
 
-def test_a_model_is_checked_once_and_nothing_is_left_behind(monkeypatch):
+def test_a_model_is_checked_once_and_unchanged_after(monkeypatch):
     checked, fresh = [], network("Llama", seed=3, num_hidden_layers=1)
     monkeypatch.setattr(HFModel, "check", lambda self: checked.append(self.model))
     before = fresh.generation_config.to_dict()
@@ -262,7 +262,7 @@ def test_a_model_is_checked_once_and_nothing_is_left_behind(monkeypatch):
 
 
 def test_wrapped_models(pair):
-    "Bare models are found wherever they stand; a drafter without one stays the same object"
+    "Bare models are wrapped at any depth; a drafter without one stays the same object"
     like, (p, q) = lambda m: ("served", m), pair
     assert wrap_models(Chain((Chain(p, 1), q), 3), like) == Chain((Chain(("served", p), 1), ("served", q)), 3)
     own = Chain(HFModel(q, check=False), 2)
@@ -272,7 +272,7 @@ def test_wrapped_models(pair):
 def test_every_refused_option_exists(): assert set(SERVED_CONFIG) <= set(vars(GenerationConfig()))
 
 
-# ---- chance, asked through torch
+# ---- random draws through torch
 
 @settings(max_examples=20)
 @given(laws(3))
@@ -302,8 +302,8 @@ def assisted(model, tokens=2, schedule="constant", threshold=.4, **changed):
 @pytest.mark.parametrize("changed", [
     dict(temperature=.5), dict(top_p=.7), dict(repetition_penalty=1.6), dict(eos_token_id=2),
     dict(threshold=.9, tokens=3)])
-def test_the_sampled_assistant_keeps_the_contract(three, changed):
-    "It states what it draws, also where it stops early: it stops after a token that it offers"
+def test_the_sampled_assistant_satisfies_the_contract(three, changed):
+    "It states the distribution it draws from, also where it stops early: after a token that it drafts"
     drafter = assisted(three[1], **changed)
     for ctx in ((0,), (0, 1, 2)): assert edge_law_error(drafter, ctx) < EXACT
 
@@ -313,7 +313,7 @@ def test_the_heuristic_assistant_in_our_loop_is_exact(three):
 
 
 def block_network(model):
-    "A drafter of blocks with large random weights, of the sizes of `model`"
+    "A block drafter with large random weights, of the sizes of `model`"
     torch.manual_seed(3)
     same = "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
     config = MuseGlimmerAssistantConfig(
@@ -332,7 +332,7 @@ def block_drafter(model, block, sampled):
 
 
 def test_a_generator_that_reads_hidden_states(three, monkeypatch):
-    "It drafts what it drafts inside `generate`, and keeps the law; without a pass it drafts nothing"
+    "It drafts the tokens that it drafts inside `generate`, and is exact; without a pass it drafts nothing"
     model, block, found = three[0], block_network(three[0]), []
     top, sampled = (block_drafter(model, block, sample) for sample in (False, True))
     answer = DFlashTokenCandidateGenerator.get_candidates
@@ -354,8 +354,8 @@ def loop_error(model, drafter):
     return tv_outcomes(loop_law(target, drafter, reject, (0, 1), 2), target_law(target, (0, 1), 2))
 
 
-def test_a_generator_is_a_value(three):
-    "Drafting changes nothing in it; `learn` returns another, and the heuristic moves by what was accepted"
+def test_a_generator_is_not_changed(three):
+    "Drafting changes nothing in it; `learn` returns another, whose length depends on what was accepted"
     (p, q), seen = three, set()
     drafter = assisted(q, schedule="heuristic", tokens=2, threshold=0.)
     for s in range(8):
@@ -367,7 +367,7 @@ def test_a_generator_is_a_value(three):
         seen.add(full)
     assert seen == {True, False} and copy_generator(drafter.generator).assistant_model is q
     drafter.generator.get_candidates(torch.tensor([[0, 1]]))
-    refuses("generator", GeneratorDrafter, drafter.generator, 3)   # used
+    refuses("generator", GeneratorDrafter, drafter.generator, 3)   # already used
     refuses("V", GeneratorDrafter(assisted(q).generator, 4), (0, 1), Seeded(0))
 
 
@@ -394,12 +394,12 @@ def one_edge(true, stated):
 def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, top, verify, R):
     "R rounds continued by the target are off by at most the sum of each round's largest misstatement"
     n, (target, q) = 3, twins(kind, 3, seed, zeros)
-    another = random_table(3, other, False)   # no zeros here: what q allows can be drawn
+    another = random_table(3, other, False)   # no zeros here: every token of q's support can be drawn
     def true(ctx):
         w = greedy(q.law(ctx)) if top else another.law(ctx) * (q.law(ctx) > 0)
         return w / w.sum()
     draft, want = one_edge(true, q.law), target_law(target, (0,), n)
-    texts, worst = {(): Fraction(1)}, []   # the law of the text after r rounds; max TV(S, S') of each round
+    texts, worst = {(): Fraction(1)}, []   # the distribution of texts after r rounds; max TV(S, S') of each
     for r in range(R):
         open_texts = [t for t in texts if len(t) < n]
         for t in open_texts: assert edge_law_error(draft, (0, *t)) == tv(q.law((0, *t)), true((0, *t)))

@@ -1,4 +1,4 @@
-"43_cache: rows go where the lemma says, every slot holds its text after any history, nothing is read back"
+"43_cache: rows move to the slots of the lemma, every slot holds its text after any history, no host reads"
 import random
 from functools import cache as once
 from itertools import permutations
@@ -30,12 +30,12 @@ def texts_of(parent, token, text):
     return [text + tuple(token[j] for j in path(parent, i)) for i in range(len(parent))]
 
 
-# ---- where rows go
+# ---- the destinations of rows
 
 @proves("lem-destinations", "cor-batch-map")
 @given(st.lists(st.tuples(shapes(11), st.integers(0, 11), st.integers(0, 9)), min_size=1, max_size=4))
 def test_no_row_moves_up_and_each_text_moves_alone(batch):
-    "Any paths of any trees: one copy after the other, text by text, is the gather; no other slot changes"
+    "Any paths of any trees: sequential copies, text by text, equal the gather; no other slot changes"
     paths, lengths = [path(up, pick % len(up)) for up, pick, _ in batch], whole([n for *_, n in batch])
     height = max(len(up) for up, _, _ in batch) - 1
     source, into = commit_moves(lengths, padded(paths, height), 0 * lengths)
@@ -52,7 +52,7 @@ def test_no_row_moves_up_and_each_text_moves_alone(batch):
 
 
 def copied(s, order):
-    "Are the rows of the nodes `s` right after copies in place, in this order?"
+    "Whether copies in place in this order leave the rows of the nodes `s`"
     rows = list(range(7))
     for k in order: rows[k + 1] = rows[s[k]]
     return rows[1:len(s) + 1] == list(s)
@@ -61,7 +61,7 @@ def copied(s, order):
 @proves("prop-parallel")
 @pytest.mark.parametrize("a", range(1, 5))
 def test_in_parallel(a):
-    "All sequences of distinct nodes and all orders of copies: which are right. Reading first always is"
+    "All sequences of distinct nodes and all orders of copies: which are right; reading first always is"
     rising, in_order = set(), set()
     for s in permutations(range(1, 7), a):
         right = [copied(s, order) for order in permutations(range(a))]
@@ -79,7 +79,7 @@ def test_in_parallel(a):
 # ---- exactly: a row is a number for its text
 
 class Numbers(dict):
-    "A number for each text, in the order in which they are first met"
+    "A number for each text, in the order of first occurrence"
     def __missing__(self, text): return self.setdefault(text, len(self) + 1)
     def rows(self, texts):  # (B, n) texts -> (layers, 2, B, heads, n, width), which differ by layer and sign
         x = 10 * whole([[self[text] for text in row] for row in texts])[:, None, :, None].expand(-1, 2, -1, 8)
@@ -87,7 +87,7 @@ class Numbers(dict):
 
 
 def numbered_round(cache, texts, step, rng, numbers):
-    "Write a random tree behind each text and accept a random path; -> the texts after it"
+    "Write a random tree after each text and accept a random path; -> the texts after it"
     N = rng.randint(1, 7)
     parents = [grow(rng, N) for _ in texts]
     drafts = [texts_of(up, rng.choices(range(3), k=N), text) for up, text in zip(parents, texts)]
@@ -99,7 +99,7 @@ def numbered_round(cache, texts, step, rng, numbers):
 
 
 def holds(seed, step, rounds=12):
-    "After each round: do all slots before the lengths hold their texts' numbers, in every layer and head?"
+    "Whether all slots before the lengths hold their texts' numbers after each round, in every layer and head"
     rng, numbers, texts = random.Random(seed), Numbers(), [(0,)] * 3
     cache = StaticRows(model("gqa"), 3, 150, dtype=torch.int64, check=True)
     for _ in range(rounds):
@@ -119,7 +119,7 @@ def test_every_slot_holds_its_text(seed): assert holds(seed, StaticRows.commit)
 
 
 def variant(part=..., up=0, grows=1):
-    "A commit of a part of the rows, `up` slots too far in front; lengths grow by `grows` and the path"
+    "A commit of a part of the rows, `up` slots too early; lengths grow by the path and `grows`"
     def step(cache, nodes, root):
         source, into = commit_moves(cache.lengths, nodes, root)
         commit(cache.rows[part], source, into - up * (nodes >= 0).long())
@@ -150,8 +150,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_variants_are_seen(wrong):
-    "Each known mistake fails in every one of ten histories in which a right commit passes"
+def test_wrong_variants_are_detected(wrong):
+    "Each known bug fails in all ten histories in which the right commit passes"
     for seed in range(10): assert holds(seed, variant()) and not holds(seed, WRONG[wrong])
 
 
@@ -207,7 +207,7 @@ def prompted(net, texts, size):
 
 
 def one_round(net, cache, texts, rng, N=6):
-    "Some texts end before their path does, some keep nothing; -> the texts, the text and logits of each node"
+    "Some texts end before their path does, some accept none; -> the texts, the text and logits of each node"
     parents = [grow(rng, N) for _ in texts]
     token = [[t[-1], *rng.choices(range(V), k=N - 1)] for t in texts]
     logits = read(net, cache, token, parents)
@@ -239,7 +239,7 @@ def far(net, cache, texts):
 @proves("thm-static-cache", "cor-batch-map")
 @pytest.mark.parametrize("name", ["gqa", "GPT2", "Qwen2", "GPTNeoX", "OPT"])
 def test_the_rows_are_those_of_the_text(name):
-    "Twelve rounds of a ragged batch, one text begun anew: as in passes over each text alone"
+    "Twelve rounds of a ragged batch, one text restarted: as in passes over each text alone"
     net, texts, rng = model(name), [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3), (5, 8), (9, 7, 9, 3)], random.Random(0)
     cache = prompted(net, texts, 90)
     address = cache.rows.data_ptr(), cache.lengths.data_ptr()
@@ -269,13 +269,13 @@ def test_the_mask_and_the_positions_matter(name, wrong, monkeypatch):
 
 @proves("thm-static-cache")
 def test_the_table_must_begin_finite():
-    "A NaN in a slot that no node sees reaches every logit, a large number none; fresh memory may hold NaN"
+    "A NaN in a slot masked for all nodes reaches every logit, a large number none; fresh memory may hold NaN"
     torch.use_deterministic_algorithms(True)   # fresh memory then holds NaN
     try: assert torch.empty(9).isnan().all() and StaticRows(model("gqa"), 2, 9).rows.isfinite().all()
     finally: torch.use_deterministic_algorithms(False)
     cache, logits = prompted(model("gqa"), [(3, 1, 4)], 20), []
-    for rubbish in 0., 1e30, float("nan"):
-        cache.rows[..., 12, :] = rubbish
+    for filler in 0., 1e30, float("nan"):
+        cache.rows[..., 12, :] = filler
         logits.append(read(model("gqa"), cache, [[4, 2]], [[-1, 0]]))
     assert torch.equal(logits[0], logits[1]) and logits[2].isnan().all()
 
@@ -290,7 +290,7 @@ def neo():
     return widely(transformers.AutoModelForCausalLM.from_config(config))
 
 
-def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
+def test_why_a_table_is_limited_to_the_models_positions(monkeypatch):
     "GPT-Neo is right in a table at the bound and wrong in a longer one, although the text is as short"
     net, text, up, boolean = neo(), (3, 1, 4, 1), [-1, 0, 0, 2], slot_mask
     lowest = torch.finfo(torch.float64).min   # its attention adds the mask
@@ -306,13 +306,13 @@ def test_why_a_table_is_held_to_the_models_positions(monkeypatch):
     with pytest.raises(RuntimeError): off(17)
 
 
-# ---- cost, and what the host may ask
+# ---- cost, and what the host may read
 
 @proves("prop-cache-bytes")
 @pytest.mark.parametrize("name, heads", [("gqa", 2), ("GPT2", 4)])
 @pytest.mark.parametrize("dtype, size", [(torch.float64, 8), (torch.bfloat16, 2)])
 def test_bytes(name, heads, dtype, size):
-    "A token's bytes, the table's, and what one commit touches whatever is accepted"
+    "A token's bytes, the table's, and what one commit moves whatever is accepted"
     cache = StaticRows(model(name), 3, 50, dtype=dtype)
     assert cache.token_bytes == 2 * 2 * heads * 8 * size and cache.rows.nbytes == 3 * 50 * cache.token_bytes
     assert cache.rows.is_contiguous() and cache.rows.dtype == dtype
@@ -332,15 +332,15 @@ def meta_round(check):
     return z, cache
 
 
-def test_no_number_comes_back():
-    "A round runs through without one; with `check=True` it cannot"
+def test_no_value_is_read_back():
+    "A round completes without reading a value; with `check=True` it cannot"
     z, cache = meta_round(False)
     assert z.shape == (2, 4, V) and cache.rows.is_meta and cache.lengths.is_meta
     with pytest.raises(RuntimeError, match="meta"): meta_round(True)
 
 
 def test_the_last_slot_is_used_and_a_refusal_changes_nothing():
-    "Ten slots: ten tokens beside one node, six beside five; past the end a pass is stopped, checked or not"
+    "Ten slots: ten tokens beside one node, six beside five; past the end a pass raises, checked or not"
     cache, new = StaticRows(model("gqa"), 1, 10, check=True), torch.zeros(1, 2, 5, 8, dtype=torch.float64)
     cache.lengths += 5
     cache.check_room(6, 5)
@@ -354,8 +354,8 @@ def test_the_last_slot_is_used_and_a_refusal_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["gqa", "GPT2"])
-def test_positions_are_not_left_to_the_model(name):
-    "It would count from one length for all texts, and fails"
+def test_positions_must_be_given_to_the_model(name):
+    "The model would count from one length for all texts, and fails"
     cache, ids = StaticRows(model(name), 2, 10), whole([[1, 2, 3]] * 2)
     mask = slot_mask(cache.lengths, torch.ones(2, 3, 3, dtype=torch.bool).tril(), 10)
     with pytest.raises((RuntimeError, ValueError)): forward(model(name), cache, ids, None, mask)

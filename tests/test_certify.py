@@ -31,7 +31,7 @@ stops = st.sets(st.integers(0, 2), max_size=2).map(tuple)
 
 
 def certify(verify, p, q, ctx=(0,), n=3, gamma=1, **kw):
-    "The answer on chains of `gamma` from `q`, or on `q`, a drafter"
+    "The result on chains of `gamma` from `q`, or on `q`, a drafter"
     drafter = Chain(q, gamma) if isinstance(q, TableModel) else q
     return certify_system(System("under test", drafter, verify), p, ctx, n, **kw)
 
@@ -42,8 +42,8 @@ def certify(verify, p, q, ctx=(0,), n=3, gamma=1, **kw):
 @pytest.mark.parametrize("name", SYSTEMS)
 @settings(max_examples=2)
 @given(models(), contexts, stops)
-def test_a_certificate_covers_what_it_says(name, pair, ctx, stop):
-    "Equality for three tokens; then, as the proposition says, for fewer and with any stop tokens"
+def test_a_certificate_covers_fewer_tokens_and_any_stop(name, pair, ctx, stop):
+    "Equality for three tokens; then, by the proposition, for fewer and with any stop tokens"
     target, draft = pair
     s = SYSTEMS[name](draft, gamma=2, shape=(2,), exact=True)
     found = certify_system(s, target, ctx)
@@ -54,12 +54,13 @@ def test_a_certificate_covers_what_it_says(name, pair, ctx, stop):
 
 @proves("prop-certificate")
 def test_a_certificate_covers_nothing_else():
-    "Wrong systems that pass for fewer tokens, after another context, and on another table"
+    "Incorrect systems that pass for fewer tokens, after another context, and on another table"
     wide, two = [random_table(3, s, zeros=False) for s in (1, 2)], (constant(3, 2, 1), constant(1, 2, 3))
     late = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
     assert certify(late, *wide, n=1).passes and not certify(late, *wide, n=2).passes
-    def shy(p, tree, rng): return Verdict(0, 0) if tree.ctx[0] else match(p, tree, rng)
-    assert certify(shy, wide[0], no_draft).passes and not certify(shy, wide[0], no_draft, (1,)).passes
+    def after_one(p, tree, rng): return Verdict(0, 0) if tree.ctx[0] else match(p, tree, rng)
+    assert certify(after_one, wide[0], no_draft).passes
+    assert not certify(after_one, wide[0], no_draft, (1,)).passes
     rows = reject_from(row=lambda p, tree, i: p[0])
     assert certify(rows, *two, gamma=2).passes and not certify(rows, *wide, gamma=2).passes
 
@@ -71,7 +72,7 @@ def test_a_certificate_covers_nothing_else():
 @given(models(st.integers(2, 4)), contexts, st.integers(1, 4), st.integers(1, 3000), st.integers(1, 20),
        stops, st.sampled_from([1, 2, 5, 256]))
 def test_cells_are_a_partition_with_exact_weights(pair, ctx, n, runs, due, stop, most):
-    "Disjoint, complete, of the exact weights of the texts inside; each is due often enough"
+    "Disjoint, complete, with the exact weights of the texts inside; each expected count is large enough"
     target = pair[0]
     ctx = tuple(x % target.V for x in ctx)
     cells, inside = partition(target, ctx, n, runs, stop, due, most), Counter()
@@ -86,8 +87,8 @@ def test_cells_are_a_partition_with_exact_weights(pair, ctx, n, runs, due, stop,
 
 
 @proves("prop-cells")
-def test_the_law_of_the_counts_is_that_of_the_cells():
-    "p-values of a right system on a real partition are uniform, as for draws from the weights themselves"
+def test_the_distribution_of_the_counts_is_that_of_the_cells():
+    "p-values of a correct system on a real partition are uniform, as for samples from the weights"
     target, draft = (tempered(m, 1.) for m in killer())
     cells, rng = partition(target, (0,), 3, 400), numpy_generator(5)
     seen = [certify(reject, target, draft, gamma=2, runs=400, seed=s).test for s in range(10)]
@@ -108,7 +109,7 @@ def test_impossible_texts_are_no_cell():
 @settings(max_examples=40)
 @given(laws(5), st.integers(1, 60).map(lambda k: Fraction(k, 60)), st.integers(1, 6))
 def test_split(row, share, room):
-    "The named are the likeliest and heavy enough; the others weigh nothing or enough; nothing is lost"
+    "The named tokens are the likeliest, with enough weight; the others have none or enough; the sum is 1"
     named, others = split_row(row, share, room)
     rest = [row[x] for x in range(5) if x not in named]
     assert len(named) <= room and all(row[x] >= share for x in named)
@@ -157,19 +158,19 @@ def test_false_alarms_of_many_runs(n, w):
         assert alpha/200 < tail <= alpha
 
 
-def test_the_limit_is_near_the_textbook():
+def test_the_limit_is_near_the_chi_square_quantile():
     "Above the chi-square quantile, by less than the Agrawal bound would be, also for thousands of cells"
     for k, due in ((2, 1000), (16, 10), (256, 10), (5000, 10)):
-        mine, book = safe_limit(k*due, (1/k,)*k), chi2.isf(ALPHA, k - 1)
+        mine, quantile = safe_limit(k*due, (1/k,)*k), chi2.isf(ALPHA, k - 1)
         t = 1 - (k - 1)/mine
-        assert book < mine < 1.25*book and mine < 2*(-(k - 1)*np.log(1 - t) - np.log(ALPHA))/t
+        assert quantile < mine < 1.25*quantile and mine < 2*(-(k - 1)*np.log(1 - t) - np.log(ALPHA))/t
     assert safe_limit(10, (1.,)) == 0 and ALPHA <= 1e-9
 
 
 @proves("prop-seen")
 @settings(max_examples=25)
 @given(models(), st.integers(20, 2000))
-def test_cells_never_exaggerate(pair, runs):
+def test_the_distance_on_cells_is_a_lower_bound(pair, runs):
     "The distance on the cells is at most that of the texts; the entropy at least twice its square"
     want, other = (target_law(m, (0,), 3) for m in pair)
     cells, a, b = partition(pair[0], (0,), 3, runs), Counter(), Counter()
@@ -181,7 +182,7 @@ def test_cells_never_exaggerate(pair, runs):
 
 
 def halves(want, off):
-    "A law at distance `off` from `want` that raises one half of its mass evenly: the hardest to see"
+    "A distribution at distance `off` from `want`, one half of its mass raised evenly: the least detectable"
     up, mass = set(), 0.
     for k in sorted(want, key=want.get, reverse=True):
         if mass + want[k] > .5 + 1e-12: continue
@@ -204,14 +205,14 @@ def test_misses_are_as_rare_as_stated(n, weights):
         assert missed <= 2000*MISS + 6*np.sqrt(2000*MISS)
 
 
-def test_what_it_sees():
+def test_detectable_distances():
     "The distance falls as 1/√n and grows slowly with the cells; published sample sizes for a distance of .05"
-    def book(n, k): return detectable(n, k - 1, chi2.isf(ALPHA, k - 1))
-    assert book(4000, 27) == pytest.approx(2*book(16_000, 27))
+    def by_chi_square(n, k): return detectable(n, k - 1, chi2.isf(ALPHA, k - 1))
+    assert by_chi_square(4000, 27) == pytest.approx(2*by_chi_square(16_000, 27))
     for k, n in ((2, 8.5e3), (16, 1.2e4), (32, 1.4e4), (1024, 4.8e4)):
-        assert book(n, k) == pytest.approx(.05, rel=.02)
+        assert by_chi_square(n, k) == pytest.approx(.05, rel=.02)
     for k, n in ((2, 8500), (1024, 48_000)):
-        assert 1 < detectable(n, k - 1, safe_limit(n, (1/k,)*k)) / book(n, k) < 1.08
+        assert 1 < detectable(n, k - 1, safe_limit(n, (1/k,)*k)) / by_chi_square(n, k) < 1.08
 
 
 def test_pooling():
@@ -229,24 +230,27 @@ def test_pooling():
 
 # Evidence
 
-def test_the_laws_decide():
-    "Fractions give a certificate, floats give evidence; a right system passes both, the mean tokens agree"
+def test_the_type_of_the_rows_selects_the_test():
+    "Fractions give a certificate, floats give evidence; a correct system passes both, the mean tokens agree"
     pair = killer()
-    sure = certify(reject, *pair, CTX, gamma=2)
-    seen = certify(reject, *(tempered(m, 1.) for m in pair), CTX, gamma=2, seed=3, runs=1000)
-    assert isinstance(sure, Certificate) and isinstance(seen, Evidence) and sure.passes and seen.passes
-    mean, error = seen.tokens
-    assert abs(mean - float(sure.tokens)) < 6*error and 0 < error < .1
+    exact = certify(reject, *pair, CTX, gamma=2)
+    counted = certify(reject, *(tempered(m, 1.) for m in pair), CTX, gamma=2, seed=3, runs=1000)
+    assert isinstance(exact, Certificate) and isinstance(counted, Evidence)
+    assert exact.passes and counted.passes
+    mean, error = counted.tokens
+    assert abs(mean - float(exact.tokens)) < 6*error and 0 < error < .1
 
 
 @pytest.mark.parametrize("name", ["sampled tree", "SuffixDecoding"])
 def test_listed_systems_pass_by_counts(name):
-    "On float tables, with a stop token; the report states what would have been seen"
+    "On float tables, with a stop token; the report states runs, error rates and the detectable distance"
     target, draft = (tempered(m, .9) for m in killer())
     system = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
     found = certify_system(system, target, CTX, 3, {2}, runs=1200, seed=11)
-    assert found.passes and found.words.startswith("no difference seen\n1,200 runs")
-    assert "1e-09" in found.words and f"TV >= {found.test.tv:.3f}" in found.words and found.test.tv < .2
+    assert found.passes and found.words.startswith("no difference detected in 1,200 runs: p-value")
+    for stated in "false-alarm rate 1e-09", f"total variation {found.test.tv:.3f}", "power 0.999":
+        assert stated in found.words
+    assert found.test.tv < .2
     unlikely = replace(found, test=replace(found.test, p_value=1e-5))
     assert "more runs" in unlikely.words and "more runs" not in found.words
 
@@ -256,26 +260,26 @@ WRONG = {   # drafter, verifier, runs
     "everything accepted": (lambda q: Chain(q, 2), reject_from(lambda *_: True), 2500),
     "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r), 2500),
     "siblings verified by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p, 2500),
-    "bonus from the row before": (lambda q: Chain(q, 1), reject_from(last=parent_row), 4000),
+    "bonus from the previous row": (lambda q: Chain(q, 1), reject_from(last=parent_row), 4000),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_systems_are_caught_by_counts(name):
-    "Each is further off, on the very cells of the report, than the report would have seen; and it is caught"
+def test_incorrect_systems_are_rejected_by_counts(name):
+    "Each has, on the cells of the report, more than the detectable distance; and it is rejected"
     target, draft = (tempered(m, .8) for m in killer())
     drafts, verify, runs = WRONG[name]
     drafter = drafts(draft)
     found, cells = certify(verify, target, drafter, CTX, runs=runs), partition(target, CTX, 3, runs)
     law = loop_law(target, drafter, verify, CTX, 3).of(cells.of)
     assert tv_outcomes(law, cells.weight) > found.test.tv and not found.passes, found
-    cell, due, seen = found.worst
-    assert due == pytest.approx(runs*cells.weight[cell]) and abs(seen - due) > 5*np.sqrt(due)
-    assert found.words.startswith("the law is wrong: ") and str(found).startswith("LAW IS WRONG")
+    cell, expected, count = found.worst
+    assert expected == pytest.approx(runs*cells.weight[cell]) and abs(count - expected) > 5*np.sqrt(expected)
+    for words in (found.words, str(found)): assert words.startswith("OUTPUT DISTRIBUTION DIFFERS")
 
 
 def test_two_large_vocabularies():
-    "512 tokens, texts of three: 134 million texts on a few dozen cells; right passes, wrong does not"
+    "512 tokens, texts of three: 134 million texts on a few dozen cells; correct passes, incorrect fails"
     rng = np.random.default_rng(3)
     base, turn = 3*rng.standard_normal(512), rng.standard_normal((2, 512))
     def model(k):
@@ -296,11 +300,11 @@ def test_one_text():
     assert right.passes and right.test.cells == 1 and right.hidden == 0 and 0 < right.test.tv < .2
     with np.errstate(divide="ignore"):
         wrong = certify(lambda p, tree, rng: Verdict(0, rng.pick(np.ones(3)/3)), target, no_draft, runs=50)
-    assert not wrong.passes and "impossible for the target" in wrong.words
+    assert not wrong.passes and "impossible under the target" in wrong.words
 
 
 def test_reproducible_and_independent(capsys):
-    "The same seed, the same counts; another seed, others; a bar of runs on request alone"
+    "The same seed, the same counts; another seed, others; a progress bar on request alone"
     target = tempered(killer()[0], 1.)
     a, b, c = (certify_system(autoregressive, target, (0,), runs=300, seed=s) for s in (1, 1, 2))
     assert a == b != c and not capsys.readouterr().err
@@ -309,7 +313,7 @@ def test_reproducible_and_independent(capsys):
 
 
 def test_without_scipy(monkeypatch):
-    "Exact certificates need numpy alone; counts name what is missing, before anything is run"
+    "Exact certificates need numpy alone; counts name the missing package, before anything is run"
     target, draft = killer()
     monkeypatch.setattr(builtins, "__import__", builtins.__import__)
     for name in [m for m in sys.modules if m.split(".")[0] == "scipy"]: monkeypatch.delitem(sys.modules, name)
@@ -321,14 +325,14 @@ def test_without_scipy(monkeypatch):
         certify(reject, tempered(target, 1.), lambda ctx, rng: 1/0)
 
 
-def test_where_it_was_furthest_off():
-    "The cell, what came and what was due; `of` names its numbers, but never those of an impossible text"
+def test_the_worst_cell():
+    "The cell, its observed and expected count; `of` names its numbers, but never those of an impossible text"
     target = tempered(random_table(3, 1, zeros=False), 1.)
     cells = partition(target, (0,), 2, 200)
     first = next(iter(cells.weight))
     where = evidence(cells, {first: 200}).where
-    assert where().endswith(f"came 200 times and was due {200*float(cells.weight[first]):.1f} times")
+    assert where().endswith(f": observed 200 of 200, expected {200*float(cells.weight[first]):.1f}")
     assert where("classes ").replace("classes (", "(") == where() != where("classes ")
     impossible = evidence(cells, {first: 100, ((9, 9),): 1}).where
-    text = "the text (9, 9), impossible for the target, came 1 times and was due 0.0 times"
+    text = "the text (9, 9), impossible under the target: observed 1 of 101, expected 0.0"
     assert impossible("classes ") == impossible() == text

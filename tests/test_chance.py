@@ -1,4 +1,4 @@
-"Chapter 01: enumeration against hand-computed laws, keyed noise, merged loops, seeds and tapes"
+"Chapter 01: enumeration against hand-computed distributions, keyed noise, merged loops, seeds and tapes"
 from collections import Counter
 from fractions import Fraction
 from math import nextafter
@@ -14,7 +14,7 @@ from specref.core.loop import generate
 from specref.app.systems import SYSTEMS
 from specref.core.target import random_table
 
-# A program is a leaf (a number) or a question with a program for every answer
+# A program is a leaf (a number) or a random draw with a program for every outcome
 
 leaves = st.integers(0, 3)
 def picks(kids):
@@ -39,8 +39,8 @@ def by_hand(program, mass=Fraction(1)):
 @proves("thm-pushforward")
 @settings(max_examples=50)
 @given(programs)
-def test_enumeration_is_the_law_of_the_program(program):
-    "Every program of up to a dozen questions: law, number of paths and mean, by recursion instead of replay"
+def test_enumeration_is_the_distribution_of_the_program(program):
+    "Programs of up to a dozen draws: distribution, number of paths and mean, by recursion instead of replay"
     law, paths, want = law_of(lambda rng: run(program, rng)), by_hand(program), Counter()
     for out, w in paths: want[out] += w
     assert law == want and law.paths == law.of(lambda k: k % 2).paths == len(paths) and sum(law.values()) == 1
@@ -50,13 +50,13 @@ def test_enumeration_is_the_law_of_the_program(program):
 @settings(max_examples=8)
 @given(programs, st.integers(0, 99))
 def test_running_agrees_with_enumerating(program, seed):
-    "Two thousand seeded runs against the computed law: a false alarm once in 1e9"
+    "Two thousand seeded runs against the computed distribution: a false alarm once in 1e9"
     rng = Seeded(seed)
     report = g_test(Counter(run(program, rng) for _ in range(2000)), law_of(lambda rng: run(program, rng)))
     assert report.fits, report
 
 def cut(*laws):
-    "The joint law of the inverse cumulated laws of one uniform: the pieces between all breakpoints"
+    "The joint distribution of the inverse CDFs of `laws` at one uniform: the pieces between all breakpoints"
     ends = [np.cumsum(law) for law in laws]
     borders, joint = sorted({0, *(x for e in ends for x in e)}), Counter()
     for a, b in zip(borders, borders[1:]):
@@ -73,7 +73,7 @@ def test_one_key_is_one_uniform(ls):
 @settings(max_examples=25)
 @given(pairs(st.integers(2, 3)), laws(2))
 def test_keys_are_independent_of_each_other_and_of_plain_noise(pq, plain):
-    "Two keys used in turn, with a plain pick between: the product of three laws"
+    "Two keys used in turn, with a plain pick between: the product of three distributions"
     p, q = pq
     draws = (p, 1), (q, 2), (plain, None), (q, 1), (p, 2)
     got = law_of(lambda rng: tuple(rng.pick(law, key=key) for law, key in draws))
@@ -88,7 +88,7 @@ def test_keys_are_independent_of_each_other_and_of_plain_noise(pq, plain):
 @settings(max_examples=30)
 @given(pairs(), st.integers(0, 999))
 def test_seeded_keys_share_one_number(pq, seed):
-    "A seeded rng gives keyed answers that a single uniform can give, the same ones from any stream"
+    "The keyed picks of a seeded rng are those of some single uniform, the same from any stream"
     streams = [Seeded(seed).at(i)[side] for i in range(2) for side in range(2)]
     (answers,) = {tuple(rng.pick(law, key=(3, 4)) for law in pq) for rng in streams}
     assert cut(*pq)[answers] > 0
@@ -96,7 +96,7 @@ def test_seeded_keys_share_one_number(pq, seed):
 @proves("thm-merging")
 @settings(max_examples=25)
 @given(st.lists(laws(3), min_size=3, max_size=3), st.integers(1, 3), st.integers(1, 4))
-def test_merged_states_have_the_law_of_all_paths(rows, patience, n):
+def test_merged_states_have_the_distribution_of_all_paths(rows, patience, n):
     "A Markov chain with a coin in every step that stops at different times: merged = enumerated in full"
     def step(s, rng):
         x = rng.pick(rows[s[0]])
@@ -134,7 +134,7 @@ def test_coins_and_tapes(a, b, u, i):
     assert tape.pick(p, at=i) == tape.pick(p.astype(float), at=i) == x
 
 def test_streams_have_their_own_noise():
-    "Every round and side its own numbers, the same on every call; plain stream and keys apart from all"
+    "Each round and side has its own uniforms, the same on every call; plain stream and keys have others"
     roots, keys = ((0,), (0, 7), (0, 1)), (0, 1, 2, (0, 0), (0, 1), (0, 1, 0))
     def streams():
         rounds = [rng for root in roots[:2] for i in range(20) for rng in Seeded(5, root).at(i)]
@@ -146,7 +146,7 @@ def test_streams_have_their_own_noise():
     assert own == keyed(lambda rng: rng.at(3).verify.at(1).draft)
 
 def test_draft_and_verifier_are_independent():
-    "The joint law of both sides' first coins in two rounds, over 4,500 seeds"
+    "The joint distribution of both sides' first coins in two rounds, over 4,500 seeds"
     p = exact(1, 1)
     joint = Counter(tuple(r.pick(p) for i in range(2) for r in Seeded(s).at(i)) for s in range(4500))
     report = g_test(joint, law_of(lambda rng: tuple(rng.pick(p) for _ in range(4))))
@@ -156,7 +156,7 @@ def test_draft_and_verifier_are_independent():
 @settings(max_examples=3)
 @given(seed=st.integers(0, 999), V=st.integers(2, 6))
 def test_a_tape_replays_a_seeded_run(name, seed, V):
-    "Every number of a seeded generation, written down by address, gives the same integers; no address twice"
+    "The uniforms of a seeded generation, recorded by address, give the same integers; no address twice"
     target, draft = random_table(V, 2*seed), random_table(V, 2*seed + 1)
     system, table = SYSTEMS[name](draft, gamma=3, shape=(2, 2), exact=True), {}
     def decode(rng): return generate(target, system.drafter, system.verify, (0, 1), 9, rng)

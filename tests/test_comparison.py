@@ -21,8 +21,8 @@ TEXTS = torch.tensor(prompts("code", 2, length=40))
 def base(): return TargetModel(raw_model("target"))
 
 
-class Oracle:
-    "Guesses x_{t+2+j} by the target's own law there, or by the one `off` places away; nothing before `start`"
+class TargetAsDraft:
+    "Predicts x_{t+2+j} by the target's own row there, or by the one `off` places away; zeros before `start`"
     def __init__(self, base, off=0, start=0): self.base, self.off, self.start = base, off, start
     def guesses(self, batch, depth):
         z = self.base.head(batch.states[self.base.layers])
@@ -32,12 +32,12 @@ class Oracle:
 
 @pytest.mark.parametrize("temperature", [0., .5, 1.])
 def test_the_target_overlaps_with_itself(base, temperature):
-    "As its own drafter and as a draft model; not one place off; places of the prompt do not count"
+    "As its own drafter and as a draft model; less one place off; positions of the prompt do not count"
     def overlaps(net, first=10): return c.depth_overlaps(net, base, TEXTS, first, temperature)
-    one, late = pytest.approx([1]*4, abs=1e-5), Oracle(base, start=20)
-    nets = (Oracle(base), 10), (c.DraftModelNetwork("target"), 10), (late, 20)
+    one, late = pytest.approx([1]*4, abs=1e-5), TargetAsDraft(base, start=20)
+    nets = (TargetAsDraft(base), 10), (c.DraftModelNetwork("target"), 10), (late, 20)
     for net, first in nets: assert overlaps(net, first) == one
-    assert max(overlaps(Oracle(base, off=1))) < .7 and max(overlaps(late, 19)) < .999
+    assert max(overlaps(TargetAsDraft(base, off=1))) < .7 and max(overlaps(late, 19)) < .999
 
 
 def test_temperature_is_continuous_at_zero(base):
@@ -45,15 +45,15 @@ def test_temperature_is_continuous_at_zero(base):
     assert cold == pytest.approx(zero, abs=1e-3)
 
 
-def test_an_interval_holds_its_mean_as_often_as_it_says():
-    "Of 300 skewed samples with mean 0 between 265 and 297 have it within: a little too narrow for 40 prompts"
+def test_the_coverage_of_an_interval():
+    "Of 300 intervals of skewed samples, 265 to 297 cover the mean: a little too narrow for 40 prompts"
     rng = np.random.default_rng(0)
     intervals = (c.interval(rng.standard_exponential(40) - 1, 1000) for _ in range(300))
     assert 265 <= sum(low <= 0 <= high for _, low, high in intervals) <= 297
     assert c.interval([2, 2, 2]) == [2, 2, 2] and c.interval([1, 5, 2]) == c.interval([1, 5, 2])
 
 
-def test_a_claim_is_settled_by_pairs():
+def test_claims_are_paired_differences():
     "The mean difference prompt by prompt, for each set of weights that has both systems"
     easy = np.random.default_rng(1).normal(3, 1, 20)
     tokens = {("Medusa", ""): easy, ("Hydra", ""): easy + .1, ("Medusa", "again"): easy,
@@ -65,8 +65,8 @@ def test_a_claim_is_settled_by_pairs():
     assert [row["gain"][0] for row in c.claims(small)] == pytest.approx([1])
 
 
-def test_who_races(tmp_path):
-    "Plain decoding first, both chains, every trained system; networks trained again only where they are"
+def test_the_contestants(tmp_path):
+    "Plain decoding first, both chains, every trained system; retrained networks where they exist"
     names = list(c.contest())
     chains = {("speculative sampling", draft) for draft in ("small", "large")}
     assert names[0] == ("autoregressive", "") and {(name, "") for name in TRAINED} | chains <= {*names}
@@ -79,7 +79,7 @@ def test_who_races(tmp_path):
 
 @pytest.fixture
 def short(tmp_path, monkeypatch):
-    "A race of a few, two of them trained twice, on one domain, with prices of single calls"
+    "A race of four systems, two of them trained twice, on one domain, with fixed costs"
     (tmp_path/"again").mkdir()
     for name in ("medusa", "hydra"): (tmp_path/"again"/name).symlink_to(SHIPPED_DRAFTERS/name)
     stops = c.contest(tmp_path/"again")
@@ -92,7 +92,7 @@ def short(tmp_path, monkeypatch):
 
 
 def test_the_record_is_written_whole(short, tmp_path, capsys):
-    "A row for everyone, claims for both sets of weights; the file reads back to the printed table"
+    "A row for every system, claims for both sets of weights; the file reads back to the printed table"
     c.compare(tmp_path/"deep"/"run.json", tmp_path/"again", laps=1, each=1, n=6)
     got = json.loads((tmp_path/"deep"/"run.json").read_text())
     table = c.comparison_table(got)

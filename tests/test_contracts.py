@@ -15,7 +15,7 @@ small = dict(gamma=2, shape=(2, 1), exact=True)
 built = {name: build(constant(*CANON[1]), **small) for name, build in SYSTEMS.items()}
 verifiers = {f: name for name, f in reversed([(name, s.verify) for name, s in built.items()])}   # each once
 verifiers = dict(sorted((name, f) for f, name in verifiers.items()))
-CHOOSY = {"block verification": "wanted a chain", "K-SEQ": "wanted those of `iid`"}   # refuse other trees
+CHOOSY = {"block verification": "wanted a chain", "K-SEQ": "wanted those of `iid`"}   # raise for other trees
 
 
 @proves("thm-edges")
@@ -23,7 +23,7 @@ CHOOSY = {"block verification": "wanted a chain", "K-SEQ": "wanted those of `iid
 @settings(max_examples=20)
 @given(models(st.integers(3, 4)), contexts, st.integers(1, 3), st.sampled_from([(2,), (3,), (1, 2), (2, 1)]))
 def test_drafters(name, pair, ctx, gamma, shape):
-    "The law stated on every edge is the conditional law of its token, after several contexts"
+    "The distribution stated on every edge is its token's conditional one, after several contexts"
     drafter_contract(SYSTEMS[name](pair[1], gamma=gamma, shape=shape, exact=True).drafter, ctx)
 
 
@@ -35,13 +35,13 @@ cases = (st.tuples(models(), plans(3)) | st.tuples(models(st.integers(4, 5)), pl
 @settings(max_examples=25)
 @given(cases, contexts, st.integers(1, 3))
 def test_verifiers(name, case, ctx, n):
-    "Any honest tree, with probes: exact, no probe accepted, own noise, nothing changed; or refused"
+    "Any tree with true edges, with probes: exact, no probe accepted, own noise, nothing changed; or refused"
     (target, draft), steps = case
     try: verifier_contract(target, Plan(draft, steps), verifiers[name], ctx, n)
     except ValueError as e: assert str(e).startswith("tree: ") and CHOOSY[name] in str(e)
 
 
-# The contracts have teeth
+# The contracts detect violations
 
 def to_the_end(p, tree, rng): return Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
 
@@ -92,14 +92,14 @@ BROKEN = {
     "rows changed": lambda: one(one_node(1), changing),
     "tree changed": lambda: one(one_node(1), growing),
     "noise of the draft": lambda: one(leaking, lambda p, tree, rng: match(p, tree, tree.rng)),
-    "another law": lambda: whole(to_the_end),
+    "another distribution": lambda: whole(to_the_end),
     "edge misstated": lambda: drafter_contract(one_node(3, CANON[1]), (0,)),
     "edge misstated, verified": lambda: one_step(one_node(3, CANON[1])),
-    "a drafter that remembers": lambda: drafter_contract(Counting(), (0,)),
+    "a drafter with hidden state": lambda: drafter_contract(Counting(), (0,)),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_contracts_bite(what):
+def test_contracts_detect_violations(what):
     with pytest.raises(AssertionError): BROKEN[what]()
     for verify in (reject, match): whole(verify)

@@ -33,7 +33,7 @@ def contrary(model): return TableModel(model.V, lambda text: model.law(text)[::-
 
 
 def peek(target, turn):
-    "A drafter that reads the verifier's noise, of later places too, and offers its tokens, turned by `turn`"
+    "A drafter that reads the verifier's noise, later positions too, and drafts its tokens, shifted by `turn`"
     def drafter(ctx, rng):
         tree, node = Tree(ctx), 0
         for _ in range(2):
@@ -64,7 +64,7 @@ kinds = pytest.mark.parametrize("kind", DRAFTERS)
 @settings(max_examples=4)
 @given(models(), st.integers(1, 3))
 def test_all_noise(kind, pair, n):
-    "One noise, with a draft and without: on every path the same text, and its law is the target's, unmerged"
+    "One noise, with a draft and without: on every path the same text, distributed as the target's, unmerged"
     target, draft = pair
     drafter = DRAFTERS[kind](target, draft)
     n = min(n, 2 if kind in ("lists", "a tree") else 3)   # many coins a round
@@ -104,8 +104,8 @@ WRONG_KEYS = {
 
 
 @pytest.mark.parametrize("name", WRONG_KEYS)
-def test_a_wrong_key_is_caught(name):
-    "Noise that is used twice breaks the law, as every path shows; merged states may not"
+def test_a_wrong_key_is_detected(name):
+    "Noise that is used twice changes the distribution of all paths; that of merged states may be right"
     target, draft = constant(3, 2, 1), constant(1, 2, 3)
     want, wrong = target_law(target, (0,), 3), by(WRONG_KEYS[name])
     for d in (no_draft, PositionKeyed(Chain(draft, 1))):
@@ -114,8 +114,8 @@ def test_a_wrong_key_is_caught(name):
     assert loop_law(target, no_draft, wrong, (0,), 3) == want
 
 
-def test_another_draft_finds_a_wrong_key():
-    "A depth in the key keeps the law and loses invariance: the same seed, other texts"
+def test_another_draft_detects_a_wrong_key():
+    "A depth in the key preserves the distribution and loses invariance: the same seed, other texts"
     target, draft = constant(3, 2, 1), constant(1, 2, 3)
     laned = by(lambda tree, i: (len(tree.ctx) + tree.depth[i], tree.depth[i]))
     def text(gamma, n, rng):
@@ -151,7 +151,7 @@ def test_positions_of_nodes():
 @settings(max_examples=25)
 @given(pairs())
 def test_cells_are_two_picks_with_one_key(pq):
-    "The formula is the law of two picks with one key; token by token they agree at most min(p, q)"
+    "The formula is the distribution of two picks with one key; on each token they agree at most min(p, q)"
     p, q = pq
     J = inverse_cdf_coupling(p, q)
     assert law_of(lambda rng: (rng.pick(q, key=0), rng.pick(p, key=0))) == as_joint(J)
@@ -183,7 +183,7 @@ def races(p, q, n=100_000, K=1, seed=0):  # -> times (n, K, V), winners under q 
 @settings(max_examples=25)
 @given(pairs())
 def test_the_race_in_fractions(pq):
-    "Both sums are the laws, exchanging the players transposes, the diagonal is the one-line formula"
+    "The marginals are q and p, exchanging the players transposes, the diagonal is the one-line formula"
     p, q = pq
     J = gumbel_max_coupling(p, q)
     assert all(isinstance(w, Fraction) and w >= 0 for w in J.flat)
@@ -198,7 +198,7 @@ def test_the_race_in_fractions(pq):
 @proves("thm-race")
 @pytest.mark.parametrize("pq", PAIRS, ids=("canon", "sgl", "peak", "zeros"))
 def test_the_race_by_counts(pq):
-    "100,000 races: the joint law, every cell of it; a false alarm once in 10^9"
+    "100,000 races: the joint distribution, every cell of it; a false alarm once in 10^9"
     _, x, y = races(*pq)
     report = g_test(Counter(zip(x[:, 0].tolist(), y.tolist())), as_joint(gumbel_max_coupling(*pq)))
     assert report.fits and report.tv < .03, report
@@ -214,10 +214,10 @@ def test_agreement_lies_between_its_bounds(pq):
     assert (1 - d)/(1 + d) <= agree <= 1 - d == overlap(p, q)
 
 
-# Racing
+# GumbelMax
 
-def test_racing_is_the_race():
-    "Keyed picks of two players from one seed: the joint law of the theorem, and fresh noise at the next key"
+def test_gumbel_max_is_the_race():
+    "Keyed picks of two players from one seed: the theorem's joint distribution; fresh noise at the next key"
     p, q = CANON
     counts, later = Counter(), Counter()
     for s in range(20_000):
@@ -230,7 +230,7 @@ def test_racing_is_the_race():
     assert report.fits and report.tv < .06, report
 
 
-def test_racing_is_seeded_elsewhere():
+def test_gumbel_max_is_seeded_without_a_key():
     "Picks without a key and coins are those of Seeded; a key is the same noise in every round"
     a, b = GumbelMax(5, lists=2), Seeded(5)
     law = exact(1, 2, 3)
@@ -244,7 +244,7 @@ def test_racing_is_seeded_elsewhere():
 
 @given(seeds, st.integers(0, 99), st.integers(1, 4))
 def test_times_belong_to_tokens(seed, t, lists):
-    "The best of the lists, a list for itself, the same for a larger vocabulary"
+    "The best of the lists, each list with its own, the same for a larger vocabulary"
     rng = GumbelMax(seed, lists=lists)
     each = [rng.times((t, k), 8) for k in range(lists)]
     assert (rng.times(t, 8) == np.min(each, axis=0)).all() and (rng.times(t, 5) == rng.times(t, 8)[:5]).all()
@@ -252,8 +252,8 @@ def test_times_belong_to_tokens(seed, t, lists):
 
 
 @given(seeds, pairs())
-def test_racing_gives_only_what_the_law_can(seed, pq):
-    "No token of weight 0; the tiniest weight is no error"
+def test_gumbel_max_stays_in_the_support(seed, pq):
+    "No token of weight 0; tiny weights raise no error"
     x = GumbelMax(seed).pick(pq[0], key=3)
     assert pq[0][x] > 0 and type(x) is int
     assert GumbelMax(seed).pick(np.array([0, 1 - 1e-300, 1e-300, 5e-324]), key=3) == 1
@@ -277,7 +277,7 @@ def test_more_lists_are_not_worse(pq, K):
 @pytest.mark.parametrize("K", [1, 2, 4])
 @pytest.mark.parametrize("pq", PAIRS[:3], ids=("canon", "sgl", "peak"))
 def test_lists_by_counts(pq, K):
-    "100,000 races: the target's law is p, drafted by its winning list as often as the theorem says"
+    "100,000 races: the target's tokens follow p, drafted by the winning list as often as in the theorem"
     p, q = pq
     E, x, y = races(p, q, K=K)
     assert g_test(Counter(y.tolist()), as_dict(p)).fits
@@ -308,7 +308,7 @@ def test_reused_is_reject_with_shared_noise(pq):
 @proves("prop-reused")
 @pytest.mark.parametrize("pq", PAIRS, ids=("canon", "sgl", "peak", "zeros"))
 def test_reused_race_by_counts(pq):
-    "100,000 corrections with the draft's exponential times: the law of the formula, and not p"
+    "100,000 corrections with the draft's exponential times: the distribution of the formula, and not p"
     p, q = pq
     E, x, _ = races(p, q)
     x, u = x[:, 0], np.random.default_rng(1).random(len(x))

@@ -21,12 +21,12 @@ queries = st.lists(st.integers(0, V - 1), min_size=1, max_size=5).map(tuple)
 
 
 def places(texts, w):
-    "Every (text, place) at which `w` stands, by looking everywhere"
+    "Every (text, place) where `w` occurs, by exhaustive search"
     return [(k, i) for k, t in enumerate(texts) for i in range(len(t) - len(w) + 1) if t[i:i+len(w)] == w]
 
 
 def counted(texts, w, depth):
-    "How often each beginning of what follows `w` comes, up to `depth` tokens, no further than its text"
+    "Counts of the continuations of `w`, of up to `depth` tokens, within their text"
     tails = [texts[k][i+len(w):][:depth] for k, i in places(texts, w)]
     return Counter(t[:j] for t in tails for j in range(1, len(t) + 1))
 
@@ -37,7 +37,7 @@ def counted(texts, w, depth):
 @settings(max_examples=100)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
 def test_suffix_array(text, times):
-    "The order of the suffixes as Python sorts them, on texts that repeat, too"
+    "The order of the suffixes is that of Python's sort, on periodic texts too"
     text = text * times
     assert suffix_array(text).tolist() == sorted(range(len(text)), key=lambda i: text[i:])
 
@@ -57,7 +57,7 @@ def test_long_texts():
 @settings(max_examples=100)
 @given(texts, queries)
 def test_find_and_children(texts, w):
-    "A range is where a string stands in one text; its children are the ranges of the longer strings"
+    "A range holds the places of a string; its children are the ranges of the strings one token longer"
     store, starts = Datastore(texts, V), np.cumsum([0, *(len(t) + 1 for t in texts)])
     lo, hi, d = store.find(w)
     assert sorted(store.order[lo:hi]) == [starts[k] + i for k, i in places(texts, w)] and d == len(w)
@@ -69,7 +69,7 @@ def test_find_and_children(texts, w):
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 4), st.integers(0, 4))
 def test_longest_ending(texts, ctx, shortest, more):
-    "Bisection finds what trying every length finds: an ending of one that occurs occurs"
+    "Bisection agrees with trying every length, because the endings of a string that occurs occur"
     lengths = range(shortest, min(shortest + more, len(ctx)) + 1)
     found = [(len(places(texts, ctx[len(ctx)-l:])), l) for l in lengths]
     lo, hi, d = Rest(Datastore(texts, V), shortest + more, shortest).ending(ctx)
@@ -78,8 +78,8 @@ def test_longest_ending(texts, ctx, shortest, more):
     assert (hi - lo, d) == (found[sum(hits) - 1] if any(hits) else (0, 0))
 
 
-def test_small_numbers_and_borders():
-    "Tokens take as few bytes as they need; nothing is found across a border, and nothing goes on across one"
+def test_dtypes_and_borders():
+    "Tokens take as few bytes as they need; no match and no continuation crosses a border"
     for size, kind in ((255, np.uint8), (256, np.uint16), (65536, np.uint32)):
         store = Datastore([np.array([1, 2, 1], np.uint16)], size)
         lo, hi, _ = store.find((1, 2))
@@ -93,8 +93,8 @@ def test_small_numbers_and_borders():
 @faithful("REST")
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
-def test_retrieval_is_brute_force(texts, ctx, shortest, more, most, depth):
-    "Weights are the counts of what follows the longest ending; the heaviest are offered"
+def test_retrieval_against_brute_force(texts, ctx, shortest, more, most, depth):
+    "Weights are the counts of continuations of the longest ending; the heaviest are drafted"
     rest = Rest(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
     endings = [ctx[len(ctx)-l:] for l in range(min(shortest + more, len(ctx)), shortest - 1, -1)]
     hit = next((w for w in endings if places(texts, w)), None)
@@ -114,7 +114,7 @@ def test_retrieval_is_brute_force(texts, ctx, shortest, more, most, depth):
 @settings(max_examples=20)
 @given(models(), texts, contexts, st.integers(1, 2), st.integers(1, 5))
 def test_exact(pair, texts, ctx, shortest, most):
-    "Two or three tokens by the loop have the target's law, under both verifiers"
+    "Two or three tokens of the loop have the target's distribution, under both verifiers"
     rest = Rest(Datastore(texts, V), 3, shortest, most, 3, exact=True)
     for verify in (reject, match):
         assert loop_law(pair[0], rest, verify, ctx, 2) == target_law(pair[0], ctx, 2)
@@ -125,7 +125,7 @@ def path_tree(paths, V): return add_paths(Tree((0,)), paths, V, Enumerator(), ex
 
 
 def off(p, paths, verify):
-    "The law of the first token on a tree of `paths`, with row `p` everywhere, and its distance from `p`"
+    "Distribution of the first token on a tree of `paths`, with row `p` everywhere, and its distance from `p`"
     tree = path_tree(paths, len(p))
     law = law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0])
     return law, tv_outcomes(law, {x: w for x, w in enumerate(p) if w})
@@ -135,7 +135,7 @@ def off(p, paths, verify):
 @settings(max_examples=25)
 @given(laws(4), st.lists(queries.map(lambda w: w[:2]), min_size=1, max_size=3))
 def test_a_second_draw(p, paths):
-    "What no child has comes with M p(x) after a fresh draw: a bound for a draw a path, equality for one"
+    "A token x of no child has mass M p(x): a bound on the distance for a draw a path, equality for one"
     first, tree = {g[0] for g in paths}, path_tree(paths, 4)
     ways = Counter(tree.path(i)[0] for i in range(1, len(tree)) if not tree.children(i))
     hit, M = sum(p[x] for x in first), np.prod([(1 - p[x])**k for x, k in ways.items()])

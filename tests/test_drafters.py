@@ -1,4 +1,4 @@
-"32c_drafters: every system certified with a table in the place of its network, and one command trains any"
+"32c_drafters: every system certified with a table in place of its network, and one command trains any"
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_recipe_is_certified(name):
-    "Every way of drafting has the target's law in fractions, at both temperatures of the draw"
+    "Every way of drafting has the target's distribution in fractions, at both temperatures of the draw"
     make = trained_system(name)
     assert certificate(make).exact
     assert certificate(partial(make, temperature=0), V=4, n=2, seeds=(3, 4), stop=()).exact
@@ -47,7 +47,7 @@ def test_the_draw_at_temperature_0_is_the_limit(z):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    "Targets of one's own, of two families, with a tokenizer beside them"
+    "Folders of targets of two families, each with a tokenizer"
     llama_folder, gpt_folder = (tmp_path_factory.mktemp(name) for name in ("llama", "gpt"))
     torch.manual_seed(0)
     llama(6, 32, 64).save_pretrained(llama_folder)
@@ -84,8 +84,8 @@ def test_one_command_trains(family, system, steps, folders, tmp_path, capsys):
     assert made(target, (1, 2, 3), 8, Seeded(0)) == alone
 
 @pytest.mark.usefixtures("short")
-def test_interrupted_it_goes_on(folders, tmp_path, monkeypatch):
-    "Stopped while sampling and while training, the command ends with the same weights"
+def test_interrupted_training_resumes(folders, tmp_path, monkeypatch):
+    "Interrupted while sampling and while training, the command ends with the same weights"
     train("eagle", folders["llama"], tmp_path/"a", 20, 40)
     for _ in ("while sampling", "while training"):
         with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
@@ -104,13 +104,13 @@ class Interrupted:
         self.write(path, write)
 
 def test_a_target_without_a_tokenizer(tmp_path):
-    "Is refused, and nothing is written"
+    "The target is refused, and nothing is written"
     llama(2, 32, 64).save_pretrained(tmp_path/"bare")
     refuses("target", train_drafter, "eagle", str(tmp_path/"bare"), tmp_path/"x")
     assert not (tmp_path/"x").exists()
 
 def test_at_the_command_line(capsys):
-    "A wrong name is one line and status 2"
+    "For an unknown name: one line and exit status 2"
     with pytest.raises(SystemExit) as e: main(["train", "eagle9"])
     err = capsys.readouterr().err
     assert e.value.code == 2 and err.count("\n") == 1 and "eagle3" in err

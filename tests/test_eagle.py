@@ -58,7 +58,7 @@ def test_what_is_trained_and_what_is_shared():
     assert torch.equal(net.logits(net.enter(dict(enumerate(out.hidden_states)))), out.logits)
 
 def test_embedding_first():
-    "The first half of fc reads the next token, the second the feature; at first both weigh the same"
+    "The first half of fc reads the next token, the second the feature; at first both have the same scale"
     base = TargetModel(raw_model("target"))
     net, d = Eagle(base), base.d
     x, f, at = torch.tensor([[5, 7]]), torch.randn(1, 2, d), torch.arange(2)[None]
@@ -70,17 +70,17 @@ def test_embedding_first():
         step = lambda f, x: net.step(f, x, at, causal_attention)
         assert torch.equal(step(f, x), step(-f, x)) and not torch.equal(step(f, x), step(f, x + 1))
 
-def test_the_product_is_blind_on_the_source():
-    """The elementwise product, as the seeds write it, is zero wherever token and feature differ, and no
-    branch is heard; nor does it fit"""
+def test_the_product_is_zero_on_the_source():
+    """The elementwise product of token and feature is zero wherever they differ, so it carries no branch; nor
+    does its shape fit"""
     base = TargetModel(branching(4, 3))
     with torch.inference_mode():
         f = base.model(input_ids=torch.tensor([[2, 3]]), output_hidden_states=True).hidden_states[-1][0, 1]
     assert all(abs(base.embed(torch.tensor(b*4)) * f).max() < 1e-6 for b in range(4))
     with pytest.raises(RuntimeError): Eagle(base).fc(base.embed(torch.tensor(0)) * f)
 
-def test_what_is_blurred():
-    "The features that are read, by uniform noise within ±.1, not those that are learnt"
+def test_noise_is_added_to_inputs_alone():
+    "Uniform noise within ±.1 is added to the features that are read, not to those that are trained on"
     net, _, batch = small()
     seen, f, missed = [], batch.states[net.reads[0]], net.feature_loss
     net.step = lambda f, x, at, attend: seen.append(f) or f
@@ -93,7 +93,7 @@ def test_what_is_blurred():
 @proves("prop-agree")
 @given(seeds)
 @settings(max_examples=10)
-def test_both_terms_want_the_same(seed):
+def test_both_loss_terms_have_one_minimum(seed):
     "At the true feature the loss is a tenth of the entropy and its gradient is zero"
     net, _, _ = small()
     true = torch.randn(1, 4, net.base[0].d, dtype=torch.float64,
@@ -106,7 +106,7 @@ def test_both_terms_want_the_same(seed):
 
 @proves("prop-told")
 def test_the_mean_feature_by_hand():
-    "Two branches: the best blind guess of the feature is the mean, its error the variance"
+    "Two branches: the best prediction of the feature without the token is the mean, its error the variance"
     base = TargetModel(branching(2, 2))
     x = torch.tensor([[2, 0], [2, 3]])
     with torch.inference_mode():
@@ -124,8 +124,8 @@ def test_the_mean_feature_by_hand():
 @given(models(), st.sampled_from([(-1, 0, 0, 1), (-1, 0, 1), (-1, 0, 0, 0)]))
 @settings(max_examples=10)
 def test_tables_of_fractions(pair, parent):
-    """The draws of this chapter on tables: honest edges, and one round and its continuation have the
-    target's law exactly"""
+    """The draws of this chapter on tables: true edges, and one round and its continuation have the target's
+    distribution exactly"""
     p, q = pair
     likeliest = StaticTree(UnwarpedModel(q), parent, likeliest_points)
     grown = DynamicTree(UnwarpedModel(q), 2, 2, 3, exact=True)
@@ -142,13 +142,13 @@ def ranks(model, tree):
     return frozenset(known.values())
 
 def certainty(model, tree):
-    "What the draft gives its likeliest path of two tokens"
+    "The draft's probability of its likeliest path of two tokens"
     q = model(tree)
     return max(q[u][tree.token[c]] * q[0][tree.token[u]] for u in tree.children(0) for c in tree.children(u))
 
 @faithful("EAGLE", "EAGLE-2")
-def test_one_tree_for_all_texts_and_one_for_each():
-    "By ranks EAGLE-1's tree is the same after every text"
+def test_one_static_tree_and_a_dynamic_one_for_each_text():
+    "By ranks EAGLE-1's tree is one for all texts; EAGLE-2's varies, deeper where the draft is confident"
     draft, hot = UnwarpedModel(shipped(0)), UnwarpedModel(shipped())
     static, dynamic, depth = set(), set(), {}
     for text in (t for domain in DOMAINS for t in prompts(domain, 5)):
@@ -173,8 +173,8 @@ def test_the_published_tree():
 @faithful("EAGLE-2")
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_the_heaviest_of_the_pool(domain):
-    """On real texts: the nodes hang together, and no connected choice of as many from the pool weighs more,
-    all being tried"""
+    """On real texts: the nodes are connected, and no connected choice of as many from the pool weighs more
+    (all are enumerated)"""
     draft = UnwarpedModel(shipped())
     connected = lambda some: all(p[:-1] in some or len(p) == 1 for p in some)
     for text in prompts(domain, 2):
@@ -188,9 +188,9 @@ def test_the_heaviest_of_the_pool(domain):
 @proves("prop-grown")
 @given(seeds, st.integers(1, 5))
 @settings(max_examples=15)
-def test_a_draft_that_is_right_about_itself(seed, n):
-    """Where the draft is the target: EAGLE-2's weights sum to the mean of what is accepted, and no planned
-    tree is accepted more"""
+def test_a_draft_equal_to_the_target(seed, n):
+    """Where the draft is the target: EAGLE-2's weights sum to the mean number of accepted tokens, and no
+    static tree has a larger one"""
     p = TableModel(3, lambda text: exact(*np.random.default_rng([seed, *text]).integers(1, 9, 3)))
     def mean(drafter):
         return law_of(lambda rng: len(next(rounds(p, drafter, reject, (0,), rng)).tokens)).mean()
@@ -202,7 +202,7 @@ def test_a_draft_that_is_right_about_itself(seed, n):
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=6).filter(any))
 def test_likeliest(w):
-    "Every token that has weight once, likeliest first, the lower id among equals; exact laws stay exact"
+    "Every token that has weight once, likeliest first, the lower id among equals; fractions stay fractions"
     tree = Tree((0,))
     tree.grow(0, likeliest_points(exact(*w)), Enumerator(), 9)
     assert tree.token[1:] == sorted((x for x in range(len(w)) if w[x]), key=lambda x: -w[x])
@@ -211,7 +211,7 @@ def test_likeliest(w):
     assert likeliest_points(np.array(w)/sum(w))(()).dtype == float
 
 def test_unwarped():
-    "At temperature 0 a row is a point and its raw weights are the whole law; a table's rows are its laws"
+    "At temperature 0 a row is a point mass, its raw weights the whole distribution; a table's are its rows"
     draft, text = shipped(0), Tree(prompts("english", 1)[0])
     raw = UnwarpedModel(draft)
     assert max(draft(text)[0]) == 1 > max(raw(text)[0]) and np.allclose(raw(text)[0], shipped()(text)[0])
@@ -221,7 +221,7 @@ def test_unwarped():
 # The shipped drafter
 
 def test_the_figures_of_the_card():
-    "They fall little from depth to depth"
+    "The overlaps fall little from depth to depth"
     card = json.loads((FOLDER/"config.json").read_text())
     noise = json.loads((Path(__file__).parents[1]/"docs"/"benchmarks"/"noise.json").read_text())
     assert card["overlaps"][0] > .5 and card["overlaps"][0] - card["overlaps"][3] < .06
@@ -247,8 +247,8 @@ def test_the_grown_tree_is_accepted_longer():
 
 @faithful("EAGLE-2")
 def test_confidence_is_acceptance():
-    """Points of the shipped drafter after true tokens, binned by its confidence: accepted about as often as
-    it states"""
+    """Point masses of the shipped drafter after true tokens, binned by its confidence: the acceptance rate
+    is close to the confidence"""
     net = load_network("eagle")
     base, x = net.base[0], torch.tensor([p for d in DOMAINS for p in prompts(d, 12, length=96, seed=9)])
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""32a_eagle3: HASS's and EAGLE-3's own rules, the draft vocabulary, the fusion, the switches, and what
-unrolled training buys"""
+"""32a_eagle3: HASS's and EAGLE-3's own rules, the draft vocabulary, the fusion, the switches, and the
+gain of unrolled training"""
 from functools import cache
 
 import numpy as np
@@ -40,13 +40,13 @@ def tiny(V=32, d=32):
         bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
 
 def pair(V=32, make=Eagle3, **kw):
-    "A target that keeps its states, an untrained network on it, and random texts"
+    "A target that returns its states, an untrained network on it, and random texts"
     base = TargetModel(tiny(V))
     torch.manual_seed(1)
     net = make(base, **(dict(reads=(1, 2, 3)) if make is Eagle3 else dict(noise=0.)), **kw)
     x = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        # attention that tells rows apart
+        # attention that distinguishes rows
         for n, w in net.named_parameters(): w.mul_(3 if "proj" in n else 1)
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states
     return HFModel(base.model, keep=(1, 2, 3, 4), check=False), net, StateDataset(x, dict(enumerate(h)))
@@ -119,7 +119,7 @@ def test_the_maps_agree(some):
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50), st.integers(1, 12))
 def test_the_most_frequent(x, n):
-    "No token left out is more frequent than one that is in, ties go to the lower"
+    "No excluded token is more frequent than an included one, ties go to the lower"
     ids = frequent_tokens(np.array([x]), n, 12).tolist()
     assert ids == sorted(sorted(range(12), key=lambda y: (-x.count(y), y))[:n])
 
@@ -127,7 +127,7 @@ def test_the_most_frequent(x, n):
 @settings(max_examples=30)
 @given(st.integers(2, 5).flatmap(lambda V: st.tuples(laws(V), laws(V), some_of(V))))
 def test_missing_tokens_cost_acceptance_only(given):
-    "No law on D overlaps p by more than p(D), the renormalised one does"
+    "No distribution on D overlaps p by more than p(D), the renormalised p attains it"
     p, w, D = given
     inside = np.array([x in D for x in range(len(p))])
     mass, w = sum(p[inside]), np.where(inside, w, 0*w)
@@ -142,8 +142,8 @@ def test_missing_tokens_cost_acceptance_only(given):
 @faithful("EAGLE-3")
 @given(st.sets(st.integers(0, 31), min_size=1, max_size=20).map(sorted), seeds)
 @settings(max_examples=10)
-def test_drafted_tokens_are_known(ids, seed):
-    "Laws are zero outside the draft vocabulary and the softmax of the short logits within"
+def test_drafted_tokens_are_in_the_draft_vocabulary(ids, seed):
+    "Rows are zero outside the draft vocabulary and the softmax of the short logits within"
     target, net, _ = pair(draft=len(ids))
     net.set_draft_vocab(torch.tensor(ids))
     draft = FeatureDraft(net, target)
@@ -155,18 +155,18 @@ def test_drafted_tokens_are_known(ids, seed):
     assert torch.equal(net.lm_head.weight, net.base[0].head.weight[ids])
 
 class OffsetAsToken(Eagle3):
-    "Wrong: takes the offset for the token"
+    "Wrong: uses the offset as the token"
     ids = property(lambda self: self.d2t)
 
 def test_an_offset_is_no_token():
-    "On a vocabulary with gaps the wrong network gives weight to tokens that the draft does not know"
+    "On a vocabulary with gaps the wrong network gives weight to tokens outside the draft vocabulary"
     target, net, _ = pair(V=8, draft=3)
     for n, bad in ((net, False), (OffsetAsToken(net.base[0], 3, reads=(1, 2, 3)), True)):
         n.set_draft_vocab(torch.tensor([2, 5, 7]))
         assert bool(FeatureDraft(n, target)(Tree((1, 2, 3)))[0][~n.t2d.numpy()].any()) is bad
 
 def test_the_maps_in_a_checkpoint(tmp_path):
-    "Offsets beyond what half precision counts come back whole"
+    "Offsets too large for half precision are stored exactly"
     base, ids = TargetModel(tiny(6000, d=16)), [3, 2049, 4099, 5999]
     net = Eagle3(base, 4, reads=(0, 4), steps=2).set_draft_vocab(torch.tensor(ids))
     save_network(net, base, tmp_path)
@@ -175,7 +175,7 @@ def test_the_maps_in_a_checkpoint(tmp_path):
 
 # HASS's training
 
-def pulls(net, batch):
+def gradients(net, batch):
     "Which outputs each step's loss has a gradient to"
     outs, step = [], net.step
     net.step = lambda *a: outs.append(step(*a)) or outs[-1]
@@ -186,10 +186,10 @@ def pulls(net, batch):
 @faithful("HASS")
 @proves("prop-detached")
 def test_no_gradient_between_steps(monkeypatch):
-    "The loss of step s pulls at output s alone, EAGLE-3's at all before it"
+    "The loss of step s has a gradient to output s alone, EAGLE-3's to all up to it"
     _, net, batch = pair(make=Hass)
-    assert pulls(net, batch) == [[s == t for t in range(3)] for s in range(3)]
-    assert pulls(pair(steps=3)[1], batch) == [[t <= s for t in range(3)] for s in range(3)]
+    assert gradients(net, batch) == [[s == t for t in range(3)] for s in range(3)]
+    assert gradients(pair(steps=3)[1], batch) == [[t <= s for t in range(3)] for s in range(3)]
     grads = []
     for f in (unroll, lambda *a, between, **kw: unroll(*a, **kw)):
         monkeypatch.setattr(eagle3, "unroll", f)
@@ -231,8 +231,8 @@ def test_hass_is_eagle_before_it_begins():
 
 # EAGLE-3's training and switches
 
-def test_no_wish_for_the_feature():
-    "The loss reads the feature through the law alone: states that the head cannot tell apart are the same"
+def test_no_loss_on_the_feature():
+    "The loss depends on the feature through the logits alone: states with equal logits have equal losses"
     _, net, batch = pair(V=8)
     # a direction that the head does not read: V = 8 < d
     blind = torch.linalg.svd(net.base[0].head.weight.detach())[2][-1]
@@ -253,7 +253,7 @@ def test_a_large_state(switches):
             moved = max((a - b).abs().max() for a, b in zip(net.guesses(large, 3), net.guesses(batch, 3)))
         assert moved < 1e-3 if "fc_norm" in switches else moved > 1e-1
         if "fc_norm" not in switches: continue
-        norm = nn.RMSNorm(32, eps=.05, dtype=double)   # large, that the bound is seen
+        norm = nn.RMSNorm(32, eps=.05, dtype=double)   # large, so that the bound is visible
         with torch.no_grad(): ratio = norm(10*h).norm(dim=-1) / norm(h).norm(dim=-1)
         assert (ratio > 1 + 1e-6).all() and (ratio < 1 + .05 / 2 / h.square().mean(-1) + 1e-6).all()
 
@@ -294,4 +294,4 @@ def test_flat_with_unrolled_training_and_not_without(tmp_path):
         net, _ = train_network(net, base, train, held[:], 60, 5e-3, tmp_path/str(S), **how)
         fell[S] = evaluate(net, base, held[:], 4)[1]
     assert fell[1][1] < .75*fell[1][0] and fell[1][3] < fell[1][1] and fell[4][3] > .75*fell[4][0]
-    assert fell[1][0] > fell[4][0] and fell[4][3] > fell[1][3]   # what it costs, and what it buys
+    assert fell[1][0] > fell[4][0] and fell[4][3] > fell[1][3]   # its cost, and its gain

@@ -1,4 +1,4 @@
-"The embedded transformer: greedy identity with transformers, and the joint law of three tokens by a G-test"
+"Embedded transformers: greedy identity, and a G-test of the joint distribution of three tokens"
 from collections import Counter
 from functools import cache
 from itertools import product
@@ -19,7 +19,7 @@ N, PROMPTS, RUNS = long(8, 16), long(1, 25), 800
 
 
 class Once(HFModel):
-    "A model that reads each tree once: called again, it returns the rows that it returned"
+    "A model that computes each tree once: called again, it returns the same rows"
     def __init__(self, *args, **kw):
         super().__init__(*args, **kw)
         self.given = {}
@@ -51,7 +51,7 @@ def test_greedy_identity(domain, name):
 
 
 def case(seed):
-    "A draft, its length, a prompt and its law of three tokens by the seed; the counts must be able to see .3"
+    "A draft, its length, a prompt and its distribution of three tokens by the seed; the test can detect .3"
     rng = np.random.default_rng(seed)
     draft, domain = rng.choice(["small", "large"]), rng.choice(sorted(DOMAINS))
     gamma = int(rng.integers(1, 5))
@@ -64,8 +64,8 @@ def case(seed):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("turn", range(long(1, 4)))
-def test_joint_law(name, turn):
-    "Three tokens from the embedded models, top-2 laws: G-test at 1e-9, power .999 at the distance printed"
+def test_joint_distribution(name, turn):
+    "Three tokens from the embedded models, top 2: G-test at 1e-9, power .999 at the distance printed"
     draft, gamma, warp, prompt, want = case(seed := 100*turn + list(SYSTEMS).index(name))
     target, drafts = Once(raw_model("target"), **warp), Once(raw_model(draft), **warp)
     system = SYSTEMS[name](drafts, gamma=gamma, shape=(2, 1), past=earlier_text(20_000))

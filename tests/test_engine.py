@@ -1,4 +1,4 @@
-"44_engine: a batch is a map of single rows, the draft lags by one at most, a round waits for no number"
+"44_engine: a batch is a map of single rows, the draft lags by one at most, a round waits for no value"
 import contextlib
 import copy
 import inspect
@@ -35,7 +35,7 @@ CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 
 
 
 def near(target, by):
-    "A target, and a draft that is like it but not equal"
+    "A target, and a draft with slightly different weights"
     draft = copy.deepcopy(target)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def tiny(V):
 def in_order(q): return points(np.argsort(-q, kind="stable"), len(q))
 
 def alone(target, draft, shape, draw, temperature, ctx, n, seed, stop=()):
-    "The text and ledger of one row by the loop for one text, on the same table of numbers"
+    "The text and ledger of one row by the loop for one text, on the same table of uniforms"
     warm = dict(temperature=temperature, check=False)
     drafter = StaticTree(HFModel(draft, **warm), shape, draw)
     if not temperature and draw is without_replacement:
@@ -83,7 +83,7 @@ def run_to_end(run):
 
 
 def altered(owner, method, old, new):
-    "A method or function whose source says `new` in the one place where it said `old`"
+    "A method or function with `new` in the one place of its source that is `old`"
     source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
     assert source.count(old) == 1
     scope = {}
@@ -98,7 +98,7 @@ PLANS = [(CHAIN, iid), (TREE, iid), (TREE, without_replacement), (MIXED, without
 @proves("thm-engine-map")
 @pytest.mark.parametrize("shape, draw", PLANS)
 def test_a_batch_is_a_map(shape, draw):
-    "Every text and every count of its ledger is that of the loop for one text on the same numbers"
+    "Every text and every count of its ledger is that of the loop for one text on the same uniforms"
     ctxs, n, seeds, stop, temperature = batch(16, 12)
     texts = Engine(*pair(), shape, draw, temperature, every=3).generate(ctxs, n, seeds, stop)
     want = all_alone(pair(), shape, draw, ctxs, n, seeds, stop, temperature)
@@ -119,7 +119,7 @@ def test_any_shape_in_any_batch(seed, shape, draw, every):
 
 @given(laws(5), st.integers(0, 2**12 - 1))
 def test_a_pick_is_the_pick_of_chapter_one(law, k):
-    "On laws and numbers that floats hold exactly, the sums in whole numbers give the same token"
+    "On distributions and uniforms that floats represent exactly, integer sums give the same token"
     law = np.array([int(64 * x) for x in law], dtype=float)
     law[0] += 2**9 - law.sum()
     law, u = law / 2**9, k / 2**12
@@ -150,17 +150,17 @@ def test_cold_draws(z, K, seed):
 
 @pytest.mark.parametrize("temperature, u, want", [
     (1., [.3, .1, .99], [0, 1, 3]), (1., [.3, .5, .1], [0, 2, 1]), (0., [.3, .1, .99], [0, 1, 3])])
-def test_when_nothing_is_left(temperature, u, want):
+def test_no_residual_mass(temperature, u, want):
     "One token in the support: the next siblings are uniform over the others (Sequoia); in order at T = 0"
     z = torch.tensor([[[0., -1e5, -2e5, -1.5e5]]])
     assert children(z, np.array([[u]]), [temperature], True).flatten().tolist() == want
 
 
-# ---- the law
+# ---- the distribution
 
 @proves("cor-engine-law")
 def test_texts_are_independent(monkeypatch):
-    "The first tokens of neighbours, in 1,000 pairs, have the product law; with shared numbers they do not"
+    "The first tokens of neighbours, in 1,000 pairs, have the product distribution; with shared uniforms not"
     monkeypatch.setattr("specref.gpu.verify.reading_is_free", lambda mask: False)   # all rows at once
     target, draft = near(tiny(4), .15)
     law = fresh(target, (2,))[1].softmax(0).tolist()
@@ -180,7 +180,7 @@ def far(net, rows, text, n):
 @proves("thm-engine-map", "lem-lag")
 @pytest.mark.parametrize("shape", [CHAIN, MIXED])
 def test_the_caches_after_every_round(shape):
-    "Both caches hold fresh rows; the draft lacks one more just after a node of the last level was accepted"
+    "Both caches hold the right rows; the draft lags by one just after a node of the last level was accepted"
     (target, draft), (ctxs, n, seeds, _, heat) = pair(), batch(5, 4)
     e = Engine(target, draft, shape, temperature=heat, every=1)
     run, seen = BatchRun(e, e.requests(ctxs, [k + 12 for k in n], seeds)), set()
@@ -199,14 +199,14 @@ def test_the_caches_after_every_round(shape):
 
 
 def refusing(batch, *rest, **kw):
-    "A verifier that is offered nothing"
+    "A verifier without draft tokens"
     return verify_trees(replace(batch, child=torch.full_like(batch.child, -1)), *rest, **kw)
 
 
 @proves("prop-room")
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_room(n, monkeypatch):
-    "All stated slots are written where every draft is rejected, none more; one less is too few and raises"
+    "Every slot is written where every draft is rejected, none beyond; with one slot less a run raises"
     e = Engine(*pair(), TREE, verify=refusing, every=1)
     run = BatchRun(e, e.requests([(1, 2, 3), (4,)], (n, 3), (0, 1)))
     assert run.size == max(3 + max(n, 1), 4) - 2 + 8
@@ -219,8 +219,8 @@ def test_room(n, monkeypatch):
     with pytest.raises((RuntimeError, IndexError)): e.generate([(1, 2, 3), (4,)], (n, 3), (0, 1))
 
 
-def test_ended_rows_stand_still():
-    "Ten rounds after the end, lengths, roots and the slots before them are what they were, in both caches"
+def test_finished_rows_do_not_change():
+    "Ten rounds after the end, lengths, roots and the slots before them are unchanged, in both caches"
     e = Engine(*pair(), TREE, every=5)
     run = BatchRun(e, e.requests([(1, 2, 3), (4,), (5, 6)], (9, 3, 0), (0, 1, 2), [(), range(64), ()]))
     assert [*map(len, run_to_end(run))] == [9, 1, 0]
@@ -241,14 +241,14 @@ def test_ended_rows_stand_still():
 
 # ---- ends
 
-def test_nothing_is_wanted():
+def test_no_token_is_requested():
     "n = 0 for the only text: no round, no token, an empty ledger"
     text, = Engine(*pair(), TREE).generate([(3,)], 0, [0])
     assert not text and not text.ledger.rounds and text.ledger.num_drafts == 0
 
 
 def test_a_stop_token_inside_an_accepted_run():
-    "The text ends with the first occurrence of its stop token, whichever; a prompt's tokens end nothing"
+    "A text ends with the first occurrence of its stop token; stop tokens in the prompt have no effect"
     e, ctx = Engine(*pair(), CHAIN), (1, 2, 3)
     whole, = e.generate([ctx], 20, [0])
     assert any(r.accepted >= 2 for r in whole.ledger.rounds) and not {*ctx} & {*whole}
@@ -258,7 +258,7 @@ def test_a_stop_token_inside_an_accepted_run():
 
 
 def test_to_the_last_position():
-    "A text may fill the model's positions but for the tree's room (one more token is refused)"
+    "A text may fill the model's positions except those of the tree (one more token is refused)"
     target, draft = near(llama(0, max_position_embeddings=40), .08)
     e, n = Engine(target, draft, TREE), 40 + 2 - 8 - 4
     want = alone(target, draft, TREE, without_replacement, 1., (1, 2, 3, 4), n, 0)
@@ -274,7 +274,7 @@ def test_a_tree_as_large_as_the_model():
 
 
 def test_unservable_models_are_named_by_their_argument():
-    "A target or a draft that one masked pass does not serve: `Unservable`, and the argument is named"
+    "A target or a draft that one masked pass cannot serve: `Unservable`, with the argument's name"
     good = pair()[0]
     sick = copy.deepcopy(good)
     with torch.no_grad(): next(sick.parameters()).fill_(float("nan"))
@@ -284,7 +284,7 @@ def test_unservable_models_are_named_by_their_argument():
 
 
 def test_stop_tokens_in_any_collection():
-    "A set, a list, an array, an iterator that can be read once, for all or for each: the same ends"
+    "A set, a list, an array, an iterator that can be read once, for all or for each: the same texts"
     e, ctxs, every5 = Engine(*pair(), CHAIN), [(1, 2, 3), (4,), (5, 6)], range(0, 64, 5)
     want = e.generate(ctxs, 9, range(3), every5)
     assert min(map(len, want)) < 9
@@ -294,15 +294,15 @@ def test_stop_tokens_in_any_collection():
 
 
 def test_extreme_temperatures():
-    "Nearly uniform laws, and laws that are nearly points: still the text of each row alone"
+    "Nearly uniform distributions, and near point masses: still the text of each row alone"
     (ctxs, n, seeds, stop, _), heat = batch(6, 8), (1e300, 1e9, 1e-3, 1e-12)*2
     want = all_alone(pair(), TREE, without_replacement, ctxs, n, seeds, stop, heat)
     assert Engine(*pair(), TREE, temperature=heat).generate(ctxs, n, seeds, stop) == want
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_models_in_few_bits(dtype):
-    "Neither model in double precision, or one alone: texts of the wanted lengths in the vocabulary"
+def test_low_precision_models(dtype):
+    "Neither model in double precision, or one alone: texts of the requested lengths in the vocabulary"
     config = transformers.LlamaConfig(**SMALL)
     def net(): return transformers.AutoModelForCausalLM.from_config(config).eval()
     for p, q in (net().to(dtype), net().to(dtype)), (net().to(dtype), net().double()):
@@ -311,7 +311,7 @@ def test_models_in_few_bits(dtype):
         assert [*map(len, texts)] == [9]*3 and {x for t in texts for x in t} <= {*range(64)}
 
 
-# ---- known mistakes
+# ---- known bugs
 
 def eight_requests():
     "Some end by n, some by a stop token"
@@ -360,34 +360,34 @@ WRONG = [
 def eight_alone(shape): return all_alone(pair(), shape, without_replacement, *EIGHT)
 
 def eight_texts(shape):
-    "What the engine gives for eight requests, and what each gives alone"
+    "The texts of the engine for eight requests, and those of each request alone"
     *asked, heat = EIGHT
     return Engine(*pair(), shape, without_replacement, heat).generate(*asked), eight_alone(shape)
 
 def limited(advance, calls=12):
-    "An `advance` that breaks off where a run never ends"
+    "An `advance` that raises after `calls` calls, where a run would never end"
     left = iter(range(calls))
     def wrapped(run):
         if next(left, None) is None: raise RuntimeError("no end")
         advance(run)
     return wrapped
 
-def is_seen():
-    "Whether some text of a chain or a tree differs, or the run breaks off"
+def is_detected():
+    "Whether some text of a chain or a tree differs, or the run raises"
     try: return any(texts != want for texts, want in map(eight_texts, (CHAIN, TREE)))
     except (RuntimeError, IndexError, ValueError): return True
 
-def test_the_right_round_is_not_seen(monkeypatch):
-    "Without a mistake the texts are those of each row alone, within the calls that a run may take"
+def test_the_correct_round_passes(monkeypatch):
+    "Without a bug the texts are those of each row alone, within the calls that a run may take"
     monkeypatch.setattr(BatchRun, "advance", limited(BatchRun.advance))
-    assert not is_seen()
+    assert not is_detected()
 
 @pytest.mark.parametrize("method, old, new", WRONG, ids=range(len(WRONG)))
-def test_wrong_variants_are_seen(method, old, new, monkeypatch):
-    "Each known mistake, written into the round, changes a text, breaks off, or never ends"
+def test_wrong_variants_are_detected(method, old, new, monkeypatch):
+    "Each known bug, written into the round, changes a text, raises, or never ends"
     monkeypatch.setattr(BatchRun, method, altered(BatchRun, method, old, new))
     monkeypatch.setattr(BatchRun, "advance", limited(BatchRun.advance))
-    assert is_seen()
+    assert is_detected()
 
 
 # ---- on the device
@@ -398,7 +398,7 @@ FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "i
 def boolean(x): return torch.is_tensor(x) and x.dtype in (torch.bool, torch.uint8)
 
 class Asynchronous(TorchDispatchMode):
-    "Refuses what waits for a GPU: a number read back, a shape that depends on values, the host's numbers"
+    "Raises where a GPU would wait: a value read back, a shape that depends on values, values of the host"
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
         name, kwargs = f.overloadpacket.__name__, kwargs or {}
         waits = name.startswith(FORBIDDEN)
@@ -411,8 +411,8 @@ class Asynchronous(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, without_replacement)])
-def test_a_round_waits_for_no_number(shape, draw, monkeypatch):
-    "With the walk as on a GPU: nothing in a round waits, all tensors stay where they were, same texts"
+def test_a_round_waits_for_no_value(shape, draw, monkeypatch):
+    "With verification as on a GPU: nothing in a round waits, no tensor is reallocated, same texts"
     ctxs, n, seeds, stop, temperature = batch(3, 6)
     e = Engine(*pair(), shape, draw, temperature)
     want, run = e.generate(ctxs, n, seeds, stop), BatchRun(e, e.requests(ctxs, n, seeds, stop))
@@ -431,8 +431,8 @@ def test_a_round_waits_for_no_number(shape, draw, monkeypatch):
 @pytest.mark.parametrize("waits", [lambda x: x.max().item(), lambda x: x[x > 1], lambda x: int(x[0]),
     lambda x: x.nonzero(), lambda x: bool((x > 0).all()), lambda x: x.new_tensor([1, 2]),
     lambda x: x.repeat_interleave(x)])
-def test_the_watch_sees_a_wait(waits):
-    "Each kind of waiting is refused"
+def test_every_kind_of_wait_is_detected(waits):
+    "Each operation that would wait raises"
     x = torch.arange(3)
     with pytest.raises(AssertionError), Asynchronous(): waits(x)
 
@@ -443,7 +443,7 @@ class Graph:
     def replay(self): self.recorded()
 
 
-def test_the_warm_up_leaves_no_trace(monkeypatch):
+def test_warm_up_changes_nothing(monkeypatch):
     "The calls for a CUDA graph in order, with fakes: three rounds of warm-up change neither state nor texts"
     ctxs, n, seeds, stop, temperature = batch(4, 5)
     e, warm = Engine(*pair(), TREE, temperature=temperature), []
@@ -466,7 +466,7 @@ def test_the_warm_up_leaves_no_trace(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_captured_round_on_cuda():
-    "Rounds replayed from a graph, under the watch for synchronisation, give the texts of the CPU"
+    "Rounds replayed from a graph, with an error at any synchronisation, give the texts of the CPU"
     ctxs, n, seeds, stop, temperature = batch(3, 6)
     e = Engine(*(copy.deepcopy(m).cuda() for m in near(llama(0), .03)), TREE, temperature=temperature)
     run = BatchRun(e, e.requests(ctxs, n, seeds, stop))

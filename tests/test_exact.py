@@ -1,4 +1,4 @@
-"T1: the law of every listed system is the target law, as fractions: whole loops, merged loops, temperature 0"
+"T1: every listed system has the target's distribution in fractions: whole and merged loops, temperature 0"
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -21,17 +21,17 @@ def once(f, laws):
     known = {}
     def g(*args):
         key = (*map(id, args[:laws]), *args[laws:])
-        if key not in known: known[key] = f(*args), args   # the arrays live on: their ids stay theirs
+        if key not in known: known[key] = f(*args), args   # the arrays stay alive, so their ids stay unique
         return known[key][0]
     return g
 
 
 def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
-    "The law of `n` tokens by the system, as fractions, is the target law; every path, unless `merged`"
+    "The distribution of `n` tokens by the system, in fractions, is the target's; every path, unless `merged`"
     system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
     want = target_law(target, ctx, n, stop)
     drafter, verify = system.drafter, system.verify
-    with pytest.MonkeyPatch.context() as patch:   # half of the time: K-SEQ's T(ρ), and whether a law is one
+    with pytest.MonkeyPatch.context() as patch:   # half of the time: K-SEQ's T(ρ), and checks of inputs
         patch.setattr(kseq, "expected_trials", once(kseq.expected_trials, 2))
         patch.setattr(law, "why_not_law", once(law.why_not_law, 1))
         if merged: found = loop_law(target, drafter, verify, ctx, n, stop)

@@ -1,4 +1,4 @@
-"The examples in the docstrings: each runs by itself and prints what it says"
+"The examples in the docstrings: each runs by itself and prints its stated output"
 from doctest import DocTestFinder, DocTestRunner
 from importlib import import_module
 
@@ -6,7 +6,7 @@ import specref
 from house import light
 
 def examples():
-    "Those of the modules that need numpy alone, which see the names of `specref` that need no more"
+    "Those of the modules that need numpy alone, with the names of `specref` that need no more"
     modules, find = light(), DocTestFinder().find
     known = {n: getattr(specref, n) for n, m in specref._MODULE_OF.items() if f"specref.{m}" in modules}
     found = (test for m in modules for test in find(import_module(m), m, extraglobs=known))
@@ -14,7 +14,7 @@ def examples():
 
 def failed(test): return DocTestRunner(verbose=False).run(test).failed   # pytest shows what it prints
 
-def test_every_example_prints_what_it_says():
+def test_every_example_prints_its_stated_output():
     found = examples()
     assert len(found) >= 40 and not [test.name for test in found if failed(test)]
 

@@ -1,4 +1,4 @@
-"What each system has and a toy lacks, on the embedded transformers: every count below is exact"
+"Properties of each system that a toy lacks, on the embedded transformers: every count below is exact"
 import numpy as np
 import pytest
 import torch
@@ -24,7 +24,7 @@ N = 32
 
 
 class Fed(Target):
-    "A model that notes how many tokens each of its calls fed"
+    "A model that records how many tokens each of its calls fed"
     def __init__(self, model):
         self.model, self.V, self.most, self.calls = model, model.V, model.most, []
     @property
@@ -48,7 +48,7 @@ def agree(hits, chances):
 
 @faithful("autoregressive")
 def test_plain_decoding_reads_every_token_once():
-    "A cache, and not a growing text read again: one call a token, the prompt in the first"
+    "The cache is used, no text is read again: one call a token, the prompt in the first"
     target, prompt = Fed(embedded()), prompts("code", 1)[0]
     SYSTEMS["autoregressive"](target)(target, prompt, N, Seeded(0))
     assert target.calls == [len(prompt)] + [1] * (N - 1)
@@ -94,8 +94,8 @@ def test_matching_draws_as_if_there_were_no_draft():
 
 
 @faithful("prompt lookup")
-def test_lookup_copies_from_what_was_just_written():
-    "No draft model is called; the text that was generated counts as prompt"
+def test_lookup_copies_from_generated_text():
+    "No draft model is called; generated text counts as prompt"
     target, prompt = embedded(temperature=0), prompts("code", 1)[0]
     system = SYSTEMS["prompt lookup"](target)
     seen = []
@@ -110,7 +110,7 @@ def test_lookup_copies_from_what_was_just_written():
 
 @faithful("sampled tree")
 def test_a_tree_is_read_in_one_pass_and_its_siblings_differ():
-    "One target call a round feeds every node once, each answered as if its text were alone"
+    "One target call a round feeds every node once, each with the row of its text alone"
     target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts("code", 1)[0]
     system = SYSTEMS["sampled tree"](draft, shape=(3, 2))
     for k, r in enumerate(first(system.drafter, system.verify, target, prompt, 6)):
@@ -141,7 +141,7 @@ def test_a_chain_is_verified_as_a_whole():
 
 @faithful("Gumbel coupling")
 def test_the_text_depends_on_no_drafter():
-    "Temperature 1, one seed: plain decoding, two drafts and two lengths write one and the same text"
+    "Temperature 1, one seed: plain decoding, two drafts and two lengths emit one and the same text"
     def fresh(name): return HFModel(raw_model(name, torch.float64), check=False)
     prompt = prompts("code", 1)[0]
     drafters = [no_draft, *(SYSTEMS["Gumbel coupling"](fresh(name), gamma=gamma).drafter
@@ -153,8 +153,8 @@ def test_the_text_depends_on_no_drafter():
 
 
 @faithful("independent siblings", "K-SEQ")
-def test_equal_siblings_stay_two_trials():
-    "Independent children repeat each other"
+def test_equal_siblings_are_separate_trials():
+    "Independent children repeat tokens, and are separate nodes with one distribution"
     target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts("code", 1)[0]
     twice = 0
     for k, r in enumerate(first(SYSTEMS["independent siblings"](draft).drafter, reject, target, prompt, 25)):
@@ -170,7 +170,7 @@ def test_equal_siblings_stay_two_trials():
 
 @faithful("K-SEQ")
 def test_k_seq_verifies_every_sibling_by_one_stricter_test():
-    "Its number is found anew at every place of a real text"
+    "Its ρ is computed anew at every position of a real text"
     system = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,))
     seen = first(system.drafter, system.verify, embedded(), prompts("code", 1)[0], 90)
     laws = [(r.p[0], r.tree.law[1]) for r in seen]
@@ -182,7 +182,7 @@ def test_k_seq_verifies_every_sibling_by_one_stricter_test():
 
 @faithful("SpecHub")
 def test_every_pair_has_the_hub():
-    "The likeliest token of the draft is one of the two, the other is a sample of the tail, offered first"
+    "The hub, the draft's likeliest token, is one of the two; the other is a sample of the other tokens"
     system = SYSTEMS["SpecHub"](embedded("small"), shape=(2,))
     hits, chances, hub_first = [], [], 0
     for r in first(system.drafter, system.verify, embedded(), prompts("code", 1)[0], 90):
@@ -197,9 +197,9 @@ def test_every_pair_has_the_hub():
 
 
 @faithful("optimal transport")
-def test_siblings_are_used_as_well_as_can_be():
+def test_siblings_are_accepted_as_often_as_possible():
     """On the eight likeliest tokens of real rows a child is accepted as often as the closed form allows any
-    exact rule, and that is more than offering in sequence"""
+    exact rule, and more often than in sequence"""
     system = SYSTEMS["optimal transport"](embedded("small", top_k=8), shape=(2,))
     hits, chances, in_turn = [], [], []
     for r in first(system.drafter, system.verify, embedded(top_k=8), prompts("code", 1)[0], 80):
@@ -211,27 +211,27 @@ def test_siblings_are_used_as_well_as_can_be():
 
 
 def two_in_sequence(p, q):
-    "The acceptance probability of two children without replacement, offered one after the other"
-    left = np.maximum(p - q, 0)
-    if left.sum() <= 1e-9: return 1.
+    "The acceptance probability of two children without replacement, verified one after the other"
+    residual = np.maximum(p - q, 0)
+    if residual.sum() <= 1e-9: return 1.
     def second(x): return np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
     rejected = [(x, max(q[x] - p[x], 0)) for x in np.flatnonzero(q)]
-    return overlap(p, q) + sum(w * overlap(left / left.sum(), second(x)) for x, w in rejected)
+    return overlap(p, q) + sum(w * overlap(residual / residual.sum(), second(x)) for x, w in rejected)
 
 
 @faithful("mass-transfer tree")
 def test_every_node_transfers_mass():
-    "On real rows the masses of the ends are a law; the mean depth they promise is above that of `reject`"
+    "On real rows the masses of the last nodes sum to one; the mean depth is theirs, above that of `reject`"
     system = SYSTEMS["mass-transfer tree"](embedded("small"), shape=(3, 1, 1))
-    depth, promised, in_turn = [], [], []
+    depth, expected, in_turn = [], [], []
     for r in first(system.drafter, system.verify, embedded(), prompts("code", 1)[0], 80):
         ends = [transfer_mass(r.p, r.tree, gives)[0] for gives in (all_donate, parent_donates)]
         assert all(abs(sum(m.values()) - 1) < 1e-9 and min(m.values()) >= 0 for m in ends)
-        promised.append(sum(w * r.tree.depth[v] for v, w in ends[0].items()))
+        expected.append(sum(w * r.tree.depth[v] for v, w in ends[0].items()))
         in_turn.append(sum(w * r.tree.depth[v] for v, w in ends[1].items()))
         depth.append(r.tree.depth[r.verdict.node])
-    gap = np.subtract(depth, promised)
-    assert abs(gap.mean()) < 5 * gap.std() / len(gap)**.5 and np.mean(promised) > np.mean(in_turn) + .02
+    gap = np.subtract(depth, expected)
+    assert abs(gap.mean()) < 5 * gap.std() / len(gap)**.5 and np.mean(expected) > np.mean(in_turn) + .02
 
 
 @faithful("traversal verification")

@@ -1,5 +1,5 @@
-"""32b_falcon: blocks at every place and in the cache, the training with glances, the trees, and what a block
-can reach"""
+"""32b_falcon: blocks at every place and in the cache, glancing training, the trees, and the bound of a
+block"""
 from collections import Counter
 from fractions import Fraction
 from math import prod
@@ -73,7 +73,7 @@ def test_what_is_trained_and_what_is_shared():
     assert torch.allclose(net.run_lstm(f, x)[0], net.lstm(torch.cat([f, base.embed(x)], -1))[0])
 
 def test_the_published_forward():
-    "nn.LSTM returns a pair that no layer takes"
+    "nn.LSTM returns a pair, which no linear layer takes, and needs `batch_first`"
     x = torch.randn(1, 5, 8)
     theirs, ours = nn.LSTM(8, 4, num_layers=2), nn.LSTM(8, 4, num_layers=2, batch_first=True)
     with pytest.raises((TypeError, AttributeError)): nn.Linear(4, 4)(theirs(x))
@@ -86,7 +86,7 @@ def test_the_published_forward():
 
 @torch.inference_mode()
 def plain(net, target, ctx, path):
-    "The logits after a path: every pass reads the whole text anew, its last k rows see each other"
+    "The logits after a path: every pass reads the whole text, its last k rows attend to each other"
     hidden = target.model(input_ids=torch.tensor([ctx[:-1]]), output_hidden_states=True).hidden_states
     f, x, k = net.enter(dict(enumerate(hidden))), list(ctx[1:]), net.k
     for s in range(len(path)//k + 1):
@@ -100,7 +100,7 @@ def plain(net, target, ctx, path):
     return net.logits(out[0, len(path) % k])
 
 def off(draft, tree):
-    "How far the laws at every node are from those of plain passes"
+    "The largest deviation of the rows of all nodes from those of plain passes"
     rows = draft(tree)
     law = lambda i: plain(draft.net, draft.target, tree.ctx, tree.path(i)).softmax(-1).numpy()
     return max(abs(rows[i] - law(i)).max() for i in range(len(tree)))
@@ -112,8 +112,8 @@ visits = st.tuples(nodes, st.integers(0, 6), st.integers(0, 2), st.integers(4, 1
 @given(st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
 @settings(max_examples=15)
 def test_any_history(k, history):
-    """Whatever trees were asked about, whatever of them was accepted, cut or begun anew: the answers are
-    those of plain passes"""
+    """After any trees, whatever of them was accepted, truncated or restarted, the rows are those of plain
+    passes"""
     net, target = small(k=k)
     draft, ctx = BlockDraft(net, target), (0, 1, 2, 0)
     for some, at, x, most in history:
@@ -126,7 +126,7 @@ def test_any_history(k, history):
 @proves("thm-anywhere")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_training_blocks_are_those_of_every_place(k):
-    "The pass of training, at every shift of its blocks, makes what `guesses` makes at every place"
+    "The training pass, at every shift of its blocks, gives the rows that `guesses` gives at every place"
     net, target = small(7, k)
     batch = batch_of(target, [text(7, 15)])
     with torch.inference_mode():
@@ -138,7 +138,7 @@ def test_training_blocks_are_those_of_every_place(k):
 @proves("thm-anywhere")
 @given(st.integers(1, 3), seeds)
 @settings(max_examples=6)
-def test_what_is_stored_knows_no_blocks(k, seed):
+def test_stored_rows_do_not_depend_on_k(k, seed):
     "Keys, values and states of rows under networks of the same weights and another k are the same"
     (a, target), (b, _) = small(5, k), small(5, k + 1)
     x, at = text(5, 13, seed), torch.arange(12)[None]
@@ -164,7 +164,7 @@ def test_passes(k):
     assert draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
 
 def test_a_short_context_and_a_failed_pass():
-    "Without a block laws are uniform and no pass is made"
+    "Without a block rows are uniform and no pass is made; after a failed pass rows are right"
     net, target = small(k=3)
     draft = BlockDraft(net, target)
     for ctx in ((0,), (0, 1), (0, 1, 2)):
@@ -179,10 +179,10 @@ def test_a_short_context_and_a_failed_pass():
 @faithful("Falcon")
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_relaxed_mask(k):
-    "Row i meets row j where j is before it or in its block: k x k squares on the diagonal, causal across"
+    "Row i attends to row j if j is before it or in its block: k x k squares on the diagonal, causal across"
     q, eye = torch.zeros(1, 1, 7, 4, dtype=torch.float64), torch.eye(7, dtype=torch.float64)[None, None]
-    met = relaxed_causal_mask(k)(q, q, eye)[0, 0] > 0
-    assert all(met[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
+    seen = relaxed_causal_mask(k)(q, q, eye)[0, 0] > 0
+    assert all(seen[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
 
 # The training
 
@@ -205,8 +205,8 @@ def test_a_run_of_the_misses(seed, T, share):
         assert (len(at) == 0 or at[-1] - at[0] == len(at) - 1)
 
 @proves("prop-glances")
-def test_every_beginning_is_as_likely():
-    "A run of three in a text of eight: each of the six beginnings, one in six"
+def test_every_start_is_equally_likely():
+    "A run of three in a text of eight: each of the six starts, one in six"
     torch.manual_seed(0)
     masks = glancing_mask(torch.ones(6000, 8, dtype=torch.bool), 3.2/8)
     seen = Counter(row.nonzero()[0, 0].item() for row in masks)
@@ -214,7 +214,7 @@ def test_every_beginning_is_as_likely():
     assert [annealed_share(.4, a) for a in (0, .5, 1)] == [.4, .2, 0]
 
 def watched(net):
-    "What the two passes of a loss read, and what is learnt"
+    "The inputs of the two passes of a loss, and its targets"
     seen, grid, missed = [], net.text_features, net.feature_loss
     net.text_features = lambda f, x: seen.append((f, x, torch.is_grad_enabled())) or grid(f, x)
     net.feature_loss = lambda out, true, came: seen.append((out, true, came)) or missed(out, true, came)
@@ -223,8 +223,8 @@ def watched(net):
 @faithful("Falcon")
 @proves("prop-glances")
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_pairs_are_given_away_whole(k):
-    "Pass one has no gradient; pass two reads, in runs of floor(.4 misses), the pair that the row should make"
+def test_pairs_are_revealed_whole(k):
+    "Pass one has no gradient; pass two reads, in runs of floor(.4 misses), the true pair of the row"
     net, target = small(11, k)
     batch, seen = batch_of(target, [text(11, 40, s) for s in range(5)]), watched(net)
     net.loss(batch, 0.).backward()
@@ -240,7 +240,7 @@ def test_pairs_are_given_away_whole(k):
     assert shown.sum(1).tolist() == [int(.4*n) for n in misses.tolist()]
 
 @proves("prop-glances")
-def test_at_the_end_nothing_is_given_away():
+def test_at_the_end_nothing_is_revealed():
     net, target = small(11)
     batch, seen = batch_of(target, [text(11, 40, s) for s in range(5)]), watched(net)
     net.loss(batch, 1.)
@@ -261,13 +261,13 @@ def test_trees_in_blocks(shape, k, count):
     tree = StaticTree(UnwarpedModel(draft), block_tree(shape, k), likeliest_points)(text(7, 9), Enumerator())
     assert len(tree) == count + 1 and draft.meter.calls == len(shape) and off(draft, tree) < 1e-10
 
-# What a block can reach
+# The bound of a block
 
 @proves("thm-within")
 @pytest.mark.parametrize("B, tail, gamma, k", [(2, 2, 4, 2), (2, 1, 3, 2), (3, 2, 3, 3), (2, 2, 3, 1)])
-def test_the_best_laws_enumerated(B, tail, gamma, k):
-    """Every path of a round with the best laws as tables of fractions, from every phase: the mean tokens are
-    those of the theorem"""
+def test_the_best_distributions_enumerated(B, tail, gamma, k):
+    """Every path of a round with the best distributions as tables of fractions, from every phase: the mean
+    tokens are those of the theorem"""
     V = B*(tail + 1)
     row, means = lambda x: exact(*(int(y in following(x, B, tail)) for y in range(V))), []
     def best(text):   # of a place of a block, given the text up to where the block begins
@@ -283,22 +283,22 @@ def test_the_best_laws_enumerated(B, tail, gamma, k):
 @proves("thm-within")
 @given(st.integers(2, 5), st.data())
 @settings(max_examples=25)
-def test_no_better_laws_for_two(B, data):
-    """Whatever two laws over the branches a block of two states: no more than the uniform ones accept, of
-    one draft or of both"""
+def test_no_better_distributions_for_two(B, data):
+    """Any two distributions over the branches in a block of two accept no more than the uniform ones, of one
+    draft or of both"""
     weights = st.lists(st.integers(0, 5), min_size=B, max_size=B).filter(any)
     q = [normalize(exact(*data.draw(weights))) for _ in range(2)]
     one, both = sum(min(Fraction(1, B), w) for w in q[0]), sum(min(Fraction(1, B), w)*v for w, v in zip(*q))
     assert one <= 1 and both <= Fraction(1, B)
 
 def test_between_independent_and_sequential():
-    "Blocks of one are sequential, longer ones fall, and any block is above independent heads"
+    "Blocks of one are sequential, those of two accept no more, and any block is above independent heads"
     for (B, tail), gamma in (((2, 1), 3), ((4, 3), 6), ((3, 5), 6)):
         by_k = [block_tokens(B, tail, gamma, k) for k in range(1, gamma + 1)]
         assert by_k[0] == gamma + 1 >= by_k[1] and min(by_k) > chain_tokens(B, tail, gamma)
     assert block_tokens(4, 3, 4, 2) == Fraction(17, 4) and overlap_within(4, 3, 3, 1, 2) == Fraction(1, 4)
 
-# The law
+# The distribution
 
 def independent(law): return lambda earlier: law
 
@@ -309,8 +309,8 @@ WAYS = {"chain, by block": (lambda q: Chain(q, 3), block),
 @faithful("Falcon")
 @pytest.mark.parametrize("way", WAYS)
 def test_other_verifiers(way):
-    """Block and traversal verification of a sampled block: three tokens of two kinds have the target's law
-    to 1e-12"""
+    """Block and traversal verification of a sampled block: three tokens of a vocabulary of two have the
+    target's distribution to 1e-12"""
     (net, target), (drafter, verify) = small(2), WAYS[way]
     found = loop_law(target, drafter(BlockDraft(net, target)), verify, (0, 1, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, check=False), (0, 1, 1), 3)) < 1e-12
@@ -327,16 +327,16 @@ def rows_of(q, k=2):
 @given(seeds)
 @settings(max_examples=6)
 def test_tables_of_fractions(seed):
-    """Laws that are blind inside a block, as tables: honest edges, and one round and its continuation have
-    the target's law exactly"""
+    """Distributions that do not read their own block, as tables: true edges, and one round and its
+    continuation have the target's distribution exactly"""
     p, rows = random_table(3, 2*seed), rows_of(random_table(3, 2*seed + 1))
     likeliest = StaticTree(UnwarpedModel(rows), block_tree((2, 1), 2), likeliest_points)
     for drafter in (Chain(rows, 3), StaticTree(rows, block_tree((2,), 2)), likeliest):
         drafter_contract(drafter, (0,))
         verifier_contract(p, drafter, reject, (0,), 2)
 
-def test_a_law_that_was_not_drawn_from():
-    "The second place claimed conditional on the first: the drafter contract fails and the output is off"
+def test_a_misstated_conditional():
+    "The second place stated as conditional on the first: the drafter contract fails and the output is off"
     p, q = random_table(3, 4, zeros=False), random_table(3, 9, zeros=False)
     def conditional(ctx, rng):
         tree, rows = Tree(ctx), rows_of(q)

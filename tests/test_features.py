@@ -47,7 +47,7 @@ class Little(DraftNetwork):
     def logits(self, out): return self.base[0].head(out)
 
 def pair(V=32, make=Little, **kw):
-    "A target that keeps its last state, and a network on it whose attention differs from row to row"
+    "A target that returns its last state, and a network on it whose attention differs from row to row"
     bare = tiny(V)
     torch.manual_seed(1)
     net = make(TargetModel(bare)).double()
@@ -73,7 +73,7 @@ visits = st.tuples(st.integers(0, 31), st.integers(2, 9), nodes)   # first token
 @settings(max_examples=10)
 @given(texts, st.booleans(), st.lists(visits, min_size=2, max_size=4))
 def test_rows_are_those_of_plain_passes(text, wide, history):
-    "After any history of trees and contexts, their first token among what changes, though no row holds it"
+    "After any history of trees and contexts, also with another first token, which has no row of its own"
     target, net = pair(make=partial(Little, wide=wide))
     draft = FeatureDraft(net, target)
     for first, n, some in history:
@@ -84,7 +84,7 @@ def test_rows_are_those_of_plain_passes(text, wide, history):
             want = plain(net, target, tree.ctx, tree.path(i)).softmax(-1).numpy()
             assert abs(rows[i] - want).max() < 1e-10
 
-def test_the_layer_is_the_librarys():
+def test_the_layer_is_that_of_transformers():
     "`DraftLayer` with causal attention is transformers' own decoder layer behind its input norm"
     config = layer_config(TargetModel(tiny()))
     config._attn_implementation = "sdpa"
@@ -96,8 +96,8 @@ def test_the_layer_is_the_librarys():
     want = want[0] if isinstance(want, tuple) else want
     assert torch.allclose(mine(theirs.input_layernorm(h), h, at, causal_attention), want, atol=1e-12)
 
-def test_the_layer_is_of_the_targets_make():
-    "Heads, their width, the norm's eps and the rotation are the target's; the MLP is as wide as asked"
+def test_the_layer_has_the_targets_shapes():
+    "Heads, their width, the norm's eps and the rotation are the target's; the MLP's width is an argument"
     base = TargetModel(LlamaForCausalLM(LlamaConfig(
         vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, head_dim=6, rms_norm_eps=.03, bos_token_id=None, eos_token_id=None,
@@ -120,8 +120,8 @@ def test_what_a_round_feeds():
         assert (d - a, e - b, f - c) == (accepted + 1 + 3, 4, 1)
     assert draft.meter.layer_tokens == 3*draft.meter.tokens and not net.training
 
-def test_a_failed_pass_leaves_nothing():
-    "After an error in the network or the target, and after other use of the target, the next answer is right"
+def test_a_failed_pass_leaves_no_state():
+    "After an error in the network or the target, and after other use of the target, the next row is right"
     target, net = pair()
     draft, text = FeatureDraft(net, target), tuple(range(3, 15))
     step, forward = net.step, target.forward
@@ -134,8 +134,8 @@ def test_a_failed_pass_leaves_nothing():
         net.step, target.forward = step, forward
         assert abs(draft(Tree(text[:n]))[0] - FeatureDraft(net, target)(Tree(text[:n]))[0]).max() < 1e-10
 
-def test_laws_are_warped_as_the_targets():
-    "Temperature and top-k of the target act on the network's logits; the raw weights come before"
+def test_draft_rows_are_warped_as_the_targets():
+    "Temperature and top-k of the target act on the network's logits; the raw weights are those before"
     target, net = pair(temperature=.5, top_k=3)
     tree, draft = Tree((3, 1, 4)), FeatureDraft(net, target)
     z = plain(net, target, tree.ctx, ())
@@ -148,7 +148,7 @@ def test_laws_are_warped_as_the_targets():
 @pytest.mark.parametrize("text, make, kind", [
     ((3,), Little, FeatureDraft), ((0, 3), Falcon, BlockDraft),
     ((1, 0, 3), partial(Falcon, k=3), BlockDraft)])
-def test_without_a_state_each_node_has_its_own_law(text, make, kind):
+def test_without_a_state_each_node_has_its_own_row(text, make, kind):
     "Contexts of one token, in blocks of k tokens: a processor that reads the text reads that of each node"
     target, net = pair(V=4, make=make, processors=[never_the_last_again])
     tree = Tree(text)
@@ -169,7 +169,7 @@ def test_on_another_family():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_other_precisions(dtype):
-    "In the target's own precision, whatever it is, laws are laws, and decoding goes on"
+    "In the target's own precision rows sum to one, and decoding works"
     bare = tiny().to(dtype)
     target = HFModel(bare, keep=(2,), check=False)
     draft = FeatureDraft(Little(TargetModel(bare)).to(dtype), target)
@@ -179,7 +179,7 @@ def test_other_precisions(dtype):
 @pytest.mark.parametrize("other, differs", [(dict(V=48), "vocab_size"), (dict(d=64), "hidden_size"),
                                             (dict(seed=7), "head_sha256")])
 def test_a_target_that_it_was_not_made_for(other, differs):
-    "Refused with the name of what differs, its precision among it"
+    "The message names what differs, the precision too"
     _, net = pair()
     with pytest.raises(ValueError, match=f"^target: .*{differs}"):
         FeatureDraft(net, HFModel(tiny(**other), keep=(2,), check=False))

@@ -1,4 +1,4 @@
-"The house keeps its rules, and each rule is seen to fail where a violation is planted"
+"The rules of the repository hold, and each rule detects a planted violation"
 import json, os, shutil, subprocess, sys, zipfile
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ def none(found, hint=''):
 def test_rule(rule): none(rule(), rule.__doc__)
 
 def test_package_is_its_notebooks(tmp_path):
-    "An export makes the modules of the package, byte for byte"
+    "An export gives the modules of the package, byte for byte"
     if any((ROOT/'nbs').glob('*.ipynb')):
         made = export(ROOT/'nbs', ROOT/'pyproject.toml', tmp_path, 'nbdev-export')
-        none(disagreements(ROOT/'specref', made), '`make export` writes the package anew')
+        none(disagreements(ROOT/'specref', made), '`make export` writes the package again')
 
 # -- The wheel -----------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ def test_wheel_is_complete(wheel):
     assert [n.split('>')[0] for n in needs] == ['numpy'], needs
 
 def test_wheel_runs_on_numpy_alone(wheel, tmp_path):
-    "Each module that needs numpy alone is imported from the installed wheel where numpy is all there is"
+    "Each module that needs numpy alone is imported from the installed wheel, with no other package"
     import numpy
     for f in Path(numpy.__file__).parents[1].glob('numpy*'): (tmp_path/f.name).symlink_to(f)
     code = ('import sys, importlib as i; sys.path[:0] = sys.argv[1:3]; '
@@ -60,7 +60,7 @@ def test_wheel_runs_on_numpy_alone(wheel, tmp_path):
     assert all(Path(l).is_relative_to(wheel[1]) for l in r.stdout.split()), r.stdout
 
 def first_import(root):
-    "Seconds that `import specref` takes after numpy, the least of five, and the foreign modules it brings"
+    "Seconds that `import specref` takes after numpy, the least of five, and the other modules it loads"
     code = ('import sys, time, numpy\nold, start = set(sys.modules), time.perf_counter()\nimport specref\n'
             'seconds, new = time.perf_counter() - start, {m.split(".")[0] for m in set(sys.modules) - old}\n'
             'print(seconds, *new - sys.stdlib_module_names - {"numpy", "specref"})')
@@ -74,10 +74,10 @@ def first_import(root):
 
 def test_import_is_quick_and_needs_numpy_alone():
     seconds, foreign = first_import(ROOT)
-    assert not foreign and seconds <= .2, f'import specref takes {seconds:.2f} s and brings {foreign}'
+    assert not foreign and seconds <= .2, f'import specref takes {seconds:.2f} s and loads {foreign}'
 
 def test_the_lazy_names():
-    "Every name of `PUBLIC` is what its module defines and no module; the front page needs numpy alone"
+    "Each name of `PUBLIC` is the object its module defines, not a module; the front page needs numpy alone"
     import specref
     from importlib import import_module
     for name, module in specref._MODULE_OF.items():
@@ -89,7 +89,7 @@ def test_the_lazy_names():
                           check=True, capture_output=True, text=True)
     assert not {'torch', 'transformers', 'scipy', 'matplotlib'} & set(done.stdout.split())
 
-# -- Teeth: a small house, sound until something is planted in it --------------------------------------
+# -- A small repository, correct until a violation is planted in it ------------------------------------
 
 def code(source, *outputs, **metadata):
     own = dict(cell_type='code', metadata=metadata, execution_count=None, outputs=list(outputs))
@@ -114,7 +114,7 @@ USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twic
 
 @pytest.fixture
 def small(tmp_path):
-    "A house of two chapters and a check below them"
+    "A repository of two chapters and a module of checks below them"
     for f in ('pyproject.toml', 'settings.ini', 'CITATION.cff', 'CHANGELOG.md'): shutil.copy(ROOT/f, tmp_path)
     for d in ('specref/core', 'tests'): (tmp_path/d).mkdir(parents=True)
     shutil.copy(ROOT/'specref/__init__.py', tmp_path/'specref')
@@ -150,8 +150,8 @@ PLANTS = {
     'an unstored value': (house.untidy, law(code('1 + 1'))),
     'a path in an output': (house.untidy, law(code('f.name', result("'/tm" "p/a1'")))),
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
-    'a theorem without a proof': (house.unproved, law(prose('<a id="thm-three"></a>'))),
-    'a proof of nothing': (house.unproved, swap('tests/test_law.py', 'thm-two', 'thm-ten')),
+    'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),
+    'a test of no theorem': (house.unproved, swap('tests/test_law.py', 'thm-two', 'thm-ten')),
     'a system without its test': (
         house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'))),
     'a framework behind a first chapter': (
@@ -160,14 +160,14 @@ PLANTS = {
 }
 
 @pytest.mark.parametrize('what', PLANTS)
-def test_rule_has_teeth(small, what):
+def test_rule_detects_a_violation(small, what):
     rule, plant = PLANTS[what]
     none(rule(small))
     plant(small)
     assert list(rule(small))
 
-def test_disagreement_has_teeth(small, tmp_path_factory):
-    "A module edited by hand, an orphan and a chapter never exported are each found"
+def test_disagreements_are_found(small, tmp_path_factory):
+    "A module edited by hand, one without a notebook and a chapter never exported are each found"
     other = tmp_path_factory.mktemp('other')/'specref'
     shutil.copytree(small/'specref', other)
     none(disagreements(small/'specref', other))

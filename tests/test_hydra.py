@@ -1,5 +1,4 @@
-"""31a_hydra: what a head reads, each path once, prefix rows that are fed once, weights that balance,
-candidates that are ranked"""
+"31a_hydra: inputs of a head, one evaluation a path, prefix rows fed once, balanced weights, candidates"
 import math
 
 import numpy as np
@@ -27,7 +26,7 @@ CTX = (1, 4, 0, 2)
 def target_on(V=5): return TargetModel(tiny(V))
 
 def network(make, base, **settings):
-    "A network with every weight drawn anew, none of them zero"
+    "A network with random weights, none of them zero"
     torch.manual_seed(0)
     net = make(base, **{"stages" if make is MLPSpeculator else "heads": 3, **settings})
     with torch.no_grad():
@@ -42,7 +41,7 @@ def reader(base, temperature=1.):
 def test_heads_read_the_growing_concatenation(layers):
     "Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i}"
     base, xs = target_on(), (3, 1, 4, 2)
-    net, louder = (Hydra(base, heads=4, layers=layers, gain=gain).double() for gain in (1., 3.))
+    net, scaled = (Hydra(base, heads=4, layers=layers, gain=gain).double() for gain in (1., 3.))
     s = want = torch.randn(base.d, dtype=torch.float64)
     for i, x in enumerate(xs):
         s, want, block = net.step(s, torch.tensor(x),
@@ -51,7 +50,7 @@ def test_heads_read_the_growing_concatenation(layers):
         assert block.res_connection.weight.shape == block.linear.weight.shape == (base.d, (i + 2)*base.d)
         assert not block.linear.weight.any()
         assert torch.allclose(net.logits(s, i), base.head(block.res_connection(s)), atol=1e-5)
-    assert torch.equal(louder.step(s, torch.tensor(2), 4), torch.cat([s, 3*base.embed(torch.tensor(2))]))
+    assert torch.equal(scaled.step(s, torch.tensor(2), 4), torch.cat([s, 3*base.embed(torch.tensor(2))]))
     assert len(net.again) == (4 if layers > 1 else 0) and len(net.lm) == 1
 
 @faithful("Hydra++")
@@ -101,19 +100,19 @@ def ratios(base, stages, seed=0, power=1.):
 @faithful("MLP Speculator")
 @proves("prop-half")
 @pytest.mark.parametrize("stages", [3, 5])
-def test_the_terms_keep_their_proportion(stages):
-    "2^(1/n) - 1 at the first stage, as much over what GELU leaves at all later ones; another weight is seen"
+def test_the_variances_of_the_terms(stages):
+    "Ratio 2^(1/n) - 1 at the first stage, over twice GELU's mean square later; another weight is detected"
     base, want = target_on(61), 2**(1/stages) - 1
     found = np.mean([ratios(base, stages, seed) for seed in range(8)], 0)
     assert abs(found[0]/want - 1) < .03 and np.all(abs(found[1:]/want*2*GELU - 1) < .1)
-    # what is left of state_0 in the variance
+    # the share of state_0 in the variance
     assert MLPSpeculator(base, stages=stages).w_s**(2*stages) == pytest.approx(.5)
     assert abs(ratios(base, stages, power=256**-.25)[0]/want - 1) > .5
     z = np.linspace(-10, 10, 20001)
     weight = np.exp(-z*z/2) / (2*math.pi)**.5 * (z[1] - z[0])
     assert abs((weight * F.gelu(torch.from_numpy(z)).numpy()**2).sum() - GELU) < 1e-9
 
-def test_the_norm_takes_no_mean_away():
+def test_the_norm_subtracts_no_mean():
     "A row's mean square becomes 1, then it is scaled and shifted"
     x, norm = 5 + torch.randn(3, 64, dtype=torch.float64), ScaledUnitRMS(64).double()
     want = x / x.square().mean(-1, keepdim=True).sqrt()
@@ -130,9 +129,8 @@ def test_the_norm_takes_no_mean_away():
 @settings(max_examples=10)
 @given(st.lists(st.tuples(shapes(6), st.lists(st.integers(0, 2), min_size=6, max_size=6)), min_size=2,
                 max_size=2))
-def test_each_path_once(family, trees):
-    """A head runs once for every distinct path of a context, in one pass a depth, and no path is asked for
-    twice"""
+def test_each_path_is_evaluated_once(family, trees):
+    "A head is evaluated once for each distinct path of a context, in one pass for each depth"
     base, (make, model) = target_on(), FAMILIES[family]
     draft, seen = model(network(make, base), reader(base)), set()
     for parent, tokens in (*trees, trees[0]):
@@ -148,7 +146,7 @@ def test_each_path_once(family, trees):
         seen |= paths
 
 @faithful("Hydra++")
-def test_the_prefix_layer_reads_what_is_new():
+def test_the_prefix_layer_reads_new_rows_only():
     "Each round feeds the rows that were accepted since, and no others"
     base = target_on()
     net, target, fed, emitted = network(HydraPlus, base), reader(base), [], []
@@ -170,7 +168,7 @@ def test_the_prefix_layer_reads_what_is_new():
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_the_best_sequences_are_chosen(seed, n):
-    "Against all sequences written out: the n of largest probability, each whole, a shared beginning once"
+    "Against an enumeration of all sequences: the n of largest probability, a shared prefix once"
     model, ks = random_table(4, seed), (3, 2, 2)
     law = lambda path: model.law((0, *path))
     top = lambda path, k: sorted((x for x in range(4) if law(path)[x] > 0), key=lambda x: -law(path)[x])[:k]
@@ -183,8 +181,7 @@ def test_the_best_sequences_are_chosen(seed, n):
     assert all(max(tree.law[i]) == 1 for i in range(1, len(tree)))
 
 def test_candidates_are_ranked_before_the_warp():
-    """At temperature 0 a law is a point, but the second guess is still known: the same tree as at
-    temperature 1"""
+    "At temperature 0 a distribution is a point mass, but the ranks of all tokens stay: the same tree"
     base = target_on()
     net = network(MLPSpeculator, base)
     hot, cold = (CandidateTree(PathDraft(net, reader(base, T)), (3, 2, 2), 4)((1, 2, 0), Seeded(0))

@@ -38,7 +38,7 @@ def starts(V, m): return st.lists(st.integers(0, V - 1), min_size=m, max_size=m)
 @settings(max_examples=80)
 @given(tables, st.integers(1, 6), st.data())
 def test_the_fixed_point_is_the_greedy_text(target, m, data):
-    "A sweep is every equation at once, in one call; one more token a sweep from any start"
+    "A sweep evaluates every equation in one call; from any start the correct prefix grows with each sweep"
     g, start, calls = greedy_text(target, (0,), m), data.draw(starts(target.V, m)), target.meter.calls
     by_hand = tuple(int(np.argmax(target.law((0,) + start[:i]))) for i in range(m))
     assert jacobi_sweep(target, (0,), start) == by_hand and target.meter.calls == calls + 1
@@ -63,7 +63,7 @@ def test_there_is_no_other_fixed_point(V, seed, m):
 @settings(max_examples=80)
 @given(tables, st.integers(1, 6), st.sampled_from([reject, match]), kinds, st.data())
 def test_rounds_are_sweeps(table, m, verify, kind, data):
-    "What is emitted and what is guessed make the iterate, round by round; the counts relate as stated"
+    "Emitted and drafted tokens are the iterate of each round; the numbers of rounds and sweeps agree"
     target, start = cold(table), data.draw(starts(table.V, m))
     ys = jacobi(target, (0,), m, start)
     y = lambda t: ys[min(t, len(ys) - 1)]
@@ -81,7 +81,7 @@ def test_rounds_are_sweeps(table, m, verify, kind, data):
 @settings(max_examples=25)
 @given(tables, st.integers(1, 4), st.integers(0, 6), st.integers(1, 7), st.data())
 def test_blocks(table, b, h, n, data):
-    "Blocks one after another, each from the same start, then plainly: the rounds add up"
+    "Blocks in turn, each from the same start, then plain decoding: the rounds add up"
     target, start = cold(table), data.draw(starts(table.V, b))
     out = generate(target, Jacobi(target.V, b, start, first=h), reject, (0,), h + n, Seeded(0))
     want, ctx = 0, (0,)
@@ -94,21 +94,21 @@ def test_blocks(table, b, h, n, data):
 
 
 def test_passes_around_an_end_token():
-    "Tokens by place: blocks of four take two passes each; after the first end token every token takes one"
+    "A token for each position: a block of four takes two passes, a token after the first end token one"
     def passes(**how):
         out = generate(by_place, Jacobi(3, 4, exact=True, **how), reject, (0,), 9, Seeded(0))
         assert out == tuple((i + 1) % 3 for i in range(9))
         return out.ledger.column("emitted")
     for h in (None, 4): assert passes(first=h, end=(2,)) == [1, 2] + [1] * 6
-    assert Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Enumerator()).token[1:] == [0, 1]   # cut behind it
+    assert Jacobi(3, 5, (0, 1, 2), end=(1,))((0,), Enumerator()).token[1:] == [0, 1]   # cut after it
     only = TableModel(3, lambda t: one_hot(2, 3, exact=True))
     ways = [Jacobi(3, 5, end=e, exact=True) for e in ((), (2,))]
     outs = [generate(only, drafter, reject, (0,), 5, Seeded(0)) for drafter in ways]
-    assert [len(out.ledger.rounds) for out in outs] == [2, 5]   # it came as a correction
+    assert [len(out.ledger.rounds) for out in outs] == [2, 5]   # the end token was the recovered token
 
 
 def test_a_round_without_a_draft():
-    "Near the end of a model's positions the loop drafts nothing; the places count all the same"
+    "Near the end of a model's positions the loop drafts nothing; positions in the block advance as before"
     target = TableModel(4, lambda t: one_hot((t[-1] + 1) % 4, 4))
     target.most = 6
     assert generate(target, Jacobi(4, 4), reject, (0,), 8, Seeded(0)) == (1, 2, 3, 0, 1, 2, 3, 0)
@@ -119,7 +119,7 @@ def test_a_round_without_a_draft():
 @settings(max_examples=25)
 @given(kinds, models(), st.integers(1, 4), st.integers(0, 3), seeds)
 def test_contract(kind, pair, b, k, seed):
-    "After any number of rounds the edges state the truth; a state is a value"
+    "After any number of rounds the edges state their true distributions; a state is a value"
     drafter, ctx = kind(3, b, (1, 0), exact=True), (0, 1)
     for _, r in zip(range(k), rounds(pair[0], drafter, reject, ctx, Seeded(seed))):
         below = [tuple(r.p[i]) for i in range(r.verdict.node + 1, len(r.tree))]
@@ -135,7 +135,7 @@ def test_contract(kind, pair, b, k, seed):
 @given(models(), kinds, st.sampled_from([(2, (0,)), (3, (2, 1))]), st.sampled_from([reject, match, block]),
        st.sampled_from([None, 2]), st.sampled_from([(), (2,)]))
 def test_whole_loops(pair, kind, shape, verify, first, stop):
-    "With a text that ends at the end token, and with one that goes on"
+    "With and without a stop at the end token"
     drafter = kind(3, *shape, first=first, end=(2,), exact=True)
     assert loop_law(pair[0], drafter, verify, (0,), 3, stop=stop) == target_law(pair[0], (0,), 3, stop=stop)
 
@@ -147,7 +147,7 @@ def fresh(): return embedded("target", dtype=torch.float64, temperature=0)
 
 @faithful("Jacobi")
 def test_the_target_drafts_for_itself():
-    "Greedy, in double precision: the plain text; each guess is the target's answer of the round before"
+    "Greedy, in double precision: the text of plain decoding; each draft is the previous round's argmax"
     prompt, m = prompts("code", 1)[0], 16
     g, target, out = autoregressive(fresh(), prompt, m, Seeded(0)), fresh(), ()
     ys = jacobi(fresh(), prompt, m, (0,)*m)

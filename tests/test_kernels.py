@@ -1,4 +1,4 @@
-"Chapter 42a: the kernels return the twin's integers, compile for GPUs without spills, and mutants are caught"
+"Chapter 42a: kernels return the torch implementation's integers, compile without spills; mutants detected"
 import os
 import re
 import subprocess
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @proves("thm-same-integers", "prop-reads")
 def test_interpreted(tmp_path):
-    "The twin's integers in every cell and on ragged batches, the rows that are read, and mutants are caught"
+    "The torch implementation's integers in every cell and on ragged batches, rows read, mutants detected"
     paths = dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", TRITON_CACHE_DIR=str(tmp_path))
     env = os.environ | paths | dict(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
     command = [sys.executable, "-W", "ignore::RuntimeWarning", HERE/"kernels_interpreted.py"]
@@ -53,7 +53,7 @@ COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation
 
 @pytest.mark.parametrize("name, K, p, q, generation", COMPILED)
 def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
-    "For three generations of GPUs and all types of rows: no spills, no contracted step, rounded to nearest"
+    "For three generations of GPUs and all types of rows: no spills, no fused operation, rounding to nearest"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     usage, ptx = compiled(getattr(kernels, name), K, p, q, generation)
     spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]

@@ -1,4 +1,4 @@
-"Chapter 00: what two laws share and the residual, in fractions; rounding; warps against transformers"
+"Chapter 00: overlap and residual of two distributions, in fractions; rounding; warps against transformers"
 from fractions import Fraction
 from itertools import permutations
 
@@ -26,8 +26,8 @@ def as_dict(p): return {x: w for x, w in enumerate(p) if w}
 
 @settings(max_examples=30)
 @given(numbers | sizes.flatmap(laws))
-def test_sums_to_one_is_the_sum_and_the_least(p):
-    "Of fractions alone; of other numbers it says nothing"
+def test_sums_to_one_checks_the_sum_and_the_minimum(p):
+    "For fractions alone; for other numbers it is False"
     p = np.array(p, dtype=object)
     assert sums_to_one(p) == (sum(p) == 1 and min(p) >= 0)
     others = p.astype(float), np.array([*p, 0.], object), np.array([1, 0], object)
@@ -79,7 +79,7 @@ def vertex(p, q, rows, columns):
 @settings(max_examples=25)
 @given(pairs(st.integers(2, 3)))
 def test_speculative_sampling_is_the_best_coupling(pq):
-    "Its margins are q and p, it agrees as often as they overlap, and no vertex of the polytope beats it"
+    "Its margins are q and p, P(x = y) is their overlap, and no vertex of the polytope has more"
     p, q = pq
     joint, orders = law_of(speculative(p, q, residual(p, q))), list(permutations(range(len(p))))
     assert joint.of(lambda xy: xy[0]) == as_dict(q) and joint.of(lambda xy: xy[1]) == as_dict(p)
@@ -89,8 +89,8 @@ def test_speculative_sampling_is_the_best_coupling(pq):
 @proves("lem-residual", "lem-noise")
 @settings(max_examples=50)
 @given(pairs(), st.data())
-def test_shared_and_residual_make_p(pq, data):
-    "And any other law in the residual's place moves the output by its distance from it times 1 - β"
+def test_overlap_and_residual_make_p(pq, data):
+    "min(p, q) + (1 - β) r is p; with another w for r the output is off by (1 - β) TV(w, r)"
     p, q = pq
     r, β, wrong = residual(p, q), overlap(p, q), data.draw(laws(len(p)))
     assert np.maximum(p - q, 0).sum() == 1 - β and r.sum() == 1
@@ -104,8 +104,8 @@ def test_shared_and_residual_make_p(pq, data):
 @settings(max_examples=30)
 @given(sizes.flatmap(laws), st.lists(st.integers(-1, 1), min_size=5, max_size=5))
 @example(CANON[0], [1, -1, 1, -1])
-def test_laws_one_ulp_apart(law, steps):
-    "Where only rounding is left, the residual is p, and the output is p to twelve digits"
+def test_distributions_one_ulp_apart(law, steps):
+    "Where p - q is rounding alone, the residual is p, and the output is p to twelve digits"
     p = law.astype(float)
     q = np.array([np.nextafter(x, 2*s) if s and x else x for x, s in zip(p, steps)])
     r = residual(p, q)
@@ -118,9 +118,9 @@ def test_floats_follow_fractions(pq):
     assert overlap(a, b) == pytest.approx(float(overlap(*pq)), abs=1e-14)
     assert np.minimum(a, b) + (1 - overlap(a, b))*residual(a, b) == pytest.approx(a, abs=1e-11)
     assert residual(a, b).min() >= 0 and residual(a, b).sum() == pytest.approx(1)
-    assert (a == pq[0].astype(float)).all() and (b == pq[1].astype(float)).all()   # inputs are left alone
+    assert (a == pq[0].astype(float)).all() and (b == pq[1].astype(float)).all()   # inputs do not change
 
-def test_the_threshold_of_noise():
+def test_the_threshold_of_rounding():
     p, ε = np.array([.5, .5]), np.array([1, -1]) * ROUNDING
     assert residual(p, p + ε/4) is p is not residual(p, p + 4*ε)
 
@@ -130,8 +130,8 @@ halves = st.lists(st.integers(-8, 8).map(lambda k: k/2), min_size=2, max_size=12
 
 @settings(max_examples=25)
 @given(halves, st.sampled_from([.25, 1., 2.]), st.none() | st.floats(.01, 1), st.none() | st.integers(1, 9))
-def test_warp_is_transformers_warp(z, temperature, top_p, top_k):
-    "The library's processors in the same order, up to which of several *tied* tokens top-p cuts"
+def test_warp_equals_transformers(z, temperature, top_p, top_k):
+    "Its processors in the same order; which of several *tied* tokens top-p cuts may differ"
     torch, T = pytest.importorskip("torch"), pytest.importorskip("transformers")
     row = T.TemperatureLogitsWarper(temperature)(None, torch.tensor([z], dtype=torch.float64))
     if top_k: row = T.TopKLogitsWarper(top_k)(None, row)
@@ -143,14 +143,14 @@ def test_warp_is_transformers_warp(z, temperature, top_p, top_k):
 @settings(max_examples=30)
 @given(halves)
 def test_temperature_zero_is_the_limit(z):
-    "A point mass on the first of the largest, and what a low temperature tends to"
+    "A point mass on the first of the largest, and the limit of low temperatures"
     zero = warp(z, 0)
     assert tuple(zero) == tuple(one_hot(z.index(max(z)), len(z))) == tuple(greedy(warp(z)))
     assert (greedy(exact(*(int(2*x) + 20 for x in z))) == zero).all()
     if z.count(max(z)) == 1: assert tv(warp(z, 1e-3), zero) < 1e-12
 
 def test_ties_and_extremes():
-    "At the k-th place all stay; at the edge of top-p the lowest ids; masked tokens get nothing; no overflow"
+    "At the k-th place all stay; at the edge of top-p the lowest ids; masked tokens have mass 0; no overflow"
     assert tuple(warp([1, 1, 1, 0], top_k=2)) == pytest.approx((1/3, 1/3, 1/3, 0))
     assert np.flatnonzero(warp(1e3*(np.arange(200) % 2), top_p=.495)).tolist() == list(range(1, 100, 2))
     assert tuple(warp([-np.inf, 0, -np.inf])) == (0, 1, 0)

@@ -1,4 +1,4 @@
-"Chapter 40: ragged trees as flat arrays, their masks and bits, fixed shapes, and what other encodings hold"
+"Chapter 40: ragged trees as flat arrays, their masks and bits, fixed shapes, and other encodings"
 from dataclasses import replace
 from itertools import permutations
 from math import prod
@@ -40,7 +40,7 @@ def steps(most=6):
 
 @st.composite
 def batches(draw, most=6):
-    "One to four trees of any sizes, the empty one among them, on laws with zeros and ties"
+    "One to four trees of any sizes, the empty one among them, on distributions with zeros and ties"
     return [tree_of(draw(steps(most)), draw(laws(V)), draw(seeds)) for _ in range(draw(st.integers(1, 4)))]
 
 
@@ -72,14 +72,14 @@ def reordered(batch, seed):
     return replace(batch, child=child, sibling=sibling)
 
 
-# Nothing is lost
+# Round trip
 
 @proves("thm-flat")
 @some
 @given(batches())
 @example(DEEP)
-def test_packed_trees_come_back_fraction_by_fraction(trees):
-    "Parents, tokens, probes, order and laws; rows are stored once; bounds are those of the trees"
+def test_pack_then_unpack_in_fractions(trees):
+    "Parents, tokens, probes, order and distributions; rows are stored once; bounds are those of the trees"
     batch, q = exact_batch(trees)
     assert unpack(batch, q, contexts(trees)) == trees
     assert len({tuple(row) for row in q}) == len(q)
@@ -92,8 +92,8 @@ def test_packed_trees_come_back_fraction_by_fraction(trees):
 @some
 @given(batches())
 @example(DEEP)
-def test_floats_come_back_up_to_rounding(trees):
-    "Float64 rows: shapes and tokens are the same, laws to the last digits, from fractions and from floats"
+def test_pack_then_unpack_in_floats(trees):
+    "Shapes and tokens are the same, distributions to the last digits, from fractions and from floats"
     batch, q = pack(trees, V)
     again = unpack(batch, q, contexts(trees))
     assert q.dtype == torch.float64 and q.shape[1] == V
@@ -109,8 +109,8 @@ def test_floats_come_back_up_to_rounding(trees):
 
 @settings(max_examples=25)
 @given(laws(V).filter(lambda q: np.count_nonzero(q) > 2), seeds)
-def test_how_laws_are_stored(q, seed):
-    "Siblings without replacement share one marked row, independent ones one row, points none"
+def test_how_distributions_are_stored(q, seed):
+    "Siblings without replacement share one marked row, independent ones one row, point masses have none"
     def stored(draw, k):
         tree = Tree((0,))
         tree.grow(0, draw, Seeded(seed), k)
@@ -119,7 +119,7 @@ def test_how_laws_are_stored(q, seed):
     assert stored(without_replacement(q), V) == ([0]*V, [True]*V, 1)
     assert stored(without_replacement(q.astype(float)), V) == ([0]*V, [True]*V, 1)
     assert stored(iid(q), 3) == ([0]*3, [False]*3, 1)
-    assert stored(without_replacement(q), 1) == ([0], [False], 1)   # a child alone needs no mark
+    assert stored(without_replacement(q), 1) == ([0], [False], 1)   # a single child needs no mark
     assert stored(points([2, 0], V, exact=True), 2) == ([-1]*2, [False]*2, 0)
 
 
@@ -143,7 +143,7 @@ def test_masks_and_positions(trees, more):
     assert batch.token.tolist() == [x for t in trees for x in (t.ctx[-1], *t.token[1:])]
 
 
-def test_positions_of_padded_and_of_like_trees():
+def test_positions_of_padded_trees():
     "Depths as a table, or as one row for all trees"
     lengths, depth = torch.tensor([5, 0]), torch.tensor([[0, 1, 2], [0, 1, 1]])
     assert batch_positions(lengths, depth).tolist() == [[5, 6, 7], [0, 1, 1]]
@@ -152,7 +152,7 @@ def test_positions_of_padded_and_of_like_trees():
 
 @some
 @given(st.integers(1, 130), st.integers(1, 5), seeds)
-def test_bits_and_back(N, n, seed):
+def test_bits_round_trip(N, n, seed):
     "32 columns to a word, the lowest bit first, any number of columns"
     mask = torch.from_numpy(np.random.default_rng(seed).random((2, n, N)) < .5)
     words = to_bits(mask)
@@ -214,7 +214,7 @@ def test_links_give_parents_and_order(parents, seed):
 @proves("prop-encodings")
 @some
 @given(shapes(12), seeds)
-def test_masks_and_paths_give_parents_and_no_order(parent, seed):
+def test_masks_and_paths_give_parents_but_no_order(parent, seed):
     "Mask and paths give the parents; another order of siblings, or probes, change the links and no mask"
     batch, N = bare(parent), len(parent)
     mask, probes = ancestor_slots(batch, N), flat(parent, [0]*N, offered=[0]*N)
@@ -237,8 +237,8 @@ def test_choices_links_and_flat_agree(parent):
 
 # Order
 
-def handed(p, q, how, k, read, below=lambda x: 0):
-    "The law of two tokens after k children are read by `read`, with `below(x)` children below token x"
+def verified(p, q, how, k, read, below=lambda x: 0):
+    "The distribution of two tokens after k children read by `read`, with `below(x)` children below token x"
     def run(rng):
         drawn = Tree((0,))
         drawn.grow(0, DRAWS[how](q), rng, k)
@@ -269,16 +269,16 @@ ONE_BELOW = [lambda x: 0, lambda x: int(x == 1)]
 @settings(max_examples=8)
 @given(laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
        st.sampled_from(ONE_BELOW))
-def test_a_redrawn_order_is_as_good(p, q, how, k, below):
+def test_a_redrawn_order_is_exact(p, q, how, k, below):
     "Two tokens, each exactly p, with and without a grandchild that depends on the token of its parent"
     want = {(x, y): p[x]*p[y] for x, y in np.ndindex(3, 3) if p[x]*p[y]}
-    assert handed(p, q, how, k, redraw(q, how), below) == want
+    assert verified(p, q, how, k, redraw(q, how), below) == want
 
 
 # On the device
 
-def test_nothing_is_read_on_the_host():
-    "The loop's functions run on tensors without numbers, where reading fails, as `pad_batch` does"
+def test_no_value_is_read_on_the_host():
+    "The loop's functions run on tensors without values; `pad_batch`, which reads one, fails there"
     offered, without = [0, 1, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0]
     good = flat([-1, 0, 0, 1, -1, 4, 4], [0]*7, [-1, 0, 0, -1, -1, 1, -1], without, offered)
     batch, N, mode = pad_batch(good, 8), 8, FakeTensorMode()

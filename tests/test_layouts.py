@@ -1,4 +1,4 @@
-"32d_layouts: layouts there and back, checkpoints of public names alone, and what is refused"
+"32d_layouts: round trips, checkpoints with public names alone, and invalid checkpoints"
 import json
 
 import pytest
@@ -36,7 +36,7 @@ def tiny(V=24, heads=4, kv=2, size=4, L=6, seed=0, **more):
     return LlamaForCausalLM(config).double()
 
 def random(make, base, seed=1, **how):
-    "An untrained network, every weight of it stirred"
+    "An untrained network, all weights perturbed"
     torch.manual_seed(seed)
     net = make(base, **how)
     with torch.no_grad():
@@ -63,13 +63,13 @@ def logits_of(net, base, T=9, depth=3):
 
 def equal(a, b): return len(a) == len(b) and all(map(torch.equal, a, b))
 
-# There and back
+# Round trips
 
 @proves("prop-back")
 @settings(max_examples=5)
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]),
        st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
-def test_there_and_back(seed, heads, size, V, L, data):
+def test_round_trip(seed, heads, size, V, L, data):
     "Every layout, targets of every size: the same weights, names and logits, bit for bit, through JSON"
     base = TargetModel(tiny(V, *heads, size, L, seed))
     for layout in LAYOUTS.values():
@@ -90,8 +90,8 @@ def test_there_and_back(seed, heads, size, V, L, data):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=8)
 def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
-    """The layers that are read and the switches come back: EAGLE-3.1's in both layouts, that of the residual
-    stream in the layout of `speculators` alone"""
+    """The layers read and the switches are restored: EAGLE-3.1's in both layouts, that of the residual stream
+    in the layout of `speculators` alone"""
     base, layout = TargetModel(tiny()), LAYOUTS[layout]
     net = on_some_tokens(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output,
                          norm_before_residual=norm_before_residual)
@@ -234,15 +234,15 @@ def test_the_layer_is_that_of_the_file(layout):
     out = to_layout(net, layout)[1]
     there = out.get("transformer_layer_config", out)
     assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER}
-    silent = without(config, "rope_theta")
-    if "transformer_layer_config" in config: silent["transformer_layer_config"] = without(LAYER, "rope_theta")
-    other = from_layout(published(layout.name), silent, layout, base)
+    bare = without(config, "rope_theta")
+    if "transformer_layer_config" in config: bare["transformer_layer_config"] = without(LAYER, "rope_theta")
+    other = from_layout(published(layout.name), bare, layout, base)
     assert layer_config(other).rope_parameters["rope_theta"] == 10000
     assert not equal(logits_of(net, base), logits_of(other, base))
 
 @layered
-def test_a_foreign_layer_comes_back(layout, tmp_path):
-    "Saved and loaded in our own format, a drafter keeps heads, norm and rotation; it can be written again"
+def test_a_layer_unlike_the_targets_is_restored(layout, tmp_path):
+    "Saved and loaded in our own format, heads, norm and rotation are the same; it can be written again"
     base, scaling = TargetModel(tiny(V)), dict(rope_type="linear", factor=2.)
     weights = published(layout.name)
     for k, w in weights.items():
@@ -272,7 +272,7 @@ def test_two_ways_to_state_a_rotation():
 
 @pytest.mark.parametrize("name, flag", [("eagle", "bias"), ("speculators/eagle", "fusion_bias")])
 def test_no_bias(name, flag):
-    "A checkpoint that states no bias is read with a bias of zero; one that should have it is refused"
+    "A checkpoint without a bias is read with a bias of zero; if its configuration has one, it is refused"
     base, layout = TargetModel(tiny(V)), LAYOUTS[name]
     w = {k: v for k, v in published(name).items() if not k.endswith("bias")}
     assert not from_layout(w, CONFIG[name] | {flag: False}, layout, base).fc.bias.any()
@@ -281,7 +281,7 @@ def test_no_bias(name, flag):
 
 @three
 def test_all_tokens_need_no_maps(layout):
-    "A draft with all tokens may leave both maps out; any other may not"
+    "A draft vocabulary with all tokens needs neither map; any other needs both"
     base = TargetModel(tiny())
     for draft in (24, 23):
         net = on_some_tokens(base, draft)
@@ -352,12 +352,12 @@ def test_refused_targets(layout):
     "Another hidden size, vocabulary, number of layers or head is refused; without our entry, not all of them"
     base = TargetModel(tiny())
     weights, config = to_layout(example(layout, base), layout)
-    strange = {k: v for k, v in config.items() if k != "specref"}
+    foreign = {k: v for k, v in config.items() if k != "specref"}
     for other in (tiny(heads=2), tiny(V=25), tiny(L=7), tiny(seed=9)):
         refuses("(config|target|weights)", from_layout, weights, config, layout, TargetModel(other))
     for other in (tiny(heads=2), tiny(V=25)):
-        refuses("(config|weights)", from_layout, weights, strange, layout, TargetModel(other))
-    if EMBEDDING_NAME not in weights: from_layout(weights, strange, layout, TargetModel(tiny(seed=9)))
+        refuses("(config|weights)", from_layout, weights, foreign, layout, TargetModel(other))
+    if EMBEDDING_NAME not in weights: from_layout(weights, foreign, layout, TargetModel(tiny(seed=9)))
 
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
         "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True),
@@ -407,8 +407,8 @@ known = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), ma
 
 @settings(max_examples=25)
 @given(known, st.integers(0, 2))
-def test_a_form_reads_what_it_wrote(facts, first):
-    "Filling in and reading are inverse to each other, nested or not, whatever number lists count from"
+def test_a_form_is_read_as_it_was_filled_in(facts, first):
+    "Filling in and reading are inverse to each other, nested or not, with lists that count from any number"
     assert read_form({"a": Field("x", 5), "b": 1}, {}) == {"x": 5}
     refuses("config", read_form, {"a": Field("x")}, {})
     form = {"x": Field("a"), "same": 3, "in": {"y": Field("b", first=first), "z": Field("c")},
@@ -424,7 +424,7 @@ def test_a_form_reads_what_it_wrote(facts, first):
 
 @every
 def test_folders(layout, tmp_path):
-    "Through files and back; the first of the public files by its name; an old binary file is read as well"
+    "Round trip through files; the first public file name; an old binary file is read as well"
     base = TargetModel(tiny())
     net = example(layout, base)
     to_folder(net, layout, tmp_path/"a"/"b", "who")
@@ -436,8 +436,8 @@ def test_folders(layout, tmp_path):
     (folder/layout.files[0]).unlink()
     assert equal(logits_of(net, base), logits_of(from_folder(folder, layout, base), base))
 
-def test_nothing_half_written(tmp_path, monkeypatch):
-    "A refusal, or an interruption at any of the two files, leaves no folder"
+def test_no_partial_folder_is_left(tmp_path, monkeypatch):
+    "An invalid network, or an interruption at either file, leaves no folder"
     base, layout = TargetModel(tiny()), LAYOUTS["eagle3"]
     net = on_some_tokens(base, 9)
     refuses("net", to_folder, on_some_tokens(base, 9, reads=(1, 2, 3)), layout, tmp_path/"x")
@@ -457,9 +457,9 @@ def test_broken_folders(tmp_path):
     "No folder, a file that is missing, cut off, or no configuration: a ValueError about the folder"
     base, layout = TargetModel(tiny()), LAYOUTS["eagle"]
     refuses("folder", from_folder, tmp_path/"none", layout, base)
-    net, spoilt = random(Eagle, base), [("config.json", None), ("config.json", b"{"), ("config.json", b"[1]"),
+    net, broken = random(Eagle, base), [("config.json", None), ("config.json", b"{"), ("config.json", b"[1]"),
                                         ("model.safetensors", None), ("model.safetensors", b"half")]
-    for k, (name, content) in enumerate(spoilt):
+    for k, (name, content) in enumerate(broken):
         to_folder(net, layout, tmp_path/str(k))
         file = tmp_path/str(k)/name
         if content is None: file.unlink()

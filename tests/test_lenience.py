@@ -1,4 +1,4 @@
-"Chapter 10: every lossy rule has the law that is stated for it, and none is below the price"
+"Chapter 15a: every lossy rule has its stated distribution, and none has a bias below the bound"
 from fractions import Fraction as F
 from math import exp, inf, log
 
@@ -27,7 +27,7 @@ ls = st.fractions(F(1, 20), 1, max_denominator=20)
 
 
 def first(rule, p, q):
-    "The law of (accepted?, token) of a round with one draft token of q"
+    "The distribution of (accepted?, token) of a round with one draft token of q"
     def run(rng):
         round = next(rounds(constant(*p), Chain(constant(*q), 1), rule, (0,), rng))
         return round.verdict.node > 0, round.tokens[0]
@@ -45,7 +45,7 @@ def other(l): return lenient(l, left=lambda p, q: residual(p, l * q))
 
 @st.composite
 def arbitrary(draw, sizes=st.integers(2, 4)):
-    "p, q and an arbitrary rule: any share of each token of q, any law for the redraw"
+    "p, q and an arbitrary rule: any share of each token of q, any distribution after a rejection"
     p, q = draw(pairs(sizes))
     share = np.array(draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
     r = draw(laws(len(p)))
@@ -78,8 +78,8 @@ with_named = st.tuples(pairs(), named).map(lambda case: (*case[0], case[1]))
 @proves("thm-one-step")
 @settings(max_examples=50)
 @given(arbitrary() | with_named)
-def test_any_rule_has_its_stated_law(pqr):
-    "k + (1 - a) r, by enumeration of a round: an arbitrary share and redraw, and the published rules"
+def test_any_rule_has_its_stated_distribution(pqr):
+    "k + (1 - a) r, by enumeration of a round: arbitrary k and r, and the published rules"
     p, q, rule = pqr
     assert token_law(rule, p, q) == as_dict(rule.law(p, q))
     assert acceptance(rule, p, q) == rule.acceptance(p, q)
@@ -88,7 +88,7 @@ def test_any_rule_has_its_stated_law(pqr):
 @proves("thm-price")
 @settings(max_examples=25)
 @given(arbitrary(sizes))
-def test_no_rule_is_below_the_price(pqr):
+def test_no_rule_is_below_the_bound(pqr):
     p, q, rule = pqr
     assert rule.bias(p, q) >= rule.acceptance(p, q) - overlap(p, q)
 
@@ -96,8 +96,8 @@ def test_no_rule_is_below_the_price(pqr):
 @proves("thm-price")
 @many
 @given(pairs(st.integers(2, 4)), st.data())
-def test_no_kernel_is_below_the_price(pq, data):
-    "Any kernel from the draft to the token, not only a coin and a redraw"
+def test_no_kernel_is_below_the_bound(pq, data):
+    "Any kernel from the draft token to the output, not only a coin and a residual"
     p, q = pq
     kernel = np.array([data.draw(laws(len(p))) for _ in p])
     law, accepted = q @ kernel, sum(q[x] * kernel[x][x] for x in range(len(p)))
@@ -107,8 +107,8 @@ def test_no_kernel_is_below_the_price(pq, data):
 @proves("thm-fair")
 @settings(max_examples=25)
 @given(pairs(), st.data())
-def test_a_surplus_costs_what_it_is_worth(pq, data):
-    "Any share between min(p, q) and q, the standard redraw: bias a - β"
+def test_rules_that_attain_the_bound(pq, data):
+    "Any share between min(p, q) and q, and the standard residual distribution: bias a - β"
     p, q = pq
     more = np.array(data.draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
     rule = AcceptanceRule(lambda p, q: np.minimum(p, q) + more * (q - np.minimum(p, q)), residual)
@@ -127,7 +127,7 @@ def test_a_surplus_costs_what_it_is_worth(pq, data):
 @many
 @given(pairs(), ls)
 def test_lenience(pq, l):
-    "α_l, the bias, the promise; the other redraw keeps the promise and never costs less"
+    "α_l, the bias, and the bound p / l; the other residual has the same bound and no smaller bias"
     p, q = pq
     rule, wide = lenient(l), other(l)
     alpha = sum(min(a / l, b) for a, b in zip(p, q))
@@ -139,8 +139,8 @@ def test_lenience(pq, l):
 @proves("cor-lenience")
 @settings(max_examples=25)
 @given(arbitrary(sizes))
-def test_no_rule_with_the_promise_accepts_more(pqr):
-    "The smallest 1/l that bounds law/p of an arbitrary rule: lenience with that l accepts at least as much"
+def test_no_rule_with_this_bound_accepts_more(pqr):
+    "If 1/l bounds the ratio of a rule's distribution to p, lenience with l accepts at least as much"
     p, q, rule = pqr
     law = rule.law(p, q)
     assume(all(a or not b for a, b in zip(p, law)))
@@ -159,7 +159,7 @@ def test_strict_is_reject(pq, gamma, seed):
 
 
 def test_lenience_on_a_tape():
-    "Token 3 of the book's pair at l = 1/2 is accepted below 1/2 and not at it; the redraw is the tape's"
+    "Token 3 of the four at l = 1/2 is accepted below 1/2, not at it; the recovered token is the tape's"
     p, q = CANON
     tree = Tree((0,))
     tree.add(0, 3, q)
@@ -172,7 +172,7 @@ def test_lenience_on_a_tape():
 @proves("thm-text")
 @settings(max_examples=25)
 @given(models(), named, st.integers(1, 3), st.integers(0, 4), st.sampled_from([(0,), (1, 2, 0)]))
-def test_the_law_of_a_text(pair, rule, gamma, n, ctx):
+def test_the_distribution_of_a_text(pair, rule, gamma, n, ctx):
     "Rounds and their bonus tokens, enumerated by the loop and predicted by the phases"
     assert loop_law(pair[0], Chain(pair[1], gamma), rule, ctx, n) == text_law(rule, *pair, gamma, ctx, n)
 
@@ -201,7 +201,7 @@ def support(rule, p):
 @settings(max_examples=25)
 @given(gates, pairs())
 def test_gates(rule, pq):
-    "What is emitted is in G, the acceptance is q(G), the bias against greedy decoding q(G) - q(argmax): fair"
+    "What is emitted is in G, the acceptance is q(G), the bias against greedy decoding q(G) - q(argmax)"
     p, q = pq
     uniform = exact(*[1] * len(p))
     good, top, law = rule.accepted(p, uniform) > 0, np.argmax(p), rule.law(p, q)
@@ -219,7 +219,7 @@ def test_strict_greedy(pair, gamma, how):
     want = target_law(cold(target), (0,), 4)
     for drafter in (Chain(draft, gamma), Chain(cold(draft), gamma)):
         assert loop_law(rows, drafter, rule, (0,), 4) == want
-    for q in (draft.law((0,)), greedy(target.law((0,)))):   # and accept what greedy decoding would
+    for q in (draft.law((0,)), greedy(target.law((0,)))):   # and accept as greedy decoding does
         assert rule.acceptance(rows.law((0,)), q) == overlap(greedy(target.law((0,))), q)
 
 
@@ -253,7 +253,7 @@ def test_top_beta(p, beta, tau):
 @many
 @given(pairs(), st.floats(.01, 1), st.floats(.01, .99))
 def test_typical(pq, epsilon, delta):
-    "q on the typical set and the choice for the rest; the argmax is typical; uniform rows accept everything"
+    "q on the typical set, else the chosen token; the argmax is typical; uniform rows accept everything"
     (p, q), V = pq, len(pq[0])
     good = p > min(epsilon, delta * exp(-entropy(p)))
     for choice in (greedy, lambda p: p):
@@ -268,7 +268,7 @@ def test_typical(pq, epsilon, delta):
 @settings(max_examples=25)
 @given(models(), st.integers(1, 4), st.fractions(0, 1, max_denominator=6), seeds)
 def test_confident_drafts(pair, gamma, fallback, seed):
-    "The argmax while it has enough weight; honest edges; a higher threshold never drafts more"
+    "The argmax while its weight suffices; correct edges; a higher threshold never drafts more"
     draft = pair[1]
     drafter_contract(BildDraft(draft, gamma, fallback), (0, 1))
     tree = BildDraft(draft, gamma, fallback)((0,), Seeded(seed))
@@ -297,7 +297,7 @@ def test_the_ends_of_bild(pair, gamma, fallback, rb, ctx):
 @many
 @given(laws(4), st.floats(0, 5))
 def test_rollback_in_nats(p, rb):
-    "Accepted: what costs at most α_RB nats, and the argmax"
+    "Accepted: tokens of at most α_RB nats, and the argmax"
     cost = lambda x: -log(float(p[x])) if p[x] else inf
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
     assert support(bild_rollback(rb), p) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
@@ -315,7 +315,7 @@ blends = st.sampled_from(sorted(BLENDS)).map(BLENDS.get)
 @some
 @given(models(), blends, st.sampled_from([(1,), (1, 1), (2,), (2, 1)]), draws, st.integers(1, 3))
 def test_blends_are_targets(pair, f, shape, how, n):
-    "Chains and trees, drafted from q in every way, verified against f(p, q): the law is that of f"
+    "Chains and trees, drafted from q in every way, verified against f(p, q): the distribution is that of f"
     blend = CombinedModel(*pair, f)
     drafter = Branching(pair[1], shape, DRAWS[how])
     assert loop_law(blend, drafter, reject, (0,), n) == target_law(blend, (0,), n)
@@ -325,7 +325,7 @@ def test_blends_are_targets(pair, f, shape, how, n):
 @many
 @given(pairs(), st.data())
 def test_one_step_towards_another_target(pq, data):
-    "Law f, acceptance 1 - TV(f, q), bias TV(f, p); fair exactly when f lies between p and q"
+    "Output f, acceptance 1 - TV(f, q), bias TV(f, p); the bound is attained iff f is between p and q"
     p, q = pq
     w = data.draw(zero_to_one)
     for f in (data.draw(laws(len(p))), w * p + (1 - w) * q, lenient(F(1, 3)).law(p, q), p, q):
@@ -338,7 +338,7 @@ def test_one_step_towards_another_target(pq, data):
 
 
 def test_parity_with_transformers():  # noqa: PLR0915  one body: the patches share its names
-    "`assistant_ensemble_weight`: the same verdicts from the same uniforms, the same redraw and bonus"
+    "`assistant_ensemble_weight`: the same verdicts from the same uniforms, the same residual and bonus rows"
     torch = pytest.importorskip("torch")
     from unittest.mock import patch
     from transformers.generation.utils import _speculative_sampling

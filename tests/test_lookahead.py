@@ -1,4 +1,4 @@
-"Chapter 22a: the comb is the paper's window, the pool is kept by the book, and no guess changes the law"
+"Chapter 22a: window and pool are those of the paper, and no draft changes the distribution"
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def runs(k): return st.lists(tokens, min_size=k, max_size=k).map(tuple)
 
 @st.composite
 def states(draw):
-    "A drafter in the middle of its work: any full or partial window, any pool"
+    "A drafter after some rounds: any full or partial window, any pool"
     W, N, G = draw(sizes)
     R = draw(st.integers(1, N - 1))
     rows = tuple(draw(runs(k)) for k in [W + N - 2 - R, *[W + N - 1 - R]*(R - 1)])
@@ -35,18 +35,18 @@ def states(draw):
 
 
 def run(target, drafter, ctx, k, seed=0):
-    "The first k rounds, each with the drafter that made its tree and the one that comes after"
+    "The first k rounds, each with the drafter of its tree and the updated one"
     for _, round in zip(range(k), rounds(target, drafter, reject, ctx, Seeded(seed))):
         yield drafter, round, (drafter := drafter.learn(round))
 
 
-# The comb
+# The window as a tree
 
 @proves("thm-comb")
 @settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
-def test_the_comb_is_the_staircase(R, C, t, data):
-    "What the paper's mask shows each cell of the window, and where it stands"
+def test_the_window_as_a_tree(R, C, t, data):
+    "Mask and position of each cell of the window are those of the paper"
     rows = [data.draw(runs(k)) for k in (C - 1, *[C]*(R - 1))]
     tree, cells = window_probes(Tree((0,)*t), rows), [(r, c) for r in range(R) for c in range(C)]
     see = [[(s == 0 and d <= c) or (s <= r and d == c) for s, d in cells] for r, c in cells]
@@ -57,8 +57,8 @@ def test_the_comb_is_the_staircase(R, C, t, data):
 
 @proves("thm-comb")
 @faithful("Lookahead")
-def test_a_cell_is_answered_as_its_own_text():
-    "Float64, guesses in the same pass: the logits of cell (r, c) are those of its own text"
+def test_a_cell_has_the_logits_of_its_text():
+    "Float64, drafts in the same pass: the logits of cell (r, c) are those of its own text"
     model, prompt = embedded("target", dtype=torch.float64), prompts("code", 1)[0]
     first = run(model, Lookahead(model.V, 3, 4, 2, pool_from_prompt=True), prompt, 20)
     drafter, tree = next((d, r.tree) for d, r, _ in first if any(q is not None for q in r.tree.law))
@@ -71,14 +71,14 @@ def test_a_cell_is_answered_as_its_own_text():
 
 # The window and the pool
 
-class Book:
-    "Lookahead's bookkeeping once more, with lists, from the paper and on separate calls of the target"
+class FromPaper:
+    "A second implementation of window and pool, from the paper, with lists and separate target calls"
     def __init__(self, target, W, N, G, ctx, from_prompt):
         self.target, self.N, self.G, self.from_prompt, self.pool = target, N, G, from_prompt, {}
         self.rows = [[ctx[i % len(ctx)] for i in range(W + N - 3)]]
         for i in range(len(ctx) - N + 1 if from_prompt else 0): self.write(ctx[i], ctx[i+1:i+N])
     def write(self, key, gram):
-        "Least recently written out"
+        "The least recently written n-gram is removed"
         entry = self.pool.setdefault(key, OrderedDict())
         entry.pop(tuple(gram), None)
         entry[tuple(gram)] = True
@@ -101,22 +101,22 @@ class Book:
 
 @settings(max_examples=30, deadline=None)
 @given(seeds, sizes, contexts, st.booleans())
-def test_window_and_pool_by_the_book(seed, size, ctx, from_prompt):
-    "Round after round: the same rows, the same runs in the same order, at most G; N - 2 passes offer nothing"
+def test_window_and_pool_are_the_papers(seed, size, ctx, from_prompt):
+    "In each round the same rows, the same n-grams in the same order, at most G; N - 2 passes offer nothing"
     target, (W, N, _) = random_table(3, seed), size
-    book = Book(target, *size, ctx, from_prompt)
+    paper = FromPaper(target, *size, ctx, from_prompt)
     drafter = Lookahead(3, *size, from_prompt, True)
     for k, (_, round, after) in enumerate(run(target, drafter, ctx, 8, seed), 1):
-        book.step(round.tree.ctx, round.tokens)
-        assert after.rows == tuple(map(tuple, book.rows)) and len(after.rows[0]) == max(W + N - 3 - k, W - 1)
-        assert after.pool == {key: tuple(v) for key, v in book.pool.items()}
+        paper.step(round.tree.ctx, round.tokens)
+        assert after.rows == tuple(map(tuple, paper.rows)) and len(after.rows[0]) == max(W + N - 3 - k, W - 1)
+        assert after.pool == {key: tuple(v) for key, v in paper.pool.items()}
         assert k >= N - 1 or all(q is None for q in round.tree.law)
 
 
 @settings(max_examples=25)
 @given(states(), contexts)
-def test_what_is_offered(drafter, ctx):
-    "The window first; then the pool's runs of the current token, from a full window only"
+def test_the_window_and_then_the_pool(drafter, ctx):
+    "The window first; then the pool's n-grams of the current token, from a full window only"
     tree, cells = drafter(ctx, Enumerator()), (len(drafter.rows[0]) + 1)*len(drafter.rows)
     grams = drafter.pool.get(ctx[-1], ()) if len(drafter.rows) == drafter.N - 1 else ()
     offered = [tree.path(i) for i in range(len(tree)) if tree.law[i] is not None]
@@ -137,7 +137,7 @@ def test_a_round_without_a_window():
 @settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(1, 6), contexts)
 def test_one_row_is_the_jacobi_window(seed, W, ctx):
-    "N = 2: row 0 of the next round is the Jacobi iterate of this one, less the emitted place"
+    "N = 2: row 0 of the next round is the Jacobi iterate of this one, without the emitted token"
     target = cold(random_table(3, seed, zeros=False))
     for drafter, round, after in run(target, Lookahead(3, W, 2, 1, exact=True), ctx, 6):
         y = drafter.with_window(ctx).rows[0]
@@ -145,13 +145,13 @@ def test_one_row_is_the_jacobi_window(seed, W, ctx):
         assert after.rows == (tuple(iterate[1:]),) and iterate[0] == round.tokens[0]
 
 
-# The law
+# The distribution
 
 @proves("thm-lookahead")
 @settings(max_examples=25, deadline=None)
 @given(models(), states(), contexts, st.sampled_from([reject, match]))
 def test_exact_from_any_state(pair, drafter, ctx, verify):
-    "One round, and three tokens with all that is learnt on the way; what is learnt is a value"
+    "One round, and three tokens with all updates of the state; a state is a value"
     verifier_contract(pair[0], drafter, verify, ctx, 3)
     assert loop_law(pair[0], drafter, verify, ctx, 3) == target_law(pair[0], ctx, 3)
     round = next(rounds(pair[0], drafter, reject, ctx, Seeded(0)))
@@ -163,7 +163,7 @@ def test_exact_from_any_state(pair, drafter, ctx, verify):
 
 @faithful("Lookahead")
 def test_one_call_a_round():
-    "Window and guesses are one pass: calls are rounds, and they are fewer than tokens"
+    "Window and drafts are one pass: one call a round, and fewer rounds than tokens"
     model, prompt = embedded("target", dtype=torch.float64, temperature=0), prompts("code", 1, seed=3)[0]
     model(Tree(prompt[:-1]))
     out = generate(model, Lookahead(model.V), reject, prompt, 32, Seeded(1))

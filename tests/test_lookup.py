@@ -19,7 +19,7 @@ contexts = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
 
 
 def by_search(text, most, fewest=1, hits=1, tail=1, forbidden=()):
-    "The longest ending with enough places, and these, by looking everywhere for each"
+    "The longest ending with enough occurrences, and their places, by exhaustive search"
     for k in range(min(most, len(text)), fewest - 1, -1):
         ends = [e for e in range(k, len(text) - tail + 1) if text[e-k:e] == text[len(text)-k:]]
         places = [e for e in ends if text[e] not in forbidden]
@@ -66,8 +66,8 @@ def test_failure_table_is_linear_on_hard_texts():
 
 @settings(max_examples=150)
 @given(texts, st.integers(1, 4), st.integers(1, 6))
-def test_one_answer_three_ways(text, most, wanted):
-    "The quadratic search on tuples and strings, the index and brute force offer the same"
+def test_three_implementations_agree(text, most, wanted):
+    "The quadratic search on tuples and strings, the index and brute force give the same draft"
     places = by_search(text, most)[1]
     want = text[places[0]:places[0] + wanted] if places else ()
     assert continuation(text, most, wanted) == want == PromptLookup(3, most, wanted).find(text)
@@ -80,7 +80,7 @@ def test_one_answer_three_ways(text, most, wanted):
 @given(texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
        st.sampled_from([(), (0,), (0, 2)]))
 def test_places(text, most, fewest, hits, tail, forbidden):
-    "The same places as by looking everywhere, with at most `most` runs and `most` places a token"
+    "The places of an exhaustive search, with at most `most` n-grams and `most` places a token"
     index = NgramPlaces(most, tail, forbidden)
     for x in text: index.add(x)
     assert index.longest(fewest, hits) == by_search(text, most, fewest, hits, tail, forbidden)
@@ -88,7 +88,7 @@ def test_places(text, most, fewest, hits, tail, forbidden):
 
 
 class Noted:
-    "What was read, with a count of all tokens ever read"
+    "The tokens read, with a count of all that were ever read"
     work = 0
     def __init__(self): self.seen = []
     def add(self, x):
@@ -99,7 +99,7 @@ class Noted:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6))
 def test_the_reader(steps):
-    "Texts that go on, go back, fork or repeat: it holds the last text; one that goes on costs its new tokens"
+    "Texts that continue, go back, fork or repeat: it holds the last; a continued one costs its new tokens"
     reader, before = IncrementalReader(Noted), ()
     for cut, more in steps:
         text, work = before[:cut] + more, Noted.work
@@ -121,8 +121,8 @@ def variants(draw):
 
 @settings(max_examples=200)
 @given(variants(), texts)
-def test_variants(d, text):   # noqa: PLR0915  one search by hand
-    "Every argument does what it says, against the search everywhere; a chain of point masses"
+def test_variants(d, text):   # noqa: PLR0915  one exhaustive search
+    "Every argument, against an exhaustive search; a chain of point masses"
     most, fewest = d.max_matching_ngram_size, d.min_matching_ngram_size
     k, places = by_search(text, most, fewest, d.hits, d.tail, d.forbidden)
     num = min(d.num_draft_tokens, int(d.per_match * k))
@@ -143,7 +143,7 @@ def test_variants(d, text):   # noqa: PLR0915  one search by hand
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=30).map(tuple), st.integers(1, 4), st.integers(1, 8),
        st.sets(st.integers(0, 4), min_size=1, max_size=2), st.sets(st.integers(0, 4), max_size=2))
-def test_transformers_offers_the_same(text, most, wanted, stop, forbidden):
+def test_transformers_drafts_the_same(text, most, wanted, stop, forbidden):
     "With its end tokens and its forbidden tokens, on any text"
     import torch
     from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
@@ -156,7 +156,7 @@ def test_transformers_offers_the_same(text, most, wanted, stop, forbidden):
 
 
 def test_a_drafter_is_a_value():
-    "Equal and hashed alike whatever it has read; what it read is no alias of a list that changes"
+    "Equal, with equal hashes, after any text; a list that changes later does not change it"
     a, b, text = PromptLookup(5, take=MostFrequent()), PromptLookup(5, take=MostFrequent()), [0, 1, 2, 0, 1]
     assert a.find(text) == a.find(np.array(text)) == (2, 0, 1)
     text.append(2)
@@ -165,13 +165,13 @@ def test_a_drafter_is_a_value():
     assert hash(PromptLookup(3, stop=[1, 0, 1])) == hash(PromptLookup(3, stop=(0, 1)))
 
 
-# The law
+# The distribution
 
 @proves("thm-lookup")
 @settings(max_examples=25)
 @given(models(), contexts, variants(), st.integers(1, 3))
 def test_lookup_is_exact(pair, ctx, lookup, n):
-    "Under both verifiers the law is the target's, and each offered token is accepted with its weight"
+    "Under both verifiers the distribution is the target's; a draft token is accepted with its probability"
     target = pair[0]
     drafter_contract(lookup, ctx)
     for verify in (reject, match):
@@ -188,7 +188,7 @@ def test_lookup_is_exact(pair, ctx, lookup, n):
 @settings(max_examples=25)
 @given(models(), seeds)
 def test_any_function_of_the_context(pair, seed):
-    "A tree of point masses that is any function of the text: both verifiers give the same law"
+    "A tree of point masses that is any function of the text: both verifiers give the same distribution"
     def draft(ctx, rng):
         tree, noise = Tree(ctx), np.random.default_rng([seed, *ctx])
         for i in range(noise.integers(4)):
@@ -201,17 +201,17 @@ def test_any_function_of_the_context(pair, seed):
     assert loop_law(pair[0], draft, reject, (0,), 2) == target_law(pair[0], (0,), 2)
 
 
-# What it is for
+# Thresholds and a real model
 
-def test_a_share_is_met_at_equality():
+def test_a_share_at_equality():
     "7 of 100 are a share of .07, though .07 * 100 > 7"
     text = (0,)*7 + tuple(range(1, 94))
     assert [MostFrequent(100, share)(range(100), text, 1) for share in (.07, .08)] == [0, None]
 
 
 @faithful("n-gram map")
-def test_the_map_counts_what_a_transformer_wrote():
-    "Every draft of a real run continues an ending that occurred twice, and no continuation is commoner"
+def test_the_map_on_a_transformers_text():
+    "Every draft of a real run continues an ending that occurred twice, and no continuation is more frequent"
     target, prompt = embedded(temperature=0), prompts("english", 1)[0]
     d, offered = PromptLookup(target.V, take=MostFrequent(), hits=2), 0
     for _, r in zip(range(10), rounds(target, d, reject, prompt * 2, Seeded(0))):

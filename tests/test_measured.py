@@ -1,4 +1,4 @@
-"Chapter 45: what is counted, the inputs of a walk, the clocks, what a run writes and what its table shows"
+"Chapter 45: what is counted, the inputs of verifiers, the clocks, what a run writes and what its table shows"
 import json
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from specref.gpu.bench.decoding import random_pair
 from specref.gpu.verify import Logits, verify_trees, verify_chains
 
 CPU = torch.device("cpu")
-pytest.importorskip("triton", reason="the count of rows stands beside the kernels, which need triton")
+pytest.importorskip("triton", reason="the count of rows is in the module of the kernels, which needs triton")
 
 @pytest.fixture
 def at_once(monkeypatch):
@@ -33,12 +33,12 @@ def small(device, temperature):
 
 @proves("thm-whole-rows")
 def test_every_entry_of_a_visited_row_decides():
-    "On one tape: an entry raised without bound gives its token, one at -inf never; unvisited rows do nothing"
+    "On one tape: a very large entry gives its token, one at -inf never; unvisited rows have no effect"
     case, = m.make_cases(m.TREE_SHAPES["16 nodes"], 5, 2, 1, .7, CPU, logits=True)
     batch, rows, *rest = case
     rows = rows.x.float()
-    def walk(x): return verify_trees(batch, Logits(x), *rest, check=False)
-    was, visited = walk(rows), set()
+    def verified(x): return verify_trees(batch, Logits(x), *rest, check=False)
+    was, visited = verified(rows), set()
     for b, (root, nodes) in enumerate(zip(batch.root.tolist(), was.nodes.tolist())):
         for k, u in enumerate([root, *(i for i in nodes if i >= 0)]):
             visited.add(u)
@@ -46,15 +46,15 @@ def test_every_entry_of_a_visited_row_decides():
                 for z in (1e6, -torch.inf):
                     x = rows.clone()
                     x[u, v] = z
-                    assert (walk(x).tokens[b, k].item() == v) == (z > 0)
+                    assert (verified(x).tokens[b, k].item() == v) == (z > 0)
     x = rows.clone()
     x[[u for u in range(batch.n) if u not in visited]] = torch.randn(batch.n - len(visited), 5)
-    assert 0 < len(visited) < batch.n and torch.equal(walk(x).tokens, was.tokens)
+    assert 0 < len(visited) < batch.n and torch.equal(verified(x).tokens, was.tokens)
 
 @pytest.mark.parametrize("V", [2, 3, 4, 5])
 @proves("prop-half-a-row")
 def test_half_a_row(V):
-    "In whatever order, over points a program reads the same number of entries on average"
+    "Over uniform point masses every reading order needs the same mean number of entries"
     def reads(order, point):
         seen = 0
         while seen < V - 1:
@@ -68,7 +68,7 @@ def test_half_a_row(V):
 @pytest.mark.parametrize("regime", m.AGREEMENT)
 @pytest.mark.parametrize("tree", ["chain 5", "16 nodes"])
 def test_bytes_are_the_rows_that_are_read(tree, regime):
-    "The bytes counted are those of the rows that the twin, which reads no others on a CPU, reads in full"
+    "The bytes counted are those of the rows that the torch verifier on a CPU reads in full, and no others"
     total, given = 0, m.make_cases(m.TREE_SHAPES[tree], 50, 6, 3, m.AGREEMENT[regime], CPU)
     for c in given:
         p, q = noted(c.p), noted(c.q)
@@ -86,7 +86,7 @@ def test_logits_cost_every_visited_row():
 # The inputs
 
 @pytest.mark.parametrize("logits", [False, True])
-def test_the_cases_are_what_they_are_called(logits, at_once):
+def test_the_cases_match_their_names(logits, at_once):
     "Rejected at the root, all accepted down to a leaf, or in between; the sets differ"
     tokens = {}
     for regime, agree in m.AGREEMENT.items():
@@ -97,7 +97,7 @@ def test_the_cases_are_what_they_are_called(logits, at_once):
     assert set(tokens["reject at root"]) == {1} and set(tokens["accept all"]) == {5}
     assert len(set(tokens["typical"])) > 2
 
-def test_drafted_tokens_have_the_law_of_their_rows():
+def test_drafted_tokens_have_the_distribution_of_their_rows():
     "The first two siblings of many copies: the exponential race draws without replacement"
     torch.manual_seed(0)
     given = m.make_cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
@@ -113,7 +113,7 @@ def test_drafted_tokens_have_the_law_of_their_rows():
 @pytest.mark.parametrize("rule", m.RULES)
 @pytest.mark.parametrize("logits", [False, True])
 def test_parity_detects_a_wrong_verifier(rule, logits, at_once):
-    "The twin agrees with itself; a verifier with one coin for all nodes does not; one that fails is named"
+    "The torch verifier agrees with itself, one coin for all nodes does not; a failing verifier is named"
     twin = verify_chains if rule == "block" else verify_trees
     def same_coin(batch, p, q, coins, picks, check):
         return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
@@ -123,8 +123,8 @@ def test_parity_detects_a_wrong_verifier(rule, logits, at_once):
     assert differ["twin"] == differ["kernel"] == 0 < differ["mutant"]
     assert differ["broken"] == "RuntimeError: no kernel image"
 
-def test_forests_have_what_is_claimed():
-    "Every kind of child where it should be, lone roots, duplicates among siblings, extreme coins"
+def test_random_trees_cover_every_case():
+    "The children of each rule, trees of a root alone, duplicates among siblings, extreme coins"
     from specref.gpu.layout import check_batch
     for rule in m.RULES:
         batch, p, q, coins, picks = m.random_trees(rule, 300, 5)
@@ -140,8 +140,8 @@ def test_forests_have_what_is_claimed():
     pair = batch.sibling
     assert (batch.token[pair >= 0] == batch.token[pair[pair >= 0].long()]).any()
 
-def test_the_joint_law_fits_and_a_mutant_does_not(at_once):
-    "200,000 drafts at a false alarm of 1e-9, all trees at once: the walk fits; one shared coin does not"
+def test_the_joint_distribution_fits_and_a_mutants_does_not(at_once):
+    "200,000 drafts, false-alarm rate 1e-9, all trees at once: the verifier fits; one shared coin does not"
     def shared(batch, p, q, coins, picks, check):
         coins = coins.view(-1, 5)[:, :1].expand(-1, 5).flatten()
         return verify_trees(batch, p, q, coins, picks, check=check)
@@ -163,13 +163,13 @@ def test_times_are_positive_and_a_failing_verifier_is_named():
     first = m.verify_times(contestants, *case, logits=True, least=4, repeats=1)
     assert all(x > 0 for x in first["us"].values())
 
-def test_softmax_first_is_the_same_walk():
-    "The baseline gives the tokens of the walk on logits"
+def test_softmax_first_gives_the_same_tokens():
+    "The baseline gives the tokens of verification on logits"
     for c in m.make_cases(m.TREE_SHAPES["16 nodes"], 30, 8, 2, .7, CPU, logits=True):
         assert torch.equal(m.softmax_first(verify_trees, *c).tokens, verify_trees(*c, check=False).tokens)
 
 def test_the_number_of_inputs_fits_the_memory():
-    "On a CPU four, fewer where a gigabyte does not hold them, never none"
+    "On a CPU four, fewer where they exceed a gigabyte, at least one"
     sizes = ("chain 5", 1000, 1), ("64 nodes", 151_936, 8), ("64 nodes", 151_936, 256)
     assert [m.batches_beyond_cache(m.TREE_SHAPES[tree], V, B, CPU) for tree, V, B in sizes] == [4, 2, 1]
 
@@ -204,7 +204,7 @@ def test_bounds_of_this_machine():
     assert found["copy"] > 1e6 and found["launch_us"] > 0
 
 def test_flashinfer_gets_the_same_rows(monkeypatch):
-    "Shapes and order of what its kernel is given"
+    "Shapes and order of the arguments of its kernel"
     seen = []
     fake = SimpleNamespace(chain_speculative_sampling=lambda *args: seen.extend(args))
     monkeypatch.setattr(m, "import_module", lambda name: fake)
@@ -215,7 +215,7 @@ def test_flashinfer_gets_the_same_rows(monkeypatch):
     assert torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
 
 def test_the_two_attentions_agree():
-    "On the same rows, as the compiler would be given them; a compiler that fails loses one figure"
+    "On the same rows, in the form that the compiler gets; if the compiler fails, only its figure is missing"
     sizes = dict(heads=4, shared=2, width=16, dtype=torch.float32)
     row = m.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=lambda f: f, clock=None)
     assert row["apart"] < 1e-5 and all(x > 0 for x in row["us"].values())
@@ -227,7 +227,7 @@ def test_the_two_attentions_agree():
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_large_trees_are_compared(logits):
-    "The twin agrees with itself; a verifier whose addresses wrap to the first tree's rows does not"
+    "The torch verifier agrees with itself; one whose addresses wrap to the first tree's rows does not"
     def wraps(batch, p, q, coins, picks, check):
         rows = Logits(p.x[:16].repeat(6, 1)) if logits else p[:16].repeat(6, 1)
         return verify_trees(batch, rows, q, coins, picks, check=check)
@@ -261,7 +261,7 @@ def whole(tmp_path_factory):
     return tiny_run(folder), folder/"gpu.json"
 
 def test_a_run_is_written_whole(whole):
-    "Every part with every setting; the file is what was returned; only FlashInfer, not here, has failed"
+    "Every part with every setting; the file equals the returned value; only FlashInfer, not installed, fails"
     got, file = whole
     assert json.loads(file.read_text()) == json.loads(json.dumps(got))
     assert [f.name for f in file.parent.iterdir()] == ["gpu.json"]
@@ -288,8 +288,8 @@ def test_the_grid_of_the_full_run():
     assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
     assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
 
-def test_a_failing_part_loses_no_other(tmp_path):
-    "A kernel and a chapter that break: their figures are words, the others numbers, and the table is printed"
+def test_a_failing_part_affects_no_other(tmp_path):
+    "With failing kernels and engine: their entries are messages, the others numbers; the table is printed"
     def broken(*args, **kw): raise RuntimeError("PassManager::run failed")
     parts = tiny_run(tmp_path, (broken, broken), dict(models={}))["parts"]
     assert parts["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in parts["parity"]} == {0}
@@ -297,8 +297,8 @@ def test_a_failing_part_loses_no_other(tmp_path):
     lines = list(m.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
     for words in ("PassManager", "KeyError", "not measured yet"): assert any(words in l for l in lines)
 
-def test_the_table_copes_with_what_is_missing(whole):
-    "Without any one part, without the bounds, with rows that did not come back: lines, and no exception"
+def test_the_table_with_missing_parts(whole):
+    "Without any one part, without the bounds, with lost rows: lines, and no exception"
     got, _ = whole
     for part in got["parts"]:
         others = {k: v for k, v in got["parts"].items() if k != part}
@@ -310,7 +310,7 @@ def test_the_table_copes_with_what_is_missing(whole):
     assert sum(l.endswith(m.NOT_RETURNED) for l in m.gpu_table(lost)) == len(got["parts"])
     assert list(m.gpu_table(KNOWN | dict(parts={})))
 
-def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
+def test_failed_and_late_tasks(tmp_path):
     "A failed task has its error in the file, a late one the reason; the others are complete"
     def boom(x): raise MemoryError("no more")
     def fine(x): return m.Task("a", 1., lambda x: dict(y=x), dict(x=x))
@@ -324,7 +324,7 @@ def test_a_failure_costs_one_row_and_time_the_rest(tmp_path):
     assert list(m.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
 def test_a_run_goes_on_after_a_lost_task(tmp_path):
-    "A lost row stays, its part is skipped, the others run; spent time is not given again"
+    "A lost row stays, the rest of its part is skipped, the others run; time already spent counts"
     tasks = [m.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
     was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED)]), began=m.time())
     got = m.run_tasks(tasks, tmp_path/"x.json", 1., was)
@@ -350,13 +350,13 @@ out = pathlib.Path(sys.argv[1])
 done = len(out.read_text()) if out.exists() else 0
 for i in range(done, 4):
     out.write_text("x" * (i + 1))
-    if i == 1: os._exit(139)      # dies in the second task
+    if i == 1: os._exit(139)      # exits in the second task
     if i == 2: time.sleep(600)    # hangs in the third
 """
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_supervised_child(hangs, tmp_path):
-    "A child that dies or hangs is restarted after its task, unless it wrote nothing; none outlives it"
+    "A child that exits or hangs is restarted after its task, unless it wrote nothing; all end in time"
     out, then = tmp_path/"x", m.time()
     if not hangs:
         m.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
@@ -367,7 +367,7 @@ def test_a_supervised_child(hangs, tmp_path):
         m.supervise([sys.executable, "-c", "import time; time.sleep(600)"], out, .01, patience=60., grace=.01)
         assert m.time() - then < 25
 
-def test_an_interrupted_run_keeps_what_it_has(tmp_path):
+def test_an_interrupted_run_is_stored_so_far(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
     def stop(): raise KeyboardInterrupt
     tasks = [m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})]
@@ -376,7 +376,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=rows)
 
 def test_goals_beside_what_was_reached():
-    "Nothing measured, nothing claimed; else the worst and the median, in the units of the goal"
+    "Nothing measured, nothing stated; else the worst and the median, in the units of the goal"
     nothing = [*m.wanted_table(dict(parts={}))]
     assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 8
     def row(us, B): return dict(us=us, B=B, bytes=1e8, tree="64 nodes")
@@ -391,7 +391,7 @@ def test_goals_beside_what_was_reached():
     assert lines[2].endswith("25.0 at worst, median 25.0")
     assert lines[3].endswith("not measured yet") and lines[4].endswith("60% at worst, median 60%")
 
-def test_without_triton_the_times_stand(monkeypatch):
+def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
     monkeypatch.setattr(m, "bytes_read", lambda *a: __import__("no_triton_here"))
     row = m.against_reference("chain 8", 30, 2, "float64", 1, 1)
@@ -400,8 +400,8 @@ def test_without_triton_the_times_stand(monkeypatch):
     got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
     assert "nan% of a copy" in list(m.cpu_table(got))[3] and "1 failures" in list(m.cpu_table(got))[4]
 
-def test_the_walk_is_measured_without_transformers():
-    "The module is imported where transformers is not there; only the race needs it"
+def test_verification_is_measured_without_transformers():
+    "The module is imported without transformers; only the decoding speed needs it"
     program = ("import sys; sys.modules['transformers'] = None\n"
                "from specref.gpu.bench import device as m\n"
                "call = lambda: m.imported_call('bench.decoding', 'decoding_speed', name='shallow')\n"
@@ -411,15 +411,15 @@ def test_the_walk_is_measured_without_transformers():
     assert "transformers" in done.stdout and "Error" in done.stdout, done.stderr
 
 def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    "A supervised child runs this module with --here; an old file is gone first; the table is printed last"
+    "A supervised child runs this module with --here; an old file is removed first; the table is printed last"
     got, called = dict(KNOWN, parts={}, began=0.), []
     (tmp_path/"gpu.json").write_text("old")
-    def kept(command, out, minutes):
+    def supervised(command, out, minutes):
         assert not out.exists()
         called[:] = command, m.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(m, "fused_kernels", lambda: (verify_trees, verify_chains))
-    monkeypatch.setattr(m, "supervise", kept)
+    monkeypatch.setattr(m, "supervise", supervised)
     m.run(["--out", str(tmp_path), "--minutes", "3"])
     assert called[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"]
     assert capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
@@ -437,7 +437,7 @@ def test_bad_arguments(args, what, monkeypatch, capsys):
     assert e.value.code == 2 and what in capsys.readouterr().err
 
 def test_a_cpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    "The same tokens by twin and reference, in both precisions; the file is written, the table printed last"
+    "The same tokens as the reference, in both precisions; the file is written, the table printed last"
     monkeypatch.setattr(m, "cpu_tasks", partial(m.cpu_tasks, V=50, B=3, laps=2, Bs=(1,), size=1 << 16))
     m.run(["--cpu", "--out", str(tmp_path/"new")])
     torch.set_num_threads(1)

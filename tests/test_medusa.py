@@ -1,5 +1,4 @@
-"""31_medusa: heads that begin as the target's own, the tree that they need, the lossy verifier, a target
-that learns with its heads"""
+"31_medusa: untrained heads, their tree, the lossy verifier, a target trained with its heads"
 from itertools import combinations
 from math import log
 
@@ -33,7 +32,7 @@ def base(): return TargetModel(raw_model("target"))
 def tiny(seed=0, V=3): return TargetModel(tiny_llama(V, 1, seed))
 
 def trained(base, heads=3, make=Medusa, up=0., **kw):
-    "Heads whose weights are random, as if they had learnt something; an adapter of size `up`"
+    "Heads with random weights, as after training; an adapter of size `up`"
     torch.manual_seed(0)
     net = make(base, heads, **kw)
     with torch.no_grad():
@@ -50,13 +49,13 @@ def batch_of(base, x):
 
 def random_batch(base, n=3, T=12): return batch_of(base, np.random.default_rng(0).integers(0, base.V, (n, T)))
 
-# Blindness
+# Heads that do not read a token
 
 @proves("thm-blind")
 @settings(max_examples=25)
 @given(laws(3), laws(6), st.tuples(*[laws(2)] * 3))
-def test_what_is_not_read_costs(P, q, inner):
-    "Disjoint next laws: a law blind to b overlaps by max P at most, n points hit the n largest at most"
+def test_the_bound_for_heads_that_do_not_read_a_token(P, q, inner):
+    "Disjoint next distributions: one that ignores b overlaps by max P at most, n points have the n largest"
     # tokens 2b, 2b + 1
     after = [np.concatenate([w if b == c else 0 * w for c in range(3)]) for b, w in enumerate(inner)]
     sharp = [one_hot(2*b, 6, exact=True) for b in range(3)]
@@ -72,7 +71,7 @@ def test_what_is_not_read_costs(P, q, inner):
 @proves("prop-untrained")
 @faithful("Medusa")
 def test_untrained_heads_are_the_targets(base):
-    "Its logits bit for bit, on real text; with upstream's random bias they are not"
+    "Its logits bit for bit, on real text; with upstream's random bias they differ"
     x = torch.tensor([text for d in DOMAINS for text in prompts(d, 2, length=48)])
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     net, upstream, f = Medusa(base), Medusa(base), out.hidden_states[-1].clone()
@@ -89,7 +88,7 @@ def test_untrained_heads_are_the_targets(base):
 
 @faithful("Medusa")
 def test_one_pass_of_the_heads_a_round(base):
-    "For a chain of four too; reading the last token's state would cost a target call a round"
+    "Also for a chain of four; reading the last token's state needs one more target call a round"
     class Late(MedusaDraft):
         def states(self, ctx): return self.target.states(ctx, self.net.reads)
     net, prompt, calls = load_network("medusa"), prompts("english", 1)[0], {}
@@ -104,13 +103,13 @@ def test_one_pass_of_the_heads_a_round(base):
 # The tree
 
 class Table(Target):
-    "Tabular heads in fractions: a law for each place after the last token but one"
+    "Tabular heads in fractions: a distribution for each place after the last token but one"
     def __init__(self, V, seed): self.V, self.rows = V, random_table(V, seed)
     def __call__(self, tree):
         return Rows(lambda i: self.rows.law((*tree.ctx[:-1], tree.depth[i] % self.V)), len(tree), self.V)
 
 def test_choices_come_from_the_unwarped_rows():
-    "At temperature 0 the draft model's law is a point; the rows for a tree are the heads' laws as they are"
+    "At temperature 0 the draft distribution is a point mass; a tree is chosen from the unwarped rows"
     b = tiny(3)
     net = trained(b, 2)
     for T in (0, 1):
@@ -141,7 +140,7 @@ def test_ranks_become_tokens(seed, some, short):
 @pytest.mark.parametrize("n", [2, 4])
 def test_the_calibrated_tree_is_the_best_of_all(base, n):
     """On the table of the shipped heads: no connected tree of n nodes, among all of three ranks and places,
-    is worth more"""
+    has a larger expected number of accepted tokens"""
     batch = batch_of(base, [text for d in DOMAINS for text in prompts(d, 8, length=48, seed=5)])
     table = head_accuracy(load_network("medusa"), batch, 3)[:3]
     worth = lambda paths: sum(np.prod([table[j][r] for j, r in enumerate(v)]) for v in paths)
@@ -151,7 +150,7 @@ def test_the_calibrated_tree_is_the_best_of_all(base, n):
     from_choices(medusa_choices(table, n))
 
 def test_head_accuracy_counts_ranks():
-    "By hand, and as chapter 20 counts place by place, less the first places, where there is no state"
+    "By hand, and by chapter 20's counts, without the first places, where there is no state"
     b, k = tiny(4, V=5), 3
     net, batch = trained(b, 2), random_batch(b, 3, 14)
     x, f = batch.x.tolist(), batch.states[b.layers]
@@ -169,7 +168,7 @@ def test_head_accuracy_counts_ranks():
 @proves("prop-typical")
 @faithful("Medusa")
 def test_the_threshold_falls_with_the_entropy():
-    "1 of the 4 tokens of (.97, .01, .01, .01), all 50 of a uniform law"
+    "1 of the 4 tokens of (.97, .01, .01, .01), all 50 of a uniform distribution"
     many = lambda p: int((typical(.09, .3).accepted(p, exact(*[1] * len(p))) > 0).sum())
     assert many(exact(97, 1, 1, 1)) == 1 and many(exact(*[1] * 50)) == 50
 
@@ -177,14 +176,14 @@ def test_the_threshold_falls_with_the_entropy():
 @settings(max_examples=15)
 @given(models(3), seeds)
 def test_typical_is_greedy_where_the_target_is(both, seed):
-    "Rows that are points: the longest typical path is plain greedy decoding"
+    "Rows that are point masses: the longest typical path is plain greedy decoding"
     target, rows = cold(both[0]), HeadMarginals(Table(3, seed), 2)
     drafter = MedusaTree(rows, ((0,), (1,), (0, 0), (0, 1), (1, 0)), exact=True)
     assert loop_law(target, drafter, accept_longest(typical()), (0, 1), 4) == target_law(target, (0, 1), 4)
     p = both[0].law((0, 1))
     assert typical().accepted(p, p)[int(np.argmax(p))] > 0
 
-def test_the_longest_path_wins_and_of_equals_the_likeliest():
+def test_the_longest_path_is_chosen_and_of_equals_the_likeliest():
     "Against an enumeration of all paths"
     target, rule = random_table(4, 5, zeros=False), typical(.2, .5)
     for seed in range(20):
@@ -200,15 +199,15 @@ def test_the_longest_path_wins_and_of_equals_the_likeliest():
         found = accept_longest(rule)(p, tree, Seeded(0)).node
         assert score(found) == max(score(i) for i in range(len(tree)) if good(i))
 
-def test_a_point_that_is_accepted_in_part_is_not_followed():
-    "A rule that accepts points with their probability follows none where nothing is sure"
+def test_a_point_accepted_with_probability_below_one_is_not_followed():
+    "A rule that accepts point masses with their probability follows one only if it is 1"
     part, tree = AcceptanceRule(np.minimum, lambda p, q: p), Tree((0,))
     tree.grow(0, points([1, 0], 2, exact=True), Seeded(0), 2)
     assert accept_longest(part)([exact(1, 3)] * 3, tree, Seeded(0)).node == 0
     assert accept_longest(part)([exact(0, 1)] * 3, tree, Seeded(0)).node == 1
 
 def test_typical_is_not_lossless():
-    "Its distance on a table, exactly; reject has none"
+    "Its total variation on a table, exactly; that of `reject` is 0"
     target, rows = random_table(3, 1, zeros=False), HeadMarginals(Table(3, 8), 2)
     drafter, want = MedusaTree(rows, ((0,), (1,), (0, 0)), exact=True), target_law(target, (0, 1), 2)
     assert loop_law(target, drafter, reject, (0, 1), 2) == want
@@ -223,8 +222,8 @@ def gpt2():
     return TargetModel(GPT2LMHeadModel(config).double())
 
 @pytest.mark.parametrize("make, names", [(lambda: tiny(5, V=7), 7), (gpt2, 8)])
-def test_the_adapter_is_off_at_first_and_never_changes_the_target(make, names):
-    "At zero the changed target is the target bit for bit; later a merged copy is the changed one"
+def test_the_adapter_starts_at_zero_and_never_changes_the_target(make, names):
+    "At zero the changed target is the target bit for bit; later a merged copy equals the changed one"
     b = make()
     batch, adapter = random_batch(b), Adapter(b, 2)
     before = {n: w.clone() for n, w in b.model.named_parameters()}
@@ -249,22 +248,22 @@ def test_the_adapter_adds_a_matrix_of_low_rank():
 
 @faithful("Medusa-2")
 @proves("prop-held-back")
-def test_at_first_only_the_heads_pull():
-    "With the adapter at zero, KL and its gradient are zero, the heads' loss has one"
+def test_at_first_only_the_heads_loss_has_a_gradient():
+    "With the adapter at zero, KL and its gradient are zero, the gradient of the heads' loss is not"
     b = tiny(6, V=7)
     batch, net = random_batch(b), trained(b, 2, Medusa2, rank=2)
     up, kl_of = list(net.adapter.up), lambda: net.base_loss(net.adapter.states(batch.x), batch)
     kl = kl_of()
     assert abs(kl) < 1e-12 and all(g.abs().max() < 1e-12 for g in torch.autograd.grad(kl, up))
-    pull = torch.autograd.grad(medusa_loss(net(net.adapter.states(batch.x)), batch.x), up)
-    assert max(g.abs().max() for g in pull) > 1e-4
+    heads = torch.autograd.grad(medusa_loss(net(net.adapter.states(batch.x)), batch.x), up)
+    assert max(g.abs().max() for g in heads) > 1e-4
     with torch.no_grad():
         for w in up: w.normal_(std=.05)
     kl = kl_of()
     assert kl > 1e-5 and sum((g * w).sum() for g, w in zip(torch.autograd.grad(kl, up), up)) > 0
 
 @faithful("Medusa-2")
-def test_what_is_trained_when():
+def test_which_weights_are_trained():
     "In the warm-up the heads alone, then heads and adapter; evaluation reads the changed states"
     b = tiny(7, V=7)
     batch, net = random_batch(b), trained(b, make=Medusa2, rank=2, warm=.2)
@@ -284,8 +283,8 @@ def test_what_is_trained_when():
 @proves("prop-other")
 @settings(max_examples=20)
 @given(models(3))
-def test_two_targets_are_as_far_apart_as_their_steps(both):
-    "TV of the laws of three tokens is at most the mean, over p's texts, of the sum of the steps' TV"
+def test_distance_of_two_targets_by_their_steps(both):
+    "TV of three tokens is at most the mean, over p's texts, of the sum of the steps' TV"
     p, q = both
     steps = lambda y: sum(tv(p.law((0, *y[:i])), q.law((0, *y[:i]))) for i in range(3))
     bound = sum(w * steps(y) for y, w in target_law(p, (0,), 3).items())

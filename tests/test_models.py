@@ -1,4 +1,4 @@
-"The embedded models: shipped files, a corpus with a held-out half, and a recipe that resumes"
+"The embedded models: shipped files, a corpus with a held-out part, and training that resumes"
 import hashlib
 import json
 import lzma
@@ -26,7 +26,7 @@ def test_shipped_files():
     assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()
 
 
-def test_held_out_is_apart_and_tokens_spell_every_byte():
+def test_held_out_files_are_disjoint_and_tokens_encode_every_byte():
     names = {h: {r["name"] for r in corpus() if r["held_out"] == h} for h in (True, False)}
     assert names[True] and not names[True] & names[False]
     tok = tokenizer()
@@ -49,8 +49,8 @@ def write_library(lib, prose, code):
         (lib/name).write_text(text, "utf-8")
 
 
-def test_a_frozen_library_reads_back(tmp_path):
-    "`write_corpus` on a tiny library: prose and code apart, nothing twice, no skipped or broken file"
+def test_a_written_corpus_reads_back(tmp_path):
+    "`write_corpus` on a tiny library: prose and code separated, nothing twice, no skipped or broken file"
     prose, code = (WORDS * 3).strip(), "\n".join(f"number_{i} = {i} + {i}" for i in range(40))
     write_library(tmp_path/"lib", prose, code)
     out = tmp_path/"out"/"corpus.jsonl.xz"
@@ -68,7 +68,7 @@ def test_a_frozen_library_reads_back(tmp_path):
 
 @proves("thm-resume")
 @pytest.mark.parametrize("stops", [(1, None), (2, 3, None)])
-def test_resumes_to_the_same_weights(tmp_path, stops):
+def test_training_resumes_to_the_same_weights(tmp_path, stops):
     "Interrupted anywhere, and between saves, training ends with the weights of an uninterrupted run"
     def run(folder, stops):
         for until in stops:
@@ -80,7 +80,7 @@ def test_resumes_to_the_same_weights(tmp_path, stops):
 
 
 @proves("thm-deepen")
-def test_deepening_keeps_the_law_and_every_layer_learns(layers=3):
+def test_deepening_has_the_same_logits_and_trains_every_layer(layers=3):
     "Twice the layers: the same logits, bit for bit; gradients reach new layers; two steps move all weights"
     torch.manual_seed(layers)
     shallow, x = recipe.llama(layers, 64, 96), torch.randint(0, 512, (2, 20))
@@ -98,7 +98,7 @@ def test_deepening_keeps_the_law_and_every_layer_learns(layers=3):
 
 
 def test_whole_recipe_runs(tmp_path, monkeypatch):
-    "Every stage of `train_models`, tiny: what it ships can be loaded, and a second call changes nothing"
+    "Every stage of `train_models`, tiny: its files can be loaded, and a second call changes nothing"
     side = {d: [r for r in corpus() if r["domain"] == d and not r["held_out"]][:12] for d in DOMAINS}
     monkeypatch.setattr(recipe, "corpus", lambda: sum(side.values(), []))
     tiny = recipe.ModelRecipe(
@@ -112,7 +112,7 @@ def test_whole_recipe_runs(tmp_path, monkeypatch):
 
 
 def test_windows_are_addressed_by_step():
-    "The same step gives the same windows, another step others; the domains come in proportion"
+    "The same step gives the same windows, another step others; the domains have their shares"
     ids = {d: np.full(1000, i, np.uint16) for i, d in enumerate(DOMAINS)}
     assert torch.equal(windows(ids, 3, 64, 4), windows(ids, 3, 64, 4))
     assert not torch.equal(windows(ids, 3, 64, 4), windows(ids, 4, 64, 4))

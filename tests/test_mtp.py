@@ -1,5 +1,4 @@
-"""31b_mtp: the gradient of the sum one loss at a time, modules by hand, what the chain runs, and the
-released layout"""
+"31b_mtp: the gradient of the sum one loss at a time, modules by hand, calls of the chain, released layout"
 from functools import partial
 from weakref import WeakSet
 
@@ -32,7 +31,7 @@ def tiny(seed=0, V=V, tied=False):
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=.3, tie_word_embeddings=tied,
         bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
 
-def stirred(net, by=.3):
+def perturbed(net, by=.3):
     torch.manual_seed(0)
     with torch.no_grad():
         for w in net.parameters(): w.add_(by * torch.randn_like(w))
@@ -60,8 +59,8 @@ def gradients(model, net, x, way):
 class Box:
     def __init__(self, x): self.x = x
 
-def held_at_once(f):
-    "The most tensors of V columns, larger than the head, that autograd held at once while f ran"
+def stored_at_once(f):
+    "The most tensors of V columns, larger than the head, that autograd stored at once while f ran"
     boxes, most = {}, [0]
     def pack(x):
         if x.shape[-1:] != (V,) or x.numel() <= V*WIDTH: return x
@@ -75,14 +74,14 @@ def held_at_once(f):
 @faithful("multi-token prediction")
 @proves("thm-in-turn")
 @pytest.mark.parametrize("n, tied", [(2, True), (4, False)])
-def test_in_turn_leaves_the_gradient_of_the_sum(tied, n):
+def test_in_turn_gives_the_gradient_of_the_sum(tied, n):
     "Every weight of trunk and heads, to 1e-12 in double and 1e-6 in single precision"
     model, x, returned = tiny(tied=tied), text(), []
-    net = stirred(Gloeckle(TargetModel(model), n))
+    net = perturbed(Gloeckle(TargetModel(model), n))
     a, b = gradients(model, net, x, at_once), gradients(model, net, x, backward_in_turn)
     assert max(abs(u - v).max() for u, v in zip(a, b)) < 1e-12 < max(abs(u).max() for u in a)
-    assert held_at_once(lambda: gradients(model, net, x, at_once)) == n
-    assert held_at_once(lambda: gradients(model, net, x, backward_in_turn)) == 1
+    assert stored_at_once(lambda: gradients(model, net, x, at_once)) == n
+    assert stored_at_once(lambda: gradients(model, net, x, backward_in_turn)) == 1
     def both(z, losses): returned.extend([backward_in_turn(z, losses), sum(f(z) for f in losses)])
     gradients(model, net, x, both)
     assert abs(returned[0] - returned[1]) < 1e-12 and not returned[0].requires_grad
@@ -93,7 +92,7 @@ def test_in_turn_leaves_the_gradient_of_the_sum(tied, n):
 def test_the_copied_listing_fails():
     "`d.requires_grad = False` and `z.backward()` raise, and the trunk has no gradient"
     model, x = tiny(), text()
-    net, below = stirred(Gloeckle(TargetModel(model))), trunk(model)
+    net, below = perturbed(Gloeckle(TargetModel(model))), trunk(model)
     def copied(z, losses):
         d = z.detach()
         for loss_of in losses: loss_of(d).backward()
@@ -103,17 +102,17 @@ def test_the_copied_listing_fails():
     gradients(model, net, x, copied)
     assert all(w.grad is None for w in below.parameters())
 
-def test_ones_for_the_gradient_are_another_gradient():
+def test_ones_in_place_of_the_gradient_are_wrong():
     model, x = tiny(), text()
-    net = stirred(Gloeckle(TargetModel(model)))
+    net = perturbed(Gloeckle(TargetModel(model)))
     def ones(z, losses):
         for loss_of in losses: loss_of(z.detach()).backward()
         z.backward(gradient=torch.ones_like(z))
     a, b = gradients(model, net, x, backward_in_turn)[0], gradients(model, net, x, ones)[0]
     assert abs(a - b).max() > 1e-3
 
-def test_the_trunk_is_the_model_less_its_last_layer():
-    "On the model's own weights; with the last layer, norm and head its loss is the model's"
+def test_the_trunk_is_the_model_without_its_last_layer():
+    "It shares the model's weights; with the last layer, norm and head its loss is the model's"
     model, x = tiny(), text()
     z = trunk(model)(input_ids=x, use_cache=False).last_hidden_state
     out = model(input_ids=x, output_hidden_states=True, use_cache=False)
@@ -125,7 +124,7 @@ def test_the_trunk_is_the_model_less_its_last_layer():
 @faithful("multi-token prediction")
 @pytest.mark.parametrize("make", [tiny, lambda: raw_model("target", torch.float64)])
 def test_untrained_heads_are_the_target(make):
-    "Each head is a copy of the last layer; norm and head are the target's own"
+    "Each head is a copy of the last layer; norm and output head are the target's"
     model = make()
     base = TargetModel(model)
     net, x = Gloeckle(base), text(V=base.V)
@@ -137,7 +136,7 @@ def test_untrained_heads_are_the_target(make):
 # The modules
 
 @proves("thm-chain-rows")
-def test_the_chain_runs_a_module_once_on_a_token():
+def test_the_chain_evaluates_a_module_once_for_each_token():
     """A context of c tokens and a chain of D drafts: D layers for each row of the context, D - j for the
     draft at depth j; uniform beyond"""
     model, D, c = tiny(), 3, 9
@@ -151,8 +150,8 @@ def test_the_chain_runs_a_module_once_on_a_token():
     assert all(np.allclose(q(deep)[D], 1/V) for q in (draft, heads))
 
 @faithful("DeepSeek MTP")
-def test_embedding_and_head_are_the_targets_and_the_trunk_learns():
-    "With live states every weight of the model has a gradient, the embedding one from the modules too"
+def test_embedding_and_head_are_the_targets_and_the_trunk_is_trained():
+    "With states in the graph every weight has a gradient, the embedding also from the modules"
     model, x = tiny(), text()
     base = TargetModel(model)
     net = DeepSeek(base, 2)
@@ -164,7 +163,7 @@ def test_embedding_and_head_are_the_targets_and_the_trunk_learns():
     assert all(w.grad is not None and w.grad.any() for w in (*model.parameters(), *net.parameters()))
 
 def one_layer(config, layer, u, at):
-    "What transformers' own model of one layer makes of `u`, without its last norm"
+    "The output of transformers' own model of one layer on `u`, without its last norm"
     model = LlamaModel(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1})).double().eval()
     own = model.layers[0].state_dict()
     model.layers[0].load_state_dict({k: w for k, w in layer.state_dict().items() if k in own})
@@ -173,10 +172,10 @@ def one_layer(config, layer, u, at):
 
 @faithful("DeepSeek MTP")
 def test_the_modules_by_hand():
-    "M_k [norm of the state"
+    "Module k: a decoder layer on the projected norms of state and embedding, then norm and head"
     model, x = tiny(), text()
     base, batch = TargetModel(model), batch_of(model, x)
-    net, h = stirred(DeepSeek(base, 2)), batch.states[2]
+    net, h = perturbed(DeepSeek(base, 2)), batch.states[2]
     rms = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     guesses = net.guesses(batch, 2)
     with torch.no_grad():
@@ -185,7 +184,7 @@ def test_the_modules_by_hand():
                           -1) @ m.proj.weight.T
             h = one_layer(model.config, m, u, torch.arange(k - 1, 23)[None])
             assert abs(guesses[k-1] - base.head(rms(h, m.norm.weight))).max() < 1e-4 < abs(guesses[k-1]).max()
-    # the second loss trains the first module too, less its last norm
+    # the second loss trains the first module too, except its last norm
     shifted_loss(net.guesses(batch, 2)[1], x, 3).backward()
     first = dict(net.chain[0].named_parameters())
     assert all(w.grad.any() for name, w in first.items() if name != "norm.weight")
@@ -201,11 +200,11 @@ def test_one_application_is_one_module():
 
 # The released layout
 
-def test_released_layout_there_and_back():
-    "Names, shared weights and halves; a matrix whose halves were not exchanged gives other guesses"
+def test_released_layout_round_trip():
+    "Names, shared weights and halves; a matrix whose halves are not exchanged gives other logits"
     model = tiny()
     base, batch = TargetModel(model), batch_of(model, text())
-    net = stirred(DeepSeek(base, 2))
+    net = perturbed(DeepSeek(base, 2))
     weights, (h, e) = released_weights(net), torch.randn(2, WIDTH).double()
     assert {k.split(".")[2] for k in weights} == {"2", "3"}
     assert torch.equal(weights["model.layers.3.embed_tokens.weight"], base.embed.weight)
@@ -222,7 +221,7 @@ def test_released_layout_there_and_back():
                                      ("model.layers.2.eh_proj.weight", torch.zeros(3)),
                                      ("model.layers.7.enorm.weight", torch.zeros(WIDTH)),
                                      ("model.layers.2.embed_tokens.weight", torch.zeros(V, WIDTH))])
-def test_a_release_that_does_not_fit(name, w):
+def test_invalid_released_weights(name, w):
     "A weight that is missing, unknown, of another shape or not the target's is refused"
     net = DeepSeek(TargetModel(tiny()))
     weights = {k: v for k, v in released_weights(net).items() if k != name} | ({} if w is None else {name: w})

@@ -1,4 +1,4 @@
-"T4: every known mistake is rejected by tests that pass the right thing in its place (-s shows the matrix)"
+"Chapters 16, 16a: every known bug fails a test that the correct code passes (-s prints which)"
 from collections import Counter
 from fractions import Fraction as F
 from hashlib import sha256
@@ -15,8 +15,8 @@ from specref.core.loop import System, rounds
 from specref.core.rng import Seeded, numpy_generator, tv_outcomes
 from specref.verify.reject import Chain, accepted_at_least, reject
 
-N = 200_000   # draws from a mutant's law: the statistical tier at its full size
-SEEN = F(2, 100)   # a distance that the statistical tier may never miss
+N = 200_000   # samples from the output distribution of a mutant
+DETECTABLE = F(2, 100)   # a distance that so many samples must detect
 MISSTATING = [m for m in MUTANTS if m.wrong.drafter is not m.right.drafter and m not in NOISE_SHARED]
 PLAIN = [m for family in GALLERY.values() for m in family[:3] if m.wrong.loop is None]
 matrix = []
@@ -32,7 +32,7 @@ def kill_matrix():
 
 
 def sampled(law, seed=0):
-    "Counts of N draws from a law of outcomes"
+    "Counts of N samples from a distribution of outcomes"
     weights = np.array([float(w) for w in law.values()])
     return dict(zip(law, map(int, numpy_generator(seed).multinomial(N, weights))))
 
@@ -44,31 +44,31 @@ def certified(setting):
 
 
 @by_name(MUTANTS)
-def test_the_exact_tests_reject(mutant):
-    "T1: wrong law unequal, by the published distance; right law equal. T2: the same by counts, from .02 on"
+def test_exact_distributions_reject(mutant):
+    "The exact distribution is wrong, by the published distance; counts of samples detect it from .02 on"
     want, law = mutant.wrong.want(), mutant.wrong.law()
     off, report = tv_outcomes(law, want), g_test(sampled(law), want)
     assert off > 0 and mutant.tv in (None, off) and sum(law.values()) == 1 and "law" in mutant.caught
     assert mutant.right.law() == mutant.right.want() == want and g_test(sampled(want), want).fits
-    assert off < SEEN or not report.fits, report
+    assert off < DETECTABLE or not report.fits, report
     tv = str(off) if off.denominator < 10**5 else f"{float(off):.4g}"
-    matrix.append((mutant.name, mutant.seen, tv, "T1" + ", T2"*(not report.fits)))
+    matrix.append((mutant.name, mutant.seen, tv, "exact" + ", counts"*(not report.fits)))
 
 
 @by_name(PLAIN)
 def test_certificates_reject(mutant):
-    "Three of each family: the certificate fails by the very distance, at the worst text; the right passes"
+    "Three of each family: the certificate fails, and states the distance; the correct code passes"
     law, want, found = mutant.wrong.law(), mutant.wrong.want(), certified(mutant.wrong)
     text, got, due = found.worst
     assert not found.passes and found.tv == mutant.off and got == law.get(text, 0) != due == want.get(text, 0)
     assert all(abs(law.get(y, 0) - v) <= abs(got - due) for y, v in want.items())
-    assert found.words.startswith("the law is wrong: at TV") and str(found).startswith("LAW IS WRONG")
+    for words in (found.words, str(found)): assert words.startswith("OUTPUT DISTRIBUTION DIFFERS: total")
     assert certified(mutant.right).passes
 
 
 @by_name(MISSTATING)
 def test_the_contract_of_drafters_rejects(mutant):
-    "Found without a verifier: an edge does not state the conditional law of its token"
+    "Found without a verifier: an edge does not state the conditional distribution of its token"
     drafter_contract(mutant.right.drafter, mutant.right.ctx)
     with pytest.raises(AssertionError, match="stated"):
         drafter_contract(mutant.wrong.drafter, mutant.wrong.ctx)
@@ -79,31 +79,31 @@ def test_no_other_drafter_is_misstated(): assert [m for m in MUTANTS if "contrac
 
 # Σ p ψ, and a second token unless "ab" is one
 SPELT_TOKENS = F(1, 4)*F(1, 4) + F(1, 2)*F(1, 4) + F(1, 4)*F(1, 2) + F(3, 4)*F(1, 4)**2
-ORACLES = {   # mean tokens of the first call, right and wrong, from published acceptance
-    "shared tokens, q not made a law on them": (1 + F(2, 5) + F(2, 5)**2, 1 + F(3, 10) + F(3, 10)**2),
-    "a begin token put before a draft in other tokens": (1 + SPELT_TOKENS, F(1)),
-    "block verification falls back to tokens": (1 + F(133, 120), 1 + F(21, 20)),
-    "the likeliest children, as points": (1 + F(14, 15), 1 + F(4, 5)),
-    "the certain child before the sampled one": (1 + F(23, 30), 1 + F(3, 4)),
+PUBLISHED_TOKENS = {   # mean tokens of the first call, right and wrong, from published acceptance
+    "q not normalized on the shared tokens": (1 + F(2, 5) + F(2, 5)**2, 1 + F(3, 10) + F(3, 10)**2),
+    "begin token inserted before a draft of another tokenizer": (1 + SPELT_TOKENS, F(1)),
+    "block verification falls back to token verification": (1 + F(133, 120), 1 + F(21, 20)),
+    "likeliest children as point masses": (1 + F(14, 15), 1 + F(4, 5)),
+    "deterministic child before the sampled one": (1 + F(23, 30), 1 + F(3, 4)),
 }
 
 
 @by_name(SLOW)
-def test_the_oracle_of_tokens_rejects(mutant):
-    "The law is right, so only the exact mean number of tokens a round can tell, and certificates state it"
+def test_the_mean_number_of_tokens_rejects(mutant):
+    "The output distribution is correct, the exact mean number of tokens is not, and certificates state it"
     right, wrong, s = mutant.right.tokens(), mutant.wrong.tokens(), mutant.right
     assert mutant.wrong.law() == mutant.wrong.want() == s.law() and mutant.caught == ("E[tokens]",)
-    assert ORACLES.get(mutant.name, (right, wrong)) == (right, wrong) and right > wrong
+    assert PUBLISHED_TOKENS.get(mutant.name, (right, wrong)) == (right, wrong) and right > wrong
     found = certified(mutant.wrong), certified(s)
     assert all(f.passes for f in found) and [f.tokens for f in found] == [wrong, right]
     if s.verify is reject and isinstance(s.drafter, Chain):
         assert right == 1 + sum(accepted_at_least(s.target, s.drafter.model, (0,), i) for i in (1, 2))
-    else: assert mutant.name in ORACLES
+    else: assert mutant.name in PUBLISHED_TOKENS
     matrix.append((mutant.name, mutant.seen, "0", f"E[tokens]: {wrong} for {right}"))
 
 
 def test_published_acceptance():
-    "verification.md §16, §19: the inverted ratio; two tokenizers; SGLang's pair"
+    "Published acceptance: the inverted ratio; two tokenizers; SGLang's pair"
     (inverted,) = [m for m in MUTANTS if m.name == "ratio inverted"]
     assert inverted.wrong.tokens() == 1 + F(103, 120) > inverted.right.tokens()
     p, q = TLI.target.law((0,)), exact(0, 1, 4, 5)
@@ -112,24 +112,24 @@ def test_published_acceptance():
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda w: w.name)
-def test_a_broken_promise_shows(wire):
+def test_a_violated_interface_is_found(wire):
     assert wire.test(wire.right) is True and wire.test(wire.wrong) is False
     matrix.append((wire.name, wire.seen, "-", wire.by))
 
 
-def test_no_mistake_is_lost():
-    "The 109 names, frozen by their digest; an issue has an owner, a repository and a number"
+def test_no_bug_is_lost():
+    "The 109 names have a fixed digest; an issue has an owner, a repository and a number"
     everything = MUTANTS + SLOW + WIRES
     names = sorted(m.name for m in everything)
     assert (len(MUTANTS), len(SLOW), len(WIRES)) == (90, 11, 8) and len(set(names)) == 109
-    assert sha256("\n".join(names).encode()).hexdigest()[:16] == "d0d3fa4f5282d050"
+    assert sha256("\n".join(names).encode()).hexdigest()[:16] == "1da7abdd428fdb03"
     for word in " ".join(m.seen for m in everything).replace(";", " ").replace(",", " ").split():
         assert "#" not in word or "/" in word, word
 
 
-def test_one_stream_for_both_sides_shows():
-    "A seed shared by draft and verifier, by counts of real seeds, which fit the exact law of that mistake"
-    (keyed,) = [m for m in NOISE_SHARED if m.name == "draft and coin share noise"]
+def test_counts_detect_one_stream_for_both_sides():
+    "A seed shared by draft and verifier: the counts of 2,000 seeds fit the exact distribution of that bug"
+    (keyed,) = [m for m in NOISE_SHARED if m.name == "draft and acceptance test share a random number"]
     want, chain = dict(enumerate(CANON[0])), Chain(constant(1, 2, 3, 4), 1)
     def first(rng): return next(rounds(constant(4, 3, 2, 1), chain, reject, (0,), rng)).tokens[0]
     right, wrong = (Counter(first(rng(s)) for s in range(2000)) for rng in (Seeded, OneStream))

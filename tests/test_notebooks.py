@@ -1,4 +1,4 @@
-"Every notebook runs from top to bottom, and puts out again what it has stored"
+"Every notebook runs from top to bottom, and its outputs are those stored"
 import nbformat
 import nbformat.v4 as v4
 import pytest
@@ -9,11 +9,11 @@ from house import PLAIN, CellFailed, changes, notebooks
 @pytest.mark.parametrize("path", [nb.path for nb in notebooks()], ids=lambda p: p.stem)
 def test_runs_as_stored(path):
     found = "\n".join(changes(path))
-    assert not found, f"{path.name} gives other outputs than stored (`make nbs` stores them anew)\n{found}"
+    assert not found, f"{path.name} gives other outputs than stored (`make nbs` stores them again)\n{found}"
 
 
-def test_run_has_teeth(tmp_path):
-    "An output that a run does not give is found; what is measured is not compared; a cell that fails, fails"
+def test_changed_outputs_are_found(tmp_path):
+    "A changed output is found; `measured` cells are not compared; a cell that raises fails the run"
     def cell(source, output, **metadata):
         return v4.new_code_cell(source, metadata=metadata, outputs=[v4.new_output("stream", text=output)])
     def found(*cells):

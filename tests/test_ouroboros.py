@@ -49,7 +49,7 @@ def mean(target, drafter, ctx):
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(), contexts, st.integers(1, 3), st.integers(0, 999))
 def test_the_same_tree(pair, inner, ctx, gamma, seed):
-    "From the same noise the very tree of `Chain`, on no more calls; as a law too"
+    "From the same noise the tree of `Chain`, with no more calls; the same distribution"
     draft, chain = pair[1], Chain(pair[1], gamma)
     before, tree = draft.meter.calls, fast(draft, inner, gamma, ctx, Seeded(seed))
     assert draft.meter.calls - before <= gamma and tree == chain(ctx, Seeded(seed))
@@ -60,7 +60,7 @@ def test_the_same_tree(pair, inner, ctx, gamma, seed):
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(), contexts, st.integers(1, 3))
 def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
-    "What the inner drafter learns is what it learns in the loop with `match`, cut where the draft ends"
+    "The inner drafter's state is that of the loop with `match`, cut where the draft ends"
     draft, tree = pair[1], Tree(ctx)
     u, after = fast_chain(tree, draft, inner, gamma, Seeded(5))
     text, left = ctx, list(tree.path(u))
@@ -73,12 +73,12 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
     assert inner == after
 
 
-# What is learnt
+# State after a round
 
 @settings(max_examples=40)
 @given(st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4), st.integers(0, 99))
-def test_answers_and_corrected_phrases(paths, n, seed):
-    "Answers are the greedy path down the tree and one step beyond; a phrase is corrected place by place"
+def test_target_continuations_and_corrected_phrases(paths, n, seed):
+    "A continuation is the greedy path in the tree and one step more; a phrase is corrected place by place"
     tree, target = add_paths(Tree((0,)), paths, 3, Enumerator(), exact=True), random_table(3, seed)
     p, greedy = target(tree), lambda text: int(np.argmax(target.law(text)))
     nodes = {tree.path(i) for i in range(len(tree))}
@@ -94,7 +94,7 @@ def test_answers_and_corrected_phrases(paths, n, seed):
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
 def test_rejected_drafts_become_phrases(pair, inner, ctx, gamma, phrases, seed):
-    "Each rejected draft gets the target's answers, at most G phrases in all; the window is the drafting's"
+    "Each rejected token gets the target's continuation, at most G phrases; the window is that of drafting"
     drafter = Ouroboros(pair[1], gamma, inner, phrases)
     round = next(rounds(pair[0], drafter, reject, ctx, Seeded(seed)))
     tree, after = round.tree, drafter.learn(round).inner
@@ -119,13 +119,13 @@ def test_a_round_without_a_draft():
     assert len(generate(target, drafter, reject, (0,), 16, Seeded(0))) == 16
 
 
-# The law
+# The distribution
 
 @proves("thm-ouroboros")
 @settings(max_examples=5, deadline=None)
 @given(models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2), st.sampled_from([reject, match]))
 def test_exact(pair, inner, ctx, gamma, phrases, verify):
-    "Honest edges, and three tokens in fractions with all that is learnt on the way"
+    "Correct edges, and three tokens in fractions with all updates of the state"
     drafter = Ouroboros(pair[1], gamma, inner, phrases)
     drafter_contract(drafter, ctx)
     assert loop_law(pair[0], drafter, verify, ctx, 3) == target_law(pair[0], ctx, 3)
@@ -155,7 +155,7 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
 @faithful("Ouroboros")
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_fewer_draft_calls_at_size(temperature):
-    "Without phrases the text of speculative sampling, on fewer than gamma draft calls a round"
+    "Without phrases the text of speculative sampling, with fewer than gamma draft calls a round"
     def model(name): return embedded(name, dtype=torch.float64, temperature=temperature)
     target, prompt, inner = model("target"), prompts("english", 1)[0], Lookahead(512, 7, 5, 7)
     draft = model("small")
@@ -170,7 +170,7 @@ def test_fewer_draft_calls_at_size(temperature):
 
 @faithful("Ouroboros")
 def test_phrases_at_size():
-    "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases that only rejected drafts gave"
+    "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases from rejected drafts alone"
     target, draft = (embedded(name, temperature=0) for name in ("target", "small"))
     starts, emitted = [prompts(domain, 1)[0] for domain in DOMAINS], {}
     for drafter in (Ouroboros(draft, 2, Lookahead(512, 7, 5, 7)), Chain(draft, 2)):

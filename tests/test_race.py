@@ -1,4 +1,4 @@
-"Chapter 44a: early layers as a draft of any acceptance, and contestants that take turns"
+"Chapter 44a: early layers as a draft of any acceptance rate, and timed runs in alternating order"
 import pytest, torch
 from specref.gpu.bench import decoding as r
 from specref.gpu.engine import Engine
@@ -26,7 +26,7 @@ def test_early_layers_are_a_draft():
 
 @pytest.mark.parametrize("temperature", [0., .7])
 def test_acceptance_falls_with_the_scale(temperature):
-    "With late layers that write nothing all is accepted; the more they write, the less"
+    "With late layers that write nothing all is accepted; the larger their writes, the less"
     target, draft = small(CPU, wanted=0.)
     full, found = [w.clone() for w in r.late_writes(target, 2)], []
     for scale in (0., .1, .3, 1.):
@@ -36,12 +36,12 @@ def test_acceptance_falls_with_the_scale(temperature):
 
 @pytest.mark.parametrize("temperature", [0., 1.])
 @pytest.mark.parametrize("wanted", [.6, .95])
-def test_the_acceptance_is_what_was_asked_for(wanted, temperature):
-    "Also on tokens that the bisection has not seen"
+def test_the_acceptance_is_the_requested_one(wanted, temperature):
+    "Also on tokens that the bisection did not use"
     found = r.overlap_on_texts(*small(CPU, temperature, wanted), temperature, tokens())
     assert found == pytest.approx(wanted, abs=.08)
 
-def test_acceptance_is_the_overlap_of_two_laws():
+def test_acceptance_is_the_overlap():
     "By hand, from the logits; at temperature 0 how often the heaviest tokens agree; from a position on"
     target, draft = small(CPU)
     with torch.inference_mode(): p, q = (f(input_ids=tokens()).logits for f in (target, draft))
@@ -51,14 +51,14 @@ def test_acceptance_is_the_overlap_of_two_laws():
     assert r.overlap_on_texts(target, draft, 0., tokens()) == pytest.approx(agree, abs=.02)
 
 def test_shipped_models_are_copies():
-    "What is moved to a device is not what other chapters hold"
+    "Moving them to a device does not change the models of other chapters"
     target, draft = r.embedded_pair(CPU)
     assert target is not raw_model("target") and draft is not raw_model("small")
     assert torch.equal(target.lm_head.weight, raw_model("target").lm_head.weight)
 
 @pytest.mark.parametrize("temperature, B", [(0., 1), (1., 2)])
 def test_the_race(temperature, B):
-    "All that can run have run, and the figures stand side by side; at temperature 0 all give the same text"
+    "Every program that can run has a speed; at temperature 0 all give the same text"
     row = r.decoding_speed("x", (-1, 0, 1), temperature, B, 8, 1, CPU, verify_trees, dict(x=small))
     speeds, tau = row["tokens_per_s"], row["tokens_a_round"]
     assert set(speeds) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])}
@@ -72,22 +72,22 @@ def test_the_race(temperature, B):
     other = [r.transformers_run(target, ctxs, 8, 0., 0, *more)[1][0] for more in ((), (draft, 2))]
     assert row["same"] == B and ours[0] == ours[1] == other[0] == other[1]
 
-@pytest.mark.parametrize("who", ["timed_engine_run", "transformers_run"])
-def test_the_race_goes_on_without_one(who, monkeypatch):
-    "Contestants that fail are named, and the others have figures"
+@pytest.mark.parametrize("name", ["timed_engine_run", "transformers_run"])
+def test_the_race_continues_without_a_failed_program(name, monkeypatch):
+    "The error of a failed program is in its row, and the others have speeds"
     def broken(*args): raise RuntimeError("out of memory")
-    monkeypatch.setattr(r, who, broken)
+    monkeypatch.setattr(r, name, broken)
     row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, verify_trees, dict(x=small))
-    lost, left = (("plain", "engine"), ("generate", "assisted"))[::1 if who == "timed_engine_run" else -1]
+    failed, rest = (("plain", "engine"), ("generate", "assisted"))[::1 if name == "timed_engine_run" else -1]
     speeds = row["tokens_per_s"]
-    assert {speeds[k] for k in lost} == {"RuntimeError: out of memory"} and all(speeds[k] > 0 for k in left)
-    assert ("engine over plain" in row) == (who == "transformers_run") and "engine over generate" not in row
+    assert {speeds[k] for k in failed} == {"RuntimeError: out of memory"} and all(speeds[k] > 0 for k in rest)
+    assert ("engine over plain" in row) == (name == "transformers_run") and "engine over generate" not in row
     assert 0 < row["alpha"] <= 1
 
-def test_everyone_is_first_once():
-    "The turns go round, and the first does not count; one that fails in a later turn has no figure"
+def test_each_program_runs_first_once():
+    "The order alternates, and the first turn is not counted; a program that fails later has no speed"
     order = []
-    def run(who): return lambda k: (order.append((who, k)), (len(order), who))[1]
+    def run(name): return lambda k: (order.append((name, k)), (len(order), name))[1]
     def fails(k):
         if k > 2: raise ValueError("late")
         return 1., "x"

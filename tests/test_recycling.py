@@ -1,4 +1,4 @@
-"Chapter 21c: the matrix of successors, learnt from every node, and the tree that is looked up in it"
+"Chapter 21c: the adjacency matrix, updated at every node, and the tree that is looked up in it"
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, product
@@ -32,7 +32,7 @@ def small(shape, matrix=()): return Recycling(3, 2, shape, exact=True, matrix=ma
 
 @settings(max_examples=40)
 @given(st.integers(1, 10), st.lists(st.integers(1, 9), min_size=2, max_size=3))
-def test_template_is_the_heaviest_paths(n, weights):
+def test_the_template_has_the_heaviest_paths(n, weights):
     "Against all paths: the same weights, every node with its parent and its earlier siblings"
     ranks = tuple(Fraction(x, 10) for x in sorted(weights, reverse=True))
     shape, weight = rank_template(n, ranks), lambda path: prod(ranks[r] for r in path)
@@ -61,12 +61,12 @@ def test_the_tree_is_looked_up(shape, matrix, ctx):
     assert max(tree.depth) <= small(shape).depth == max(map(len, shape))
 
 
-# What is learnt
+# State after a round
 
 @settings(max_examples=40)
 @given(models(), shapes, matrices, seeds)
 def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
-    "Against a dictionary: rejected and unreached nodes count, a token's last node stands, other rows stay"
+    "Against a dictionary: rejected and unreached nodes too, a token's last node, other rows unchanged"
     drafter = small(shape, matrix)
     for r in islice(rounds(pair[0], drafter, reject, (0, 1), Seeded(seed)), 3):
         rows = dict(enumerate(drafter.matrix or [()] * 3))
@@ -79,7 +79,7 @@ def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
 @proves("thm-learning")
 @settings(max_examples=20, deadline=None)
 @given(models(), shapes, matrices, st.sampled_from([reject, match]))
-def test_the_law_is_the_targets(pair, shape, matrix, verify):
+def test_the_distribution_is_the_targets(pair, shape, matrix, verify):
     drafter, ctx = small(shape, matrix), (0, 1)
     drafter_contract(drafter, ctx)
     verifier_contract(pair[0], drafter, verify, ctx, 2)
@@ -88,7 +88,7 @@ def test_the_law_is_the_targets(pair, shape, matrix, verify):
 
 @dataclass(frozen=True)
 class Anything(Drafter):
-    "Mixes all of a round, rejected tokens, rows and verdict, into a state that decides shape and laws"
+    "Mixes all of a round, rejected tokens, rows and verdict, into a state that determines shape and tokens"
     state: int
     depth = 2
     def __call__(self, ctx, rng):
@@ -106,7 +106,7 @@ class Anything(Drafter):
 @proves("thm-learning")
 @settings(max_examples=15, deadline=None)
 @given(models(), seeds)
-def test_a_drafter_may_remember_anything(pair, seed):
+def test_a_drafters_state_may_be_any_function(pair, seed):
     for verify in (reject, match):
         assert loop_law(pair[0], Anything(seed % 1000), verify, (0,), 3) == target_law(pair[0], (0,), 3)
 
@@ -114,9 +114,9 @@ def test_a_drafter_may_remember_anything(pair, seed):
 # A real model
 
 @faithful("Token Recycling")
-def test_rejected_nodes_are_learnt_and_come_back():
+def test_rejected_nodes_update_the_matrix_and_are_drafted_later():
     """Greedy: the matrix is the top eight scores at the last node of each token, rejected nodes too;
-    the next tree is looked up in it; what was rejected is accepted later; no call but the round's own"""
+    the next tree is looked up in it; what was rejected is accepted later; one call a round"""
     target, ctx = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1)[0]
     drafter, known, from_rejected = Recycling(512), {}, 0
     for k, r in enumerate(islice(rounds(target, drafter, reject, ctx, Seeded(0)), 20)):
@@ -134,7 +134,7 @@ def test_rejected_nodes_are_learnt_and_come_back():
 
 
 @faithful("Token Recycling")
-def test_temperature_does_not_change_what_is_learnt():
+def test_temperature_does_not_change_the_matrix():
     "The same round of the same tree gives the same matrix at every temperature and under top-k"
     ctx, learnt = prompts("code", 1)[0], set()
     drafter = Recycling(512, matrix=tuple(((x + 1) % 512, (x + 2) % 512) for x in range(512)))

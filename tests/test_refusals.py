@@ -1,4 +1,4 @@
-"Bad input raises a `ValueError` that names the argument, what was given and wanted: a table for each part"
+"Bad input raises a `ValueError` with the argument, the value given and the one wanted; a table a part"
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ ROWS = [(table, i, *row) for table in TABLES for i, row in enumerate(import_modu
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].removeprefix('refusals_')}-{row[1]}-{row[2]}")
-def test_it_is_refused_by_name(row):
+def test_the_error_names_the_argument(row):
     _, _, argument, call, *words = row
     with pytest.raises(ValueError, match=f"^{re.escape(argument)}: ") as error: call()
-    assert not words or re.search(words[0], str(error.value)), f"{error.value} does not say {words[0]!r}"
+    assert not words or re.search(words[0], str(error.value)), f"{error.value} does not contain {words[0]!r}"

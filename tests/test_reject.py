@@ -1,4 +1,4 @@
-"Chapter 05: speculative sampling is exact, and how many tokens it gives"
+"Chapter 05: speculative sampling is exact; its mean number of tokens"
 from itertools import product
 from math import prod
 
@@ -16,7 +16,7 @@ from specref.verify.reject import Chain, accepted_at_least, capped_geometric, re
 from specref.core.target import TableModel
 from specref.core.tree import Tree
 
-def one(p, q, x, rng):  # -> Verdict on one child x of law q
+def one(p, q, x, rng):  # -> Verdict on one child x from q
     tree = Tree((0,))
     tree.add(0, x, q)
     return reject([p, p], tree, rng)
@@ -30,7 +30,7 @@ def step(p, q, rng):  # -> accepted?, the first token
 @settings(max_examples=50)
 @given(pairs())
 def test_one_step(pq):
-    "Law p, and β accepted; in floats too, down to a q that is one ulp from p"
+    "Distribution p, acceptance β; in floats too, also for q one ulp from p"
     p, q = pq
     got = law_of(lambda rng: step(p, q, rng))
     assert got.of(lambda nx: nx[1]) == as_dict(p) and got.of(lambda nx: nx[0]).get(1, 0) == overlap(p, q)
@@ -49,7 +49,7 @@ def test_chains(pair, gamma, n):
 
 @pytest.mark.parametrize("u", [0., .24999, .25, .9999])
 def test_a_verdict_on_a_tape(u):
-    "Strict: at u = p/q the token is rejected, weight 0 at u = 0 too; the correction comes from the tape"
+    "Strict: at u = p/q the token is rejected, weight 0 at u = 0 too; the recovered token is the tape's"
     p, q = CANON
     assert one(p, q, 3, verdict_tape([0, u], [.8, .5])) == (Verdict(1, 1) if u < .25 else Verdict(0, 1))
     assert one(exact(1, 0, 1, 0), exact(0, 1, 0, 1), 3, verdict_tape([0, 0.], [.8, 0])) == Verdict(0, 2)
@@ -72,16 +72,16 @@ def test_accepted_tokens(pair, gamma):
 @settings(max_examples=20)
 @given(pairs(st.integers(2, 4)), st.integers(1, 3))
 def test_capped_geometric(pq, gamma):
-    "With the same β everywhere, on laws that turn with the text: (1 - α^(γ+1))/(1 - α) tokens a round"
-    turning = [TableModel(len(law), lambda text, law=law: np.roll(law, sum(text))) for law in pq]
-    α, got = overlap(*pq), 1 + accepted(*turning, gamma).mean()
+    "With the same β after every text, rows rotated by it: (1 - α^(γ+1))/(1 - α) tokens a round"
+    rotated = [TableModel(len(law), lambda text, law=law: np.roll(law, sum(text))) for law in pq]
+    α, got = overlap(*pq), 1 + accepted(*rotated, gamma).mean()
     assert got == capped_geometric(α, gamma) == (gamma + 1 if α == 1 else (1 - α**(gamma + 1)) / (1 - α))
 
 @proves("thm-rejection-sampling")
 @settings(max_examples=50)
 @given(pairs())
 def test_rejection_sampling(pq):
-    "One try accepts with probability 1/M <= β, and what it accepts has law p; nothing without support"
+    "One try accepts with probability 1/M <= β, and the accepted token has distribution p"
     (p, q), rate = pq, rejection_sampling_rate(*pq)
     on = p > 0
     if (q[on] == 0).any(): return np.testing.assert_equal(rate, 0)
@@ -89,8 +89,8 @@ def test_rejection_sampling(pq):
     got = law_of(lambda rng: x if rng.coin(p[x := rng.pick(q)], of=M*q[x]) else None)
     assert 1 - got.pop(None, 0) == rate == 1/M <= overlap(p, q) and got == as_dict(p/M)
 
-def test_chains_are_values_drawn_from_their_model():
-    "Every edge is the model's row after the text so far; equal drafters are equal, so loops can be merged"
+def test_chains_are_drawn_from_their_model():
+    "Every edge is the model's row after its text; equal drafters compare equal, so loops can be merged"
     model = killer()[1]
     tree = Chain(model, 4)((0, 1), Seeded(0))
     assert all((tree.law[i + 1] == model.law(tree.text(i))).all() for i in range(4)) and tree.depth[-1] == 4

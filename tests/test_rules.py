@@ -1,4 +1,4 @@
-"Every rule side by side: exact on rows of the embedded transformer, and the memory that a verdict takes"
+"All rules on the same input: exact on rows of the embedded transformer, and the memory of a verdict"
 import tracemalloc
 
 import numpy as np
@@ -55,7 +55,7 @@ LOSSY = {
 
 @pytest.fixture(scope="module")
 def pair():
-    "Target and small draft on a held-out text, both cut to the three likeliest tokens, read once a text"
+    "Target and small draft on a held-out text, both with top-k 3, evaluated once for each text"
     warp, prompt = dict(temperature=1.5, top_k=3), prompts("english", 1, seed=1)[0]
     models = embedded("target", **warp), embedded("small", **warp)
     return (*(TableModel(m.V, lambda text, m=m: m(Tree(text))[0]) for m in models), prompt)
@@ -63,7 +63,7 @@ def pair():
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_round_of_the_transformer(name, pair):
-    "Every path of a round, continued by the target: to rounding, the law of the target's own texts"
+    "Every path of a round, continued by the target: the target's distribution, up to rounding"
     (target, draft, ctx), (build, verify) = pair, LOSSLESS[name]
     drafter = build(draft)
     n = drafter.depth + 1
@@ -73,7 +73,7 @@ def test_a_round_of_the_transformer(name, pair):
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_three_tokens_of_a_lossy_rule(name, pair):
-    "The loop on chains of two has the rule's computed law, which is far from the target's"
+    "The loop on chains of two has the rule's computed distribution, which is far from the target's"
     target, draft, ctx = pair
     law = loop_law(target, Chain(draft, 2), LOSSY[name], ctx, 3)
     assert tv_outcomes(law, text_law(LOSSY[name], target, draft, 2, ctx, 3)) < 1e-12
@@ -82,7 +82,7 @@ def test_three_tokens_of_a_lossy_rule(name, pair):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_tape_replays_a_round(name, pair):
-    "Each number that a rule draws has an address of its own, and the tape of them gives the same round"
+    "Each number that a rule draws has its own address, and their tape gives the same round"
     (target, draft, ctx), (build, verify) = pair, LOSSLESS[name]
     for seed in range(5):
         table = {}
@@ -99,7 +99,7 @@ SIZES = [*((rule, (1,) * 8) for rule in ON_CHAINS), *((rule, (4, 2, 2)) for rule
 
 
 def peak(tree, verify, seed):
-    "Rows that were read, and the most memory that a verdict held beyond them, in rows"
+    "Rows that were read, and the peak memory of a verdict beyond them, in rows"
     table, seen = np.random.default_rng(seed).dirichlet([.5] * V, len(tree)), set()
     rows = Rows(lambda i: seen.add(i) or table[i], len(tree), V)
     tracemalloc.start()
@@ -110,7 +110,7 @@ def peak(tree, verify, seed):
 
 
 def grown(shape):
-    "A tree of independent siblings on laws of V tokens, one law a level"
+    "A tree of independent siblings on V tokens, one distribution a level"
     tree, level = Tree((0,)), [0]
     for d, k in enumerate(shape):
         q = np.random.default_rng([9, d]).dirichlet([.5] * V)
@@ -120,7 +120,7 @@ def grown(shape):
 
 @pytest.mark.parametrize("name,shape", SIZES)
 def test_no_rule_copies_all_rows(name, shape):
-    "A verdict holds a few rows at a time, and one more at most for each that it has read"
+    "A verdict stores a few rows at a time, and at most one more for each row that it has read"
     tree, verify = grown(shape), {**ON_CHAINS, **ON_TREES}[name]
     for seed in range(3):
         read, held = peak(tree, verify, seed)

@@ -33,7 +33,7 @@ def one_round(target, drafter):
 
 
 def best_set(weights, n):
-    "The most that `n` connected nodes of a finite pool weigh, by trying every set"
+    "The largest weight of `n` connected nodes of a finite pool, by exhaustive search"
     sets = combinations(weights, min(n, len(weights)))
     return max(sum(weights[v] for v in some) for some in sets if connected(some))
 
@@ -66,9 +66,9 @@ def ordered(n, depth):
     return tuple((first, *rest) for first, m in sizes for rest in ordered(m, depth))
 
 
-def worth(tree, a):
+def value_of(tree, a):
     "The sum over nodes of the product of rates, far below 0 where there are more children than rates"
-    return 1 + sum(r*worth(below, a) for r, below in zip(a, tree)) if len(tree) <= len(a) else -10**6
+    return 1 + sum(r*value_of(below, a) for r, below in zip(a, tree)) if len(tree) <= len(a) else -10**6
 
 
 # Best first
@@ -102,7 +102,7 @@ def test_best_first(weight, n):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 4).flatmap(lambda V: st.tuples(laws(V), laws(V))), shapes(4), draws)
 def test_positional(pq, parent, how):
-    "Laws that do not change with the text: the sum over nodes is the enumerated mean, for every draw"
+    "Constant rows: the sum over nodes is the enumerated mean, for every draw"
     (p, q), draw = pq, DRAWS[how]
     wide = 1 + max((path[-1] for path in to_choices(parent)), default=0)
     best_of = [acceptance_prob(p, draw(q), b) for b in range(wide + 1)]
@@ -114,12 +114,12 @@ def test_positional(pq, parent, how):
 @proves("thm-sequoia")
 @settings(max_examples=15, deadline=None)
 @given(rates(), st.integers(1, 6))
-def test_the_recursion_is_brute_force(a, n):
-    "All ordered trees of up to n nodes, every depth: the same worth, by a tree that keeps the limits"
+def test_the_recursion_against_exhaustive_search(a, n):
+    "All ordered trees of up to n nodes, every depth: the same value, by a tree within the limits"
     for depth in range(n + 1):
         parent, value = sequoia(a, n, depth)
         assert value == expected_tokens(parent, a) == tree_values(a, n, n)[0][depth][n]
-        assert value == max(worth(t, a) for m in range(n + 1) for t in ordered(m, depth))
+        assert value == max(value_of(t, a) for m in range(n + 1) for t in ordered(m, depth))
         assert len(parent) <= n + 1 and max(map(len, to_choices(parent)), default=0) <= depth
         assert sequoia(np.array(a, float), n, depth)[1] == pytest.approx(float(value))
 
@@ -128,7 +128,7 @@ def test_the_recursion_is_brute_force(a, n):
 @settings(max_examples=40)
 @given(rates(4), st.integers(1, 9), st.integers(1, 6))
 def test_falling_rates_need_no_recursion(a, n, depth):
-    "The heap finds the worth where rates fall, and its paths are a draft; else a bound"
+    "The heap finds the value where rates fall, and its paths are a draft; else a bound"
     down = sorted(a, reverse=True)
     found = dict(independent([down]*depth, n))
     assert 1 + sum(found.values()) == sequoia(down, n, depth)[1]
@@ -137,37 +137,37 @@ def test_falling_rates_need_no_recursion(a, n, depth):
 
 
 def test_measured_rates():
-    "On laws that do not change, the exact rates to five standard errors: P(b is accepted), not given a try"
+    "Constant rows, the exact rates to five standard errors: P(b is accepted), not given that it is tried"
     p, q, n = exact(4, 3, 2, 1), exact(1, 2, 3, 4), 2000
     best_of = [float(acceptance_prob(p, without_replacement(q), b)) for b in range(4)]
     a = np.diff(best_of)
     found = measure_rank_acceptance(constant(*p), constant(*q), [(0,)]*(n//4), 3, each=4)
     assert (abs(found - a) < 5*np.sqrt(a*(1 - a)/n)).all()
     given_a_try = a / (1 - np.array(best_of[:-1]))
-    assert given_a_try[1] > a[1] + 5*np.sqrt(a[1]*(1 - a[1])/n)   # so the other rate would be seen
+    assert given_a_try[1] > a[1] + 5*np.sqrt(a[1]*(1 - a[1])/n)   # so the other rate would be detected
 
 
 @settings(max_examples=20, deadline=None)
 @given(rates(), st.floats(0, .5), st.floats(0, .3), st.tuples(st.floats(1, 4), st.floats(1, 4)),
        st.integers(1, 4), st.integers(1, 3))
-def test_best_size_is_exhaustive(a, c, rest, ks, most, depth):
-    "Every ordered tree up to the limits, each with its own price: none decodes faster"
+def test_best_size_against_exhaustive_search(a, c, rest, ks, most, depth):
+    "Every ordered tree up to the limits, each with its own cost: none decodes faster"
     costs = Costs({1: 1., 3: min(ks), 8: max(ks)}, c, rest)
     def speed(value, m, levels): return float(value) / (levels*c + costs.seconds(m + 1) + rest)
     n, levels, gain = best_size(a, costs, most, depth)
     sizes = product(range(most + 1), range(depth + 1))
-    every = [speed(worth(t, a), m, D) for m, D in sizes for t in ordered(m, D)]
+    every = [speed(value_of(t, a), m, D) for m, D in sizes for t in ordered(m, D)]
     assert gain == pytest.approx(max(every))
     again = speed(sequoia(a, n, levels)[1] if n else 1, n, levels)
     assert n <= most and levels <= depth and gain == pytest.approx(again)
     costly = Costs({1: 1., 2: 3.}, 2.)
-    assert best_size(a, costly, most, depth) == (0, 0, 1)   # no tree pays: plain decoding
+    assert best_size(a, costly, most, depth) == (0, 0, 1)   # no tree is faster: plain decoding
 
 
 @settings(max_examples=25, deadline=None)
 @given(models(), shapes(4), draws)
 def test_a_static_tree(pair, parent, how):
-    "Honest edges; the planned shape, less the subtrees of what could not be drawn; one call a level; exact"
+    "Correct edges; the planned shape, without subtrees that could not be drawn; one call a level; exact"
     drafter, calls = StaticTree(pair[1], parent, DRAWS[how]), pair[1].meter.calls
     tree = drafter((0, 1), Seeded(0))
     assert pair[1].meter.calls - calls <= drafter.depth and max(tree.depth) <= drafter.depth
@@ -215,7 +215,7 @@ def pool_of(model, ctx, width, depth): return dict([*expand_pool(model, ctx, wid
 
 
 def by_hand(model, ctx, width, depth):
-    "In each layer the `width` heaviest give their `width` likeliest, the lowest id of equals"
+    "In each layer the `width` heaviest get their `width` likeliest children, ties by the lowest id"
     front, pool = [()], {(): F(1)}
     for _ in range(depth):
         layer = []
@@ -234,7 +234,7 @@ def by_hand(model, ctx, width, depth):
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 def test_expand_and_rerank(pair, width, depth, n):
-    "The pool of the definition, and the best n of it; the sum is what the draft accepts of itself"
+    "The pool of the definition, and the best n of it; the sum is the mean when draft is target"
     q, drafter = pair[1], DynamicTree(pair[1], width, depth, n, exact=True)
     pool, tree = by_hand(q, (0,), width, depth), drafter((0,), Enumerator())
     assert pool == pool_of(q, (0,), width, depth)
@@ -264,8 +264,8 @@ def test_the_shape_follows_the_text():
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
-def test_opt_tree_is_the_best_tree_of_the_layers_seen(pair, n, threshold):
-    "Of *all* paths no n weigh more; it stops after the first layer that adds no more than the threshold"
+def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(pair, n, threshold):
+    "No n of *all* paths weigh more; it stops after the first layer that adds no more than the threshold"
     q, before = pair[1], pair[1].meter.calls
     best = [F(0), *(sum(sorted(draft_tree(q, (0,), d).values())[-n:]) for d in (1, 2, 3))]
     tree = opt_tree(q, n, 3, threshold, exact=True)((0,), Enumerator())
@@ -280,7 +280,7 @@ def test_opt_tree_is_the_best_tree_of_the_layers_seen(pair, n, threshold):
 @proves("thm-best-first")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))
-def test_slots_are_exhaustive(rows, n):
+def test_slots_against_exhaustive_search(rows, n):
     "The n prefixes with the largest products, none of weight zero; the published heap takes the same weights"
     class Fixed:
         V, depth = 3, len(rows)
@@ -302,8 +302,8 @@ def test_slots_are_exhaustive(rows, n):
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), max_size=15), st.integers(1, 4), st.integers(0, 3))
-def test_skips_count(tokens, depth, x):
-    "Against counting by hand: only places with all of `depth` tokens after them; none for an unseen one"
+def test_skip_grams_count(tokens, depth, x):
+    "Against counting by hand: only places with all of `depth` tokens after them; none for a new token"
     skips = SkipGrams(np.array(tokens, int), 4, depth, exact=True)
     at = [i for i in range(len(tokens) - depth) if tokens[i] == x]
     for j, row in enumerate(skips((3, x)), 1):
@@ -311,11 +311,11 @@ def test_skips_count(tokens, depth, x):
     assert (len(ParallelHeadTree(skips, 4)((x,), Enumerator())) > 1) == bool(at)
 
 
-# Chosen is not drawn
+# Tokens dropped after sampling
 
 @proves("prop-own-value")
-def test_a_drawn_child_may_not_be_dropped_for_what_it_is():
-    "(85/100, 15/100) in the place of (7/10, 3/10); decided without looking, or for a point, nothing is lost"
+def test_a_drawn_child_may_not_be_dropped_by_its_token():
+    "(85/100, 15/100), not (7/10, 3/10); dropped without regard to the token, or a point mass: exact"
     def first_token(draw, offer):
         def draft(ctx, rng):
             tree, drawn = Tree(ctx), Tree(ctx)

@@ -1,4 +1,4 @@
-"Chapter 11: siblings are exact for every way of drawing them, in an order that does not look at them"
+"Chapter 11: siblings are exact for every draw, in an order that does not depend on their tokens"
 from fractions import Fraction
 from itertools import combinations, permutations
 from math import prod
@@ -29,7 +29,7 @@ def verdict(p, tree, rng):
 
 
 def outcome(p, draft):
-    "The law of the token and the acceptance probability, when `draft(rng)` is the tree"
+    "The distribution of the token and the acceptance probability, when `draft(rng)` is the tree"
     law = law_of(lambda rng: verdict(p, draft(rng), rng))
     return law.of(lambda won_x: won_x[1]), law.of(lambda won_x: won_x[0]).get(True, 0)
 
@@ -42,8 +42,8 @@ def acceptance(p, draw, k): return outcome(p, lambda rng: star(draw, k, rng))[1]
 @proves("thm-siblings")
 @settings(max_examples=50)
 @given(few.flatmap(laws), seeds, st.integers(0, 2))
-def test_any_laws_given_what_was_decided_before(p, seed, k):
-    "Each child from a law that depends on the ones before it and on a coin: the token has law p"
+def test_any_draw_given_the_earlier_siblings(p, seed, k):
+    "The distribution of each child depends on the ones before and on a coin: the token has distribution p"
     law, _ = outcome(p, lambda rng: star(depends(2*seed + rng.pick(exact(1, 2)), len(p), .1), k, rng))
     assert law == as_dict(p)
 
@@ -51,7 +51,7 @@ def test_any_laws_given_what_was_decided_before(p, seed, k):
 @proves("thm-siblings")
 @settings(max_examples=25)
 @given(models(st.integers(3, 4)), seeds, st.sampled_from([(2,), (3,), (1, 2), (2, 1)]), draws)
-def test_two_models_that_take_turns(pair, seed, shape, how):
+def test_two_models_in_turn(pair, seed, shape, how):
     target, draft = pair
     drafter = Branching((draft, random_table(draft.V, seed)), shape, round_robin(DRAWS[how]))
     verifier_contract(target, drafter, reject, (0,), 2)
@@ -62,7 +62,7 @@ MEANS = {(2,): ("13/16", "7/8"), (2, 1): ("91/80", "49/40"), (1, 2): ("231/200",
 
 
 @pytest.mark.parametrize("shape", MEANS)
-def test_the_pair_that_kills_every_mutant(shape):
+def test_the_pair_that_detects_every_mutant(shape):
     "Exact loops, and the published mean accepted tokens of independent and of different siblings"
     target, draft = killer()
     def accepted(rng):
@@ -97,7 +97,7 @@ def test_published_acceptance(pair, how, rates):
 @proves("prop-kept")
 @settings(max_examples=60)
 @given(pairs(few), st.sampled_from([*DRAWS, None]), seeds, st.integers(0, 3))
-def test_acceptance_is_what_is_accepted(pq, how, seed, k):
+def test_acceptance_prob_is_the_enumerated_one(pq, how, seed, k):
     "The sum over rejected tokens is the enumerated probability, and does not fall with k"
     p, q = pq
     draw = DRAWS[how](q) if how else depends(seed, len(p), .1)
@@ -107,8 +107,8 @@ def test_acceptance_is_what_is_accepted(pq, how, seed, k):
 @proves("cor-independent", "thm-order")
 @settings(max_examples=40)
 @given(few.flatmap(lambda V: st.tuples(laws(V), st.lists(laws(V), max_size=3))))
-def test_independent_children_of_several_laws(case):
-    "1 - Π(1 - β_j) with the running residual, and the output has law p, in every order of the laws"
+def test_independent_children_of_several_distributions(case):
+    "1 - Π(1 - β_j) with the current residual, and the output has distribution p, in every order"
     p, qs = case
     for order in permutations(qs):
         rejected, r = F(1), p
@@ -123,21 +123,21 @@ def test_independent_children_of_several_laws(case):
 @settings(max_examples=60)
 @given(pairs(), st.integers(1, 4))
 def test_different_siblings_are_accepted_at_least_as_often(pq, k):
-    "And the step of the proof: after k rejections the residual is (p - tq)+, at a level t, on every path"
+    "Also the step of the proof: after k rejections the residual is (p - tq)+, at a level t, on every path"
     p, q = pq
     assert acceptance_prob(p, without_replacement(q), k) >= acceptance_prob_iid(p, [q]*k)
     def above(t): return np.maximum(p - t*q, 0)
-    def walk(r, t, earlier, draw):
-        left, law = above(t), draw(earlier)
-        assert (left == left.sum() * r).all()
-        if len(earlier) == k or law is None or law @ (q == 0): return left.sum()
-        rejected, up = np.maximum(law - r, 0), t + left.sum() * law.sum() / q[law > 0].sum()
+    def rejecting(r, t, earlier, draw):
+        rest, law = above(t), draw(earlier)
+        assert (rest == rest.sum() * r).all()
+        if len(earlier) == k or law is None or law @ (q == 0): return rest.sum()
+        rejected, up = np.maximum(law - r, 0), t + rest.sum() * law.sum() / q[law > 0].sum()
         if not rejected.any(): return 0
-        return sum(w / rejected.sum() * walk(residual(r, law), up, (*earlier, x), draw)
+        return sum(w / rejected.sum() * rejecting(residual(r, law), up, (*earlier, x), draw)
                    for x, w in enumerate(rejected) if w)
-    assert walk(p, 0, (), iid(q)) == 1 - acceptance_prob_iid(p, [q]*k)
+    assert rejecting(p, 0, (), iid(q)) == 1 - acceptance_prob_iid(p, [q]*k)
     different = without_replacement(q)
-    if k <= (q > 0).sum(): assert walk(p, 0, (), different) == 1 - acceptance_prob(p, different, k)
+    if k <= (q > 0).sum(): assert rejecting(p, 0, (), different) == 1 - acceptance_prob(p, different, k)
 
 
 # Cover and transport
@@ -146,7 +146,7 @@ def test_different_siblings_are_accepted_at_least_as_often(pq, k):
 @settings(max_examples=50)
 @given(pairs())
 def test_transport_and_cover(pq):
-    "One child: 1 - TV. All of the support of q, when it holds that of p: certain"
+    "One child: 1 - TV. All of the support of q, when it contains that of p: acceptance 1"
     p, q = pq
     sets = [list(H) for k in range(len(p) + 1) for H in combinations(range(len(p)), k)]
     assert acceptance_prob(p, iid(q), 1) == 1 - tv(p, q) == min(1 - q[H].sum() + p[H].sum() for H in sets)
@@ -157,8 +157,8 @@ def test_transport_and_cover(pq):
 @proves("prop-cover")
 @settings(max_examples=40)
 @given(few.flatmap(laws), seeds, st.integers(1, 3))
-def test_children_that_hold_the_support_of_p(p, seed, k):
-    "If their tokens hold the support of p one is accepted, and a rejected token is never the output"
+def test_children_that_contain_the_support_of_p(p, seed, k):
+    "If their tokens contain the support of p one is accepted, and a rejected token is never the output"
     def run(rng):
         tree = star(depends(seed, len(p), .1), k, rng)
         won, y = verdict(p, tree, rng)
@@ -170,7 +170,7 @@ def test_children_that_hold_the_support_of_p(p, seed, k):
 # Mixtures
 
 def two_children(ws, qs, first, second=None):
-    "Children from law i, of probability ws[i]; their edges state `first(i, x)` and `second(i, x)`"
+    "Children from qs[i] with probability ws[i]; their edges state `first(i, x)` and `second(i, x)`"
     def draft(rng):
         i, tree = rng.pick(ws), Tree((0,))
         x = rng.pick(qs[i])
@@ -189,8 +189,8 @@ mixtures = few.flatmap(lambda V: st.tuples(laws(V), laws(3), st.lists(laws(V), m
 @proves("prop-mixture", "thm-match")
 @settings(max_examples=25)
 @given(mixtures, st.booleans())
-def test_a_mixture_may_be_stated_or_its_component(case, known):
-    "Stated token, component, mixture: exact, more accepted each time; a second child's, given the first"
+def test_an_edge_may_state_a_mixture_or_its_component(case, known):
+    "Stated token, component, mixture: exact, more accepted each time; a second child's edge, given the first"
     p, ws, qs = case
     mean = mixture(ws, qs)
     stated = (lambda i, x: one_hot(x, len(p), exact=True)), (lambda i, x: qs[i]), (lambda i, x: mean)
@@ -204,8 +204,8 @@ def test_a_mixture_may_be_stated_or_its_component(case, known):
     assert outcome(p, two_children(ws, qs, stated[2], given_first))[0] == as_dict(p)
 
 
-def test_a_second_mixture_after_a_stated_component_breaks_the_law():
-    "The first edge states the component, and so gives the coin away; the second states the fair mixture"
+def test_a_second_mixture_after_a_stated_component_is_wrong():
+    "The first edge states the component, which determines the coin; the second states the mixture"
     p, q = CANON
     qs = one_hot(1, 4, exact=True), q
     draft = two_children(exact(1, 1), qs, lambda i, x: qs[i], lambda i, x: mixture(exact(1, 1), qs))
@@ -222,7 +222,7 @@ def as_trie(guesses):
 
 
 def as_chains(guesses):
-    "Every guess on its own, from the root"
+    "Each draft as a separate chain from the root"
     def draft(ctx, rng):
         tree = Tree(ctx)
         for guess in guesses:
@@ -236,7 +236,7 @@ def as_chains(guesses):
 @settings(max_examples=25)
 @given(models(), ngrams)
 def test_reject_is_match_on_points(pair, guesses):
-    "The verdict has the same law, on tries and where siblings are equal; a trie accepts at least as many"
+    "The verdict has the same distribution, with equal siblings too; a trie accepts at least as many"
     def law(build, verify):
         return law_of(lambda rng: next(rounds(pair[0], build(guesses), verify, (0,), rng)))
     found = {build: law(build, reject).of(lambda round: round.verdict) for build in (as_trie, as_chains)}
@@ -267,7 +267,7 @@ def test_one_uniform_for_all_children(p, children):
 
 
 def lookahead(target, ctx, guesses, rng):
-    "The sampling verification of hao-ai-lab/LookaheadDecoding: offer the live guesses in order"
+    "The sampling verification of hao-ai-lab/LookaheadDecoding: offer the remaining n-grams in order"
     out, live = (), list(guesses)
     while True:
         r, token = target.law(ctx + out), None
@@ -282,8 +282,8 @@ def lookahead(target, ctx, guesses, rng):
 @proves("prop-points")
 @settings(max_examples=25)
 @given(models(), ngrams)
-def test_lookahead_is_a_walk_down_the_trie(pair, guesses):
-    "The same law of accepted number and tokens as `reject` on the trie"
+def test_lookahead_verification_is_reject_on_the_trie(pair, guesses):
+    "The same distribution of accepted number and tokens as `reject` on the trie"
     def run(rng):
         round = next(rounds(pair[0], as_trie(guesses), reject, (0,), rng))
         return round.tree.depth[round.verdict.node], round.tokens
@@ -293,7 +293,7 @@ def test_lookahead_is_a_walk_down_the_trie(pair, guesses):
 # Order
 
 def reordered(draw, k, order):
-    "k children by `draw`, each with its own law, offered in the order that `order(tokens, rng)` gives"
+    "k children by `draw`, each with its distribution, offered in the order of `order(tokens, rng)`"
     def draft(rng):
         tree, old = Tree((0,)), star(draw, k, rng)
         for j in order(old.token[1:], rng): tree.add(0, old.token[j + 1], old.law[j + 1])
@@ -302,8 +302,8 @@ def reordered(draw, k, order):
 
 
 def shuffled(tokens, rng):
-    left = list(range(len(tokens)))
-    return [left.pop(rng.pick(exact(*[1]*len(left)))) for _ in range(len(left))]
+    rest = list(range(len(tokens)))
+    return [rest.pop(rng.pick(exact(*[1]*len(rest)))) for _ in range(len(rest))]
 
 
 def by(law): return lambda tokens, rng: sorted(range(len(tokens)), key=lambda j: -law[tokens[j]])
@@ -313,7 +313,7 @@ def backwards(tokens, rng): return reversed(range(len(tokens)))
 @proves("thm-order")
 @settings(max_examples=25)
 @given(pairs(st.integers(2, 3)), st.integers(1, 3), st.data())
-def test_an_order_that_does_not_look(pq, k, data):
+def test_an_order_independent_of_the_tokens(pq, k, data):
     "Independent children, reordered in a fixed way or at random: still p"
     p, q = pq
     fixed = data.draw(st.permutations(range(k)))
@@ -322,8 +322,8 @@ def test_an_order_that_does_not_look(pq, k, data):
 
 
 @proves("thm-order")
-def test_orders_that_break_the_law():
-    "The examples of the proof, and sorting by q or by p on the book's pair"
+def test_orders_that_change_the_distribution():
+    "The examples of the proof, and sorting by q or by p on the four tokens"
     p, q = CANON
     for law in CANON: assert tv_outcomes(outcome(p, reordered(iid(q), 2, by(law)))[0], as_dict(p)) == F(3, 50)
     p = exact(2, 1)
@@ -336,8 +336,8 @@ def test_orders_that_break_the_law():
 
 @settings(max_examples=25)
 @given(models(), st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.integers(0, 99))
-def test_branching_has_its_shape(pair, shape, seed):
-    "shape[d] different children below every node of depth d; with two models they take turns"
+def test_the_shape_of_branching(pair, shape, seed):
+    "shape[d] different children below every node of depth d; with two models in turn"
     tree = Branching(pair[1], shape)((0,), Seeded(seed))
     assert len(tree) == 1 + sum(prod(shape[:d + 1]) for d in range(len(shape)))
     for i in range(len(tree)):

@@ -17,7 +17,7 @@ reads = pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine to 
 WRITTEN = 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
 PAGES = sorted({*WRITTEN, *(stage.page(n.path.stem) for n in notebooks())})
 
-# What is measured on a page, in its own language
+# What is measured on a page, in JavaScript
 
 FACTS = r"""(() => {
   const all = (css, f) => [...document.querySelectorAll(css)].map(f);
@@ -83,7 +83,7 @@ def build(place, root=ROOT):
 
 @pytest.fixture(scope='session')
 def built(tmp_path_factory):
-    "The site, the warnings of its build, and the facts of every page: made once, also by several workers"
+    "The site, the warnings of its build, and the measurements of every page: made once for all workers"
     base = tmp_path_factory.getbasetemp()
     base = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
     with open(base/'site.lock', 'w') as lock:
@@ -97,15 +97,15 @@ def built(tmp_path_factory):
 
 
 def visit(site, home):
-    "Open every page and note the facts"
+    "Open every page and measure it"
     browser, facts = Browser(home), {}
     window = browser('Browser.getWindowForTarget')['windowId']
     unpainted = dict(windowState='minimized')
     browser('Browser.setWindowBounds', windowId=window, bounds=unpainted)
     for file in sorted(site.glob('*.html')):
         browser('Emulation.clearDeviceMetricsOverride')
-        complaints = browser.open(file.as_uri())
-        found = browser.js(FACTS) | dict(complaints=complaints)
+        errors = browser.open(file.as_uri())
+        found = browser.js(FACTS) | dict(errors=errors)
         for theme in 'light', 'dark': found[theme] = browser.js(f'{CONTRAST}("{theme}")')
         browser('Emulation.setDeviceMetricsOverride', width=390, height=800, deviceScaleFactor=1, mobile=True)
         found['narrow'] = browser.js('document.documentElement.scrollWidth - innerWidth')
@@ -134,7 +134,7 @@ def html(site, page): return (site/f'{page}.html').read_text(encoding='utf-8')
 # -- Built -------------------------------------------------------------------------------------------
 
 def test_builds_without_a_warning(built):
-    "Dead links, unknown citations and whatever else Sphinx warns of are errors; each chapter is a page"
+    "Dead links, unknown citations and all other warnings of Sphinx are errors; each chapter is a page"
     assert not built[1]['failed'], built[1]['warnings']
     assert [f.stem for f in sorted(built[0].glob('*.html'))] == PAGES
 
@@ -163,8 +163,8 @@ FAULTS = {   # planted -> the build's warning
     '#| exprot\nx = 1': '00_law.ipynb.*no directive is called exprot',
 }
 
-def test_build_has_teeth(tmp_path):
-    "Each planted fault is named with its page, and fails the build"
+def test_planted_faults_fail_the_build(tmp_path):
+    "The warning for each planted fault names its page, and the build fails"
     made = build(tmp_path/'site', small(tmp_path/'faulty', *FAULTS))
     assert made.returncode
     none((fault, made.stderr) for fault, warning in FAULTS.items() if not re.search(warning, made.stderr))
@@ -179,12 +179,12 @@ LINKED = [
 PROOFS = '@proves("thm-two")\ndef test_a(): pass\n@proves("thm-two")\ndef test_b(): pass\n'
 
 def test_names_and_theorems_are_links(tmp_path):
-    "A sound book builds without a word; names in prose, docstrings and tests are found and linked"
-    root = small(tmp_path/'sound', *LINKED)
+    "A correct book builds without a message; names in prose, docstrings and tests are found and linked"
+    root = small(tmp_path/'correct', *LINKED)
     (root/'tests/test_law.py').write_text(PROOFS)
     made = build(tmp_path/'site', root)
     assert not made.returncode and not made.stderr, made.stderr
-    assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'sound'}   # no other file is left
+    assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'correct'}   # no other file is left
     page = re.sub('<(?!a |/a)[^>]*>', '', html(tmp_path/'site', 'law'))
     tests = re.findall(r'checked by 2 tests\s+tests/test_law.py::test_a, ::test_b', page)
     assert 'Theorem 0.1  (Twice, 3.5)' in page and len(tests) == 2 and 'another’s twice' in page
@@ -197,11 +197,11 @@ def test_names_and_theorems_are_links(tmp_path):
 def test_readme_is_the_front_page():
     "README.md and its pictures are what `make site` writes"
     for file, content in stage.readme().items():
-        assert (ROOT/file).read_text(encoding='utf-8') == content, f'{file}: `make site` writes it anew'
+        assert (ROOT/file).read_text(encoding='utf-8') == content, f'{file}: `make site` writes it again'
 
-# -- What the pages hold -----------------------------------------------------------------------------
+# -- Contents of the pages -----------------------------------------------------------------------------
 
-def test_theorems_have_their_addresses_and_their_tests(site):
+def test_theorems_have_their_anchors_and_their_tests(site):
     "chapter.html#anchor is a numbered statement, with the tests that check it"
     proofs, found = marked('proves'), set()
     for nb in notebooks():
@@ -257,7 +257,7 @@ def test_hidden_code_is_hidden(site):
         assert page.count('class="exported"') == defining, nb.path.stem
 
 
-def test_asks_for_nothing_elsewhere(site):
+def test_loads_nothing_from_the_network(site):
     "No page, style or script of the site loads from the network"
     elements = r'<(?:script|img|iframe|source|audio|video)\b[^>]*\bsrc|<link\b[^>]*\bhref'
     loads = re.compile(rf"""(?:{elements})=["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
@@ -266,8 +266,8 @@ def test_asks_for_nothing_elsewhere(site):
         none((f.name, m[0][-90:]) for m in loads.finditer(f.read_text(encoding='utf-8')))
 
 
-def test_no_formula_is_left_as_it_was_written(site):
-    "Outside code no dollar stands on a page: what was meant as mathematics is mathematics, in theorems too"
+def test_every_formula_is_typeset(site):
+    "No dollar sign outside code: what is written as mathematics is mathematics, in theorems too"
     for file in site.glob('*.html'):
         prose = re.sub(r'<(pre|code|script|style)\b.*?</\1>', '', html(site, file.stem), flags=re.S)
         words = re.sub(r'<[^>]*>', '', prose)
@@ -276,10 +276,10 @@ def test_no_formula_is_left_as_it_was_written(site):
 # -- Opened ------------------------------------------------------------------------------------------
 
 @reads
-def test_pages_open_without_complaint(facts):
+def test_pages_open_without_errors(facts):
     "From disk: no error or warning in the console, nothing missing or requested from the network"
     assert sorted(facts) == PAGES
-    none((page, *f['complaints'], *f['empty']) for page, f in facts.items() if f['complaints'] or f['empty'])
+    none((page, *f['errors'], *f['empty']) for page, f in facts.items() if f['errors'] or f['empty'])
 
 
 @reads
@@ -333,7 +333,7 @@ def test_keyboard(site, browser):
         assert style == 'solid' and float(width[:-2]) >= 2, focused('e.outerHTML')
 
 
-FOUND = {   # what a reader types -> the pages, of which one is among the first three found
+FOUND = {   # search term -> the pages, of which one is among the first three found
     'distribution': 'law', 'residual distribution': 'law', 'temperature': 'law', 'top-p': 'law',
     'KV cache': 'cache transformer', 'latency': 'cost slower measured', 'speed-up': 'cost',
     'draft model': 'loop models', 'bonus token': 'loop reject', 'rejection sampling': 'reject',
@@ -361,7 +361,7 @@ TYPED = """(words => {
 
 @reads
 def test_search(site, browser):
-    "From disk, what a reader types for a chapter finds it among the first three results"
+    "From disk, each search term finds its page among the first three results"
     assert not browser.open(f'{(site/"search.html").as_uri()}?q=overlap')
     wanted = [(word, pages.split()) for word, pages in FOUND.items()]
     wanted += [(word, [page]) for page, words in stage.SEARCHED.items() for word in words.split(', ')]
@@ -369,7 +369,7 @@ def test_search(site, browser):
     shown = [[re.search(r'(\w+)\.html', link)[1] for link in links] for links in found]
     none((word, pages, first) for (word, pages), first in zip(wanted, shown) if not {*pages} & {*first})
 
-# -- The figures that move ---------------------------------------------------------------------------
+# -- Interactive figures -------------------------------------------------------------------------------
 
 MOVE = """(at => { const figure = document.querySelector('[data-figure=NAME]');
     for (const [k, v] of Object.entries(at)) {
@@ -392,20 +392,20 @@ WEIGHTS = [((4, 2, 2), (1, 4, 3)), ((1, 0, 0), (0, 1, 0)), ((3, 3, 3), (1, 1, 1)
            ((0, 0, 5), (9, 9, 9))]
 
 @reads
-def test_laws_can_be_moved(site, browser):
+def test_interactive_distributions(site, browser):
     "Overlap and residual, in fractions, are those of `specref.core.law`"
     move = figure(site, browser, 'laws')
     for a, b in WEIGHTS:
         p, q = exact(*a), exact(*b)
         β, rest = overlap(p, q), ', '.join(map(str, residual(p, q)))
         weights = {f'p{i}': w for i, w in enumerate(a)} | {f'q{i}': w for i, w in enumerate(b)}
-        heaviest_first = sorted(weights, key=weights.get, reverse=True)   # some weight always stays
+        heaviest_first = sorted(weights, key=weights.get, reverse=True)   # one weight is always positive
         found = move(**{k: weights[k] for k in heaviest_first})
         assert found == dict(beta=str(β), rest=str(1 - β), residual=rest)
 
 
 @reads
-def test_cost_can_be_moved(site, browser):
+def test_interactive_cost(site, browser):
     "Speed-up and best γ are those of `specref.core.cost`"
     move = figure(site, browser, 'cost')
     for α, γ, c in [(.8, 5, .05), (.5, 1, .3), (0, 3, .5), (.99, 20, .01), (.75, 7, .02), (.9, 10, 1)]:
@@ -416,8 +416,8 @@ def test_cost_can_be_moved(site, browser):
 
 
 @reads
-def test_figures_obey_the_keyboard(site, browser):
-    "An arrow key moves a slider, the number beside it, and the announcement; the last weight stays"
+def test_figures_respond_to_the_keyboard(site, browser):
+    "An arrow key moves a slider, the number beside it, and the status text; the last positive weight stays"
     move = figure(site, browser, 'laws')
     before = move(p0=4, p1=2, p2=2)
     def found(css, what): return browser.js(f"document.querySelector('[data-figure=laws] {css}').{what}")

@@ -1,4 +1,4 @@
-"Chapter 21b: suffix trees and automata against counting by hand, and the drafters that stand on them"
+"Chapter 21b: suffix trees and automata against counts by hand, and the drafters that use them"
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,7 +18,7 @@ from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, S
 from specref.verify.reject import Chain, reject
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
-shelves = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=4).map(tuple)
+collections = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=4).map(tuple)
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 
 
@@ -41,12 +41,12 @@ def nodes(tree):
 
 
 def spelled(tree):
-    "The count that the tree gives to each of its strings, its form being checked on the way"
+    "The count of each string in the tree; the structure of the tree is asserted"
     found = {}
     for v, s in nodes(tree):
-        assert tuple(v.text[v.start+v.length-len(s):v.start+v.length]) == s, "its string stands there"
+        assert tuple(v.text[v.start+v.length-len(s):v.start+v.length]) == s, "wrong text"
         below = [w.count for w in v.below.values()]
-        assert sum(below) <= v.count and all(n < v.count for n in below), "merged where it can be"
+        assert sum(below) <= v.count and all(n < v.count for n in below), "nodes not merged"
         found |= {s[:len(s)-k]: v.count for k in range(v.length)}
     return found
 
@@ -62,7 +62,7 @@ def read(texts, depth):
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding")
 @settings(max_examples=80)
-@given(shelves, texts, st.integers(1, 7))
+@given(collections, texts, st.integers(1, 7))
 def test_counts_of_every_string(past, text, depth):
     "After every token each string of up to `depth` tokens with its count, in two nodes a token"
     tree = read(past, depth)
@@ -77,9 +77,9 @@ def test_counts_of_every_string(past, text, depth):
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding")
 @settings(max_examples=80)
-@given(shelves, shelves, st.integers(1, 7), st.data())
-def test_forgetting(past, more, depth, data):
-    "Texts removed in any order leave the tree of the others; oldest first, no node refers to them"
+@given(collections, collections, st.integers(1, 7), st.data())
+def test_removed_texts(past, more, depth, data):
+    "Texts removed in any order leave the tree of the others; removed oldest first, no node refers to them"
     order = data.draw(st.permutations(past))
     k = data.draw(st.integers(0, len(past)))
     tree = read(past, depth)
@@ -94,10 +94,10 @@ def test_forgetting(past, more, depth, data):
         assert len({id(v.text) for v, _ in nodes(tree)}) <= len(tree.held)
 
 
-# What is offered
+# Drafts
 
 def by_hand(drafter, past, text):
-    "(score, p, counts) of the best guess, all strings enumerated"
+    "(score, p, counts) of the best draft, all strings enumerated"
     n, best = counts(past, drafter.max_tree_depth), (0, 0, [])
     def widest(s): return sorted((-n[(*s, x)], x) for x in range(drafter.V) if n[(*s, x)])[:drafter.width]
     for p in range(1, min(len(text), drafter.max_tree_depth) + 1):
@@ -118,22 +118,22 @@ def drafters(draw):
     some = lambda *xs: draw(st.sampled_from(xs))
     sizes = some(1, 2, 4, 6), some(2, 3, 5, 7), some(0., .5, 1., 2.5), some(-1., 0., 1.5)
     bounds = some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5)
-    return SuffixDecoding(3, *sizes, *bounds, past=draw(shelves), exact=True)
+    return SuffixDecoding(3, *sizes, *bounds, past=draw(collections), exact=True)
 
 
 @proves("prop-suffix-score")
 @faithful("SuffixDecoding")
 @settings(max_examples=120)
 @given(drafters(), texts.filter(len))
-def test_the_guess(drafter, text):
+def test_the_best_draft(drafter, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
     trees = drafter.own(text), drafter.shared.hold(drafter.past)
     own, shared = (drafter.best_draft(tree, text) for tree in trees)
-    for guess, past in ((own, (text,)), (shared, drafter.past)):
+    for draft, past in ((own, (text,)), (shared, drafter.past)):
         score, p, counted = by_hand(drafter, past, text)
-        assert guess[:2] == (score, p) and [n for _, n in guess[2]] == counted
+        assert draft[:2] == (score, p) and [n for _, n in draft[2]] == counted
         ends = [(t, i) for t in past for i in range(p, len(t) + 1) if t[i-p:i] == text[len(text)-p:]]
-        agree = sum(t[i:i+len(path)] == path for t, i in ends for path, _ in guess[2])
+        agree = sum(t[i:i+len(path)] == path for t, i in ends for path, _ in draft[2])
         assert score == (Fraction(agree, len(ends)) if counted else 0)
     score, p, picked = shared if shared[0] > own[0] else own
     tree = drafter(text, Enumerator())
@@ -143,7 +143,7 @@ def test_the_guess(drafter, text):
     assert all(len(tree.children(i)) <= drafter.width for i in range(len(tree)))
 
 
-def test_thresholds_are_met_at_equality():
+def test_thresholds_hold_at_equality():
     "A share of 1/4 is not below 1/4, as a fraction or a float, nor a score of 3/5 below .6"
     past = (0, 1), (0, 2), (0, 0, 2)   # a 0 is followed by 2 in half of the cases, by 0 and by 1 in a quarter
     how = dict(max_tree_depth=2, max_spec_factor=3., width=3, past=past)
@@ -155,7 +155,7 @@ def test_thresholds_are_met_at_equality():
 
 
 def test_a_finished_request_makes_another_drafter():
-    "A value with one text more, the oldest gone beyond the cap; the earlier drafters are as they were"
+    "A value with one text more, without the oldest above the cap; earlier drafters do not change"
     how = dict(max_tree_depth=6, max_cached_requests=2, exact=True)
     made = [SuffixDecoding(3, **how)]
     for text in ((0, 1, 2, 0), (1, 1, 2), [np.int64(2), 2, 0]): made.append(made[-1].finished(text))
@@ -217,7 +217,7 @@ SHAPES = {"a": [0]*5000, "ab": [0] + [1]*4999, "abbbc": [0] + [1]*4998 + [2], "a
 @faithful("SAM")
 @pytest.mark.parametrize("name", SHAPES)
 def test_linear_work(name):
-    "At most 2n - 1 states, 3n transitions, 4n links gone up; as few to follow another text"
+    "At most 2n - 1 states, 3n transitions, 4n links followed; as few for a cursor on another text"
     text, n = SHAPES[name], len(SHAPES[name])
     a = automaton(text, Counting)
     clones = len(a.link) - 1 - n
@@ -235,7 +235,7 @@ def longest(found, text): return max(k for k in range(len(text) + 1) if not k or
 @settings(max_examples=80)
 @given(texts, texts)
 def test_matched_length(text, other):
-    "At every step the longest ending seen earlier, by the link and by a cursor ahead; and of another text"
+    "At every step the longest ending that occurred earlier, by the link and by a cursor; of another text too"
     a = SuffixAutomaton()
     ahead = SuffixCursor(a)
     for i, x in enumerate(text, 1):
@@ -254,7 +254,7 @@ def test_matched_length(text, other):
 @settings(max_examples=80)
 @given(texts.filter(len), st.integers(1, 5))
 def test_copied(text, n):
-    "What followed the first place of the longest ending with enough behind it, else of the one with most"
+    "The tokens after the first place of the longest ending with enough of them, else of the one with most"
     a = automaton(text)
     s = a.link[a.last]
     follow = [text[ends(text, text[len(text)-k:])[0] + 1:][:n] for k in range(a.length[s], 0, -1)]
@@ -262,10 +262,10 @@ def test_copied(text, n):
 
 
 @settings(max_examples=80)
-@given(shelves, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
+@given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @faithful("SAM")
 def test_the_switch(corpus, text, n, threshold, bias):
-    "A copy just when the longer match reaches the threshold, the corpus behind by its bias; within its text"
+    "A copy only when the longer match reaches the threshold, the corpus less its bias; within its text"
     sam = SAM(3, n, threshold, bias, corpus, exact=True)
     here = longest(lambda s: len(ends(text, s)) > 1, text)
     there = longest(lambda s: any(ends(t, s) for t in corpus), text)
@@ -278,7 +278,7 @@ def test_the_switch(corpus, text, n, threshold, bias):
 
 @faithful("SAM")
 def test_the_switch_at_five():
-    "The published numbers: a match of four is left to the other drafter, five are copied; in the corpus ten"
+    "The published numbers: after a match of four the other drafter, from five a copy; in the corpus ten"
     model, again = Chain(TableModel(30, lambda text: one_hot(29, 30)), 2), tuple(range(12))
     for k in range(1, 9):
         tree = Fallback(SAM(30), model)((*again, 20, *again[2:2+k]), Enumerator())
@@ -292,15 +292,15 @@ def test_the_switch_at_five():
 
 @dataclass(frozen=True)
 class Noted(Drafter):
-    "Keeps every round that it learns from"
+    "Stores every round passed to `learn`"
     depth: int
     models: tuple
     rounds: tuple = ()
     def learn(self, round): return replace(self, rounds=(*self.rounds, round))
 
 
-def test_a_fallback_passes_on_to_both():
-    "Both drafters learn from every round; it has the models of both, and the larger depth"
+def test_a_fallback_updates_both():
+    "Both drafters are updated after every round; it has the models of both, and the larger depth"
     one, two = random_table(3, 0), random_table(3, 1)
     either = Fallback(Noted(2, (one,)), Noted(1, (two,)))
     after = either.learn("round").learn("next")
@@ -310,9 +310,9 @@ def test_a_fallback_passes_on_to_both():
 
 @proves("prop-either")
 @settings(max_examples=20)
-@given(models(), contexts, drafters(), shelves, st.integers(1, 2), st.sampled_from([reject, match]))
+@given(models(), contexts, drafters(), collections, st.integers(1, 2), st.sampled_from([reject, match]))
 def test_exact(pair, ctx, tree, corpus, threshold, verify):
-    "Each of them, and each joined to a model or to another, keeps the law of the target and states its edges"
+    "Each, alone or with a fallback, is exact and has correct edges"
     sam = SAM(3, 3, threshold, 1, corpus, exact=True)
     either = Fallback(sam, Chain(pair[1], 2)), Fallback(tree, Fallback(sam, Chain(pair[1], 1)))
     for drafter in (tree, sam, *either):

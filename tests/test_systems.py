@@ -21,15 +21,15 @@ def test_every_system_is_certified(name):
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_lossy_systems_say_so(name):
-    "Not lossless, and not by a hair"
+def test_lossy_systems_are_not_certified(name):
+    "They are not lossless, by a total variation above .01"
     found = certificate(LOSSY[name])
     assert found.tv > .01 and not found.passes and name not in SYSTEMS
     assert LOSSY[name](random_table(3, 1)).cites
 
 
-def test_the_automaton_copies_in_its_certificate():
-    "With drafts of two its threshold is two, so that what is certified is a copy, not its substitute"
+def test_the_certificate_of_the_automaton_copies():
+    "With drafts of two its threshold is two, so the certificate covers copies, not the fallback alone"
     sam = SYSTEMS["SAM"](random_table(3, 1), gamma=2, exact=True).drafter.first
     assert sam.threshold == 2 and len(sam((0, 1, 2, 0, 1), Seeded(0).at(0).draft)) == 3
     assert SYSTEMS["SAM"](random_table(3, 1)).drafter.first.threshold == 5
@@ -37,6 +37,6 @@ def test_the_automaton_copies_in_its_certificate():
 
 def test_a_wrong_system_is_not_certified():
     "A verifier that accepts every draft"
-    def credulous(p, tree, rng): return Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
-    found = certificate(lambda draft, **kw: System("credulous", Chain(draft, 2), credulous))
-    assert not found.exact and str(found).startswith("LAW IS WRONG")
+    def accept_all(p, tree, rng): return Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
+    found = certificate(lambda draft, **kw: System("accept all", Chain(draft, 2), accept_all))
+    assert not found.exact and str(found).startswith("OUTPUT DISTRIBUTION DIFFERS")

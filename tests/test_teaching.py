@@ -1,4 +1,4 @@
-"30b_teaching: evaluation is the mean of enumerated rounds, interrupted training ends the same, checkpoints"
+"30b_teaching: evaluation is the mean of enumerated rounds, interrupted training resumes, checkpoints"
 import json
 from functools import cache
 
@@ -64,13 +64,13 @@ def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
     share = [np.exp(sum(row[i-1, x[i]] for i in range(1, T))) / V for x, row in zip(texts, logp)]
     one = lambda x, s: evaluate(net, base, StateDataset(torch.from_numpy(x)[None], {2: s[None]}), depth)[0]
     chain = Chain(LinesDraft(net, target), depth)
-    def begun(*ctx):
+    def mean_tokens(*ctx):
         return law_of(lambda rng: len(next(rounds(target, chain, reject, ctx, rng)).tokens)).mean()
     first = {a: np.exp(logp[np.flatnonzero(texts[:, 0] == a)[0], 0]) / V for a in range(V)}
-    want = sum(first[a][b] * begun(a, b) for a in range(V) for b in range(V))
+    want = sum(first[a][b] * mean_tokens(a, b) for a in range(V) for b in range(V))
     assert abs(sum(w * one(x, s) for w, x, s in zip(share, texts, states)) - want) < 1e-9
 
-def test_overlaps_are_those_of_the_laws():
+def test_overlaps_are_those_of_the_distributions():
     "The second value of `evaluate` is Σ min(p, q), depth by depth"
     model = tiny().double()
     base, x = TargetModel(model), torch.randint(0, 8, (2, 7))
@@ -92,7 +92,7 @@ def data(tmp_path_factory):
     return base, *(state_dataset(base, part, (2,), folder) for part in (x[:48], x[48:])), x, folder
 
 def run(data, folder, stops=(None,), **kw):
-    "A training run, stopped and begun again at `stops`, the random state outside another one each time"
+    "A training run, stopped and resumed at `stops`, with another global random state each time"
     base, train, held, *_ = data
     for until in stops:
         torch.manual_seed(0)
@@ -106,7 +106,7 @@ def same(a, b): return all(map(torch.equal, a.parameters(), b.parameters()))
 
 @proves("prop-taught")
 def test_interrupted_training_ends_the_same(data, tmp_path):
-    "Stopped after an evaluation, or inside one (evaluations.json older than last.pt): the same end"
+    "Stopped after an evaluation, or inside one (evaluations.json older than last.pt): the same result"
     one, evaluations = run(data, tmp_path/"a")
     two, again = run(data, tmp_path/"b", (10, 30, None))
     run(data, tmp_path/"c", (20,))
@@ -117,7 +117,7 @@ def test_interrupted_training_ends_the_same(data, tmp_path):
     assert not same(one, run(data, tmp_path/"d", seed=1)[0])
 
 class Interrupted:
-    "`write_whole` that fails at call number `at`, before it writes (leaving half a file beside) or after"
+    "`write_whole` that fails at call number `at`, before it writes (with a partial file beside) or after"
     def __init__(self, at, early): self.left, self.early, self.write = at, early, recipe.write_whole
     def __call__(self, path, write):
         self.left -= 1
@@ -129,7 +129,7 @@ class Interrupted:
 
 @proves("prop-taught")
 def test_interrupted_anywhere(data, tmp_path, monkeypatch):
-    "Killed while any of its files is written, or right after, training goes on to the same end"
+    "Interrupted while any of its files is written, or right after, training resumes to the same result"
     net, evaluations = run(data, tmp_path/"whole", steps=20)
     means = [mean for _, mean in evaluations]
     best = sum(mean > max(means[:i], default=0) for i, mean in enumerate(means))
@@ -144,7 +144,7 @@ def test_interrupted_anywhere(data, tmp_path, monkeypatch):
             assert again == evaluations and same(net, two)
 
 def test_another_recipe_is_refused(data, tmp_path):
-    "Training does not go on with other numbers, texts, settings or another target, and changes nothing"
+    "Training does not resume with other hyperparameters, texts, settings or target, and no file changes"
     base, train, held, x, folder = data
     one, evaluations = run(data, tmp_path)
     before = {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
@@ -159,7 +159,7 @@ def test_another_recipe_is_refused(data, tmp_path):
     assert run(data, tmp_path, patience=9)[1] == evaluations
 
 def test_training_improves_and_stops(data, tmp_path):
-    "The best weights are returned, the target is as it was; until step 0 nothing is trained"
+    "The best weights are returned, the target is unchanged; until step 0 nothing is trained"
     base, _, held, *_ = data
     before = [w.clone() for w in base.model.parameters()]
     untrained, none = run(data, tmp_path/"none", (0,))
@@ -175,20 +175,20 @@ def test_training_improves_and_stops(data, tmp_path):
 
 @pytest.mark.parametrize("steps, stops", [(7, [7]), (25, [10, 20, 25])])
 def test_every_step_is_taken(data, tmp_path, steps, stops):
-    "Steps that are fewer than a look, or no multiple of it, are taken and evaluated all the same"
+    "Fewer steps than the evaluation interval, or no multiple of it, are all taken and evaluated"
     _, evaluations = run(data, tmp_path, steps=steps)
     assert [at for at, _ in evaluations] == stops and torch.load(tmp_path/"net"/"last.pt")["step"] == steps
 
 @cache
 def key(name=None, **kw):
-    "The key of a target in which one number of the weight `name` is another"
+    "The key of a target in which one entry of the weight `name` is changed"
     model = tiny(V=16, **kw)
     with torch.no_grad():
         for w in [model.get_parameter(name).view(-1)] if name else (): w[len(w)//2].add_(1e-3)
     return TargetModel(model).key
 
 def test_states_belong_to_a_target(data):
-    "The key differs with every weight, and with a setting that no weight shows"
+    "The key depends on every weight, and on a setting outside the weights"
     base, train, _, x, folder = data
     other = tiny(V=16, seed=3)
     other.lm_head.load_state_dict(base.model.lm_head.state_dict())
@@ -207,7 +207,7 @@ class Reading(TargetModel):
         return self.real(**kw)
 
 def test_states_are_read_once_and_whole(data, tmp_path):
-    "States are those of a plain pass in half precision, for the texts as cut; stored files are read"
+    "States are those of a plain pass in half precision, for the texts as shaped; stored files are reused"
     base, train, _, x, folder = data
     want = states_of(base.model, torch.from_numpy(x[:48].astype(np.int64)))
     assert torch.equal(train[:].states[2], want[2].half().float())
@@ -221,14 +221,14 @@ def test_states_are_read_once_and_whole(data, tmp_path):
     assert not list((tmp_path/"b").iterdir())
 
 def test_batches_are_numbered(data):
-    "Batch 3 is the same at every call, holds no text twice, and differs from batch 4"
+    "Batch 3 is the same at every call, has no text twice, and differs from batch 4"
     _, train, *_ = data
     a, b, c, d = (batch_at(train, step, 8, seed).x for step, seed in ((3, 0), (3, 0), (4, 0), (3, 1)))
     assert torch.equal(a, b) and not torch.equal(a, c) and not torch.equal(a, d) and a.shape == (8, 20)
     assert len(batch_at(train, 0, 100, 0).x) == 48
 
-def test_a_checkpoint_is_whole_or_not_there(data, tmp_path, monkeypatch):
-    "Interrupted between weights and card, cut off, of another kind or without weights: the folder is refused"
+def test_an_incomplete_checkpoint_is_refused(data, tmp_path, monkeypatch):
+    "Without card, truncated, of another kind or without weights: the folder is refused"
     base, old, new = data[0], Lines(data[0]), Lines(data[0])
     save_network(old, base, tmp_path, recipe=dict(steps=7))
     assert json.loads((tmp_path/"config.json").read_text())["recipe"] == dict(steps=7)
@@ -248,8 +248,8 @@ def test_a_checkpoint_is_whole_or_not_there(data, tmp_path, monkeypatch):
     refuses("folder", load_checkpoint, Lines, base, tmp_path)
 
 @pytest.mark.parametrize("bad", [1e5, float("nan")])
-def test_what_half_precision_cannot_hold(data, tmp_path, bad):
-    "A weight beyond 65,504, or one that is no number, is refused by its name, and what was there stays"
+def test_weights_beyond_half_precision_are_refused(data, tmp_path, bad):
+    "A weight beyond 65,504, or a NaN, is refused by its name, and the stored checkpoint is unchanged"
     base, net = data[0], Lines(data[0])
     save_network(Lines(base), base, tmp_path)
     with torch.no_grad(): net.w[1].weight[0, 0] = bad
@@ -259,7 +259,7 @@ def test_what_half_precision_cannot_hold(data, tmp_path, bad):
 @pytest.mark.parametrize("how, differs", [(dict(V=16, d=32), "hidden_size"), (dict(V=8), "vocab_size"),
                                           (dict(V=16, seed=5), "head_sha256")])
 def test_a_checkpoint_of_another_target_is_refused(data, tmp_path, how, differs):
-    "By size, by vocabulary, and where all sizes agree by the head"
+    "By size, by vocabulary, and by the head where all sizes agree"
     save_network(Lines(data[0]), data[0], tmp_path)
     with pytest.raises(ValueError, match=f"^target: .*{differs}"):
         load_checkpoint(Lines, TargetModel(tiny(**how)), tmp_path)

@@ -1,4 +1,4 @@
-"What every trained drafter must keep: one contract over the table of networks, and the wrong variants caught"
+"The contract of every trained drafter, for each network of the table; wrong variants are detected"
 import json
 from collections.abc import Callable
 from copy import copy
@@ -54,7 +54,7 @@ def token_terms(*weights):
     return loss
 
 def law_terms(net, batch, off=0):
-    "Hydra++: depth j at place t is trained on the target's law after x_{t+1+j}"
+    "Hydra++: depth j at place t is trained on the target's distribution after x_{t+1+j}"
     z, p = net.guesses(batch, 3), laws_of(net, batch).roll(-off, 1)
     return sum(mean_of(batch, 1 + j, lambda n, t: (p[n, t+1+j] * nats(z[j][n, t])).sum()) for j in range(3))
 
@@ -69,7 +69,7 @@ def joint_terms(net, batch, off=0):
 def smooth(e): return torch.where(e < 1, e**2/2, e - .5).mean()   # of an absolute error
 
 def feature_terms(steps, k=0):
-    "EAGLE, HASS: step s at place t: the feature of x_{t+1+s}, its law, and the law's `k` likeliest tokens"
+    "EAGLE, HASS: step s at place t: the feature of x_{t+1+s}, its distribution, and the `k` likeliest tokens"
     def loss(net, batch, off=0):
         outs = unroll(net, batch, steps)
         f, p = batch.states[net.reads[0]].roll(-off, 1), laws_of(net, batch).roll(-off, 1)
@@ -83,7 +83,7 @@ def feature_terms(steps, k=0):
 def own_features(net, batch, steps): return unroll(net, batch, steps)
 
 def short_terms(net, batch, off=0, fade=.8, masked=True, renormalised=True, outputs=own_features):
-    "EAGLE-3: the law on the draft vocabulary, where its likeliest token is in it; step s weighs .8^s"
+    "EAGLE-3: the target row on the draft vocabulary, if its likeliest token is in it; step s has weight .8^s"
     outs, p, ids = outputs(net, batch, 4), laws_of(net, batch).roll(-off, 1), net.ids.tolist()
     def term(s, n, t):
         r, z = p[n, t+1+s], nats(net.logits(outs[s][n, t])[ids])
@@ -93,7 +93,7 @@ def short_terms(net, batch, off=0, fade=.8, masked=True, renormalised=True, outp
     return sum(fade**s * mean_of(batch, 1 + s, lambda n, t: term(s, n, t)) for s in range(4))
 
 def fed_by_target(net, batch, steps):
-    "Every step reads the target's fused feature in the place of its own"
+    "Every step reads the target's fused feature instead of its own"
     return unroll(net, batch, steps, between=lambda f: net.enter(batch.states)[:, :-1])
 
 WRONG_TERMS = {"no fade": dict(fade=1.), "every place": dict(masked=False),
@@ -101,7 +101,7 @@ WRONG_TERMS = {"no fade": dict(fade=1.), "every place": dict(masked=False),
                "the target's features": dict(outputs=fed_by_target)}
 
 def block_terms(net, batch, off=0):
-    "Falcon: row t: the feature of place t + 2, .09 KL to its law at temperature .95, .01 of the token after"
+    "Falcon: row t: the feature of place t + 2, .09 KL to its row at temperature .95, .01 of the token after"
     m, f, x = (batch.x.shape[1] - 3)//2*2, batch.states[net.reads[0]], batch.x
     out, f, x = net.text_features(f[:, :m], x[:, 1:1+m]), f.roll(-off, 1), x.roll(-off, 1)
     def term(n, t):
@@ -121,7 +121,7 @@ def all_before(t): return range(t + 1)
 
 @dataclass(frozen=True)
 class Case:
-    "A network, its draft model, which tokens and states entry j at place t may and must read, and its loss"
+    "A network, its draft model, the tokens and states that entry j at place t depends on, its loss"
     make: Callable    # base -> network
     model: type
     depth: int        # of the trees it is tested on
@@ -155,7 +155,7 @@ CASES = {
 cases, systems = pytest.mark.parametrize("name", CASES), pytest.mark.parametrize("system", TRAINED)
 
 def network(name, base):
-    "An untrained network in double precision, every weight of it stirred"
+    "An untrained network in double precision, all weights perturbed"
     torch.manual_seed(1)
     net = CASES[name].make(base).double().eval()
     with torch.no_grad():
@@ -167,7 +167,8 @@ def target_on(size): return TargetModel(tiny(size, layers=4))
 
 def reader(name, net, temperature=1.):
     "The target that the network drafts for"
-    return HFModel(RECIPES.get(name, RECIPES["eagle"]).target_model(net), temperature, keep=net.reads, check=False)
+    model = RECIPES.get(name, RECIPES["eagle"]).target_model(net)
+    return HFModel(model, temperature, keep=net.reads, check=False)
 
 def drafting(name, size=V, temperature=1., model=None):
     net = network(name, target_on(size))
@@ -186,16 +187,16 @@ def random_batch(base, n=2, T=9):
 
 @torch.inference_mode()
 def plain_laws(net, model, tree):  # -> (nodes, V)
-    "The law after every node by plain passes, without cache, over its whole text and random tokens behind it"
-    depth, behind = max(tree.depth) + 1, torch.Generator().manual_seed(len(tree))
-    x = torch.randint(net.base[0].V, (len(tree), len(tree.ctx) + depth + 2), generator=behind)
+    "The row of every node by plain passes, without cache, over its text and random tokens after it"
+    depth, later = max(tree.depth) + 1, torch.Generator().manual_seed(len(tree))
+    x = torch.randint(net.base[0].V, (len(tree), len(tree.ctx) + depth + 2), generator=later)
     for i in range(len(tree)): x[i, :len(tree.text(i))] = torch.tensor(tree.text(i))
     z = net.guesses(states_of(model, x), depth)
     return torch.stack([z[d][i, len(tree.ctx) - 2] for i, d in enumerate(tree.depth)]).softmax(-1)
 
 @torch.inference_mode()
 def rows_off(draft, tree):
-    "How far the draft model's laws after the nodes are from the plain ones"
+    "The largest difference of the draft model's rows from those of plain passes"
     found, plain = draft(tree), plain_laws(draft.net, draft.target.model, tree).numpy()
     return max(abs(found[i] - plain[i]).max() for i in range(len(tree)))
 
@@ -219,7 +220,7 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10), nodes_of), min
 @given(st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
 def test_rows_are_those_of_a_plain_pass(name, one, place, other, history):
     """Contexts that grow, go back, or follow a text that differs in a token, and trees of any shape: every
-    law is that of plain passes over the whole text, whatever stands behind it"""
+    row is that of a plain pass over the whole text, whatever tokens come after it"""
     draft, two = drafting(name), [*one[:place], other, *one[place+1:]]
     for first, n, nodes in history:
         some = one if first else two
@@ -235,14 +236,14 @@ def script(depth):
     yield grown((*t[:4], 0, 2, 0, 5, 1), [(0, 1), (0, 3), (1, 2), (1, 4)], depth)
 
 class Unmarked(RowTrie):
-    "Wrong: takes a drafted row, whose feature was a guess, for a true one"
+    "Wrong: uses a drafted row, whose feature is the draft's own, as a row of the target"
     def turn(self, tree, with_answers=True):
         same = Tree(tree.ctx)
         for u, x in zip(tree.parent[1:], tree.token[1:]): same.add(u, x % V)
         return super().turn(same, with_answers)
 
 class LateState(MedusaDraft):
-    "Wrong: reads the state of x_{t+1}, which the target has not made"
+    "Wrong: reads the state of x_{t+1}, which the target has not computed yet"
     def states(self, ctx): return self.target.states(ctx, self.net.reads)
 
 class GreedyPath(PathDraft):
@@ -254,7 +255,7 @@ class GreedyPath(PathDraft):
         return [rows[d] for d in tree.depth]
 
 class UnshiftedPath(PathDraft):
-    "Wrong: given the token before x_{t+1} in its place"
+    "Wrong: reads the token before x_{t+1} instead"
     def answers(self, tree):
         return super().answers(grown((*tree.ctx[:-1], tree.ctx[-2]), zip(tree.parent[1:], tree.token[1:]), 9))
 
@@ -266,11 +267,11 @@ class CountedPrefix(PrefixDraft):
         return super().start_state(ctx)
 
 class EveryRow(ModuleChainDraft):
-    "Wrong: a module's rows attend to those that hold no state of it"
+    "Wrong: a module's rows attend to rows without a state of it"
     def attention_mask(self, start, end, layer): return FeatureDraft.attention_mask(self, start, end, layer)
 
-class Forgetful(BlockDraft):
-    "Wrong, as published: the LSTM begins every pass from nothing"
+class ZeroState(BlockDraft):
+    "Wrong, as published: the LSTM state is zero at the start of every pass"
     def row_states(self, start, *args):
         state = self.memory.buffer.get("state")
         if state is None: return super().row_states(start, *args)
@@ -281,7 +282,7 @@ class Forgetful(BlockDraft):
         return out
 
 class CausalBlock(BlockDraft):
-    "Wrong: a causal mask, under which a row of a block does not attend to those behind it"
+    "Wrong: a causal mask, under which a row of a block does not attend to later ones"
     def attention_mask(self, start, end, layer):
         mask = super().attention_mask(start, end, layer)
         ends = [r for r in range(start, end) if self.draft_depth(r) % self.net.k == 0]
@@ -295,20 +296,20 @@ def unmarked(net, target):
     return draft
 
 WRONG_ROWS = [("medusa", LateState), ("hydra", GreedyPath), ("mlp", UnshiftedPath),
-              ("hydra++", CountedPrefix), ("chain", EveryRow), ("falcon", Forgetful), ("falcon", CausalBlock),
+              ("hydra++", CountedPrefix), ("chain", EveryRow), ("falcon", ZeroState), ("falcon", CausalBlock),
               *product(("chain", "deepseek", "eagle", "hass", "eagle3", "falcon"), [unmarked])]
 
 @faithful("Medusa", "EAGLE")
 @pytest.mark.parametrize("name, wrong", WRONG_ROWS, ids=lambda x: getattr(x, "__name__", x))
-def test_wrong_rows_are_caught(name, wrong):
-    "On one script the right draft model is the plain one and the wrong one is not"
+def test_wrong_rows_are_detected(name, wrong):
+    "On one script the rows of the correct draft model are those of plain passes, the others' are not"
     trees = list(script(CASES[name].depth))
     assert max(rows_off(draft, tree) for draft in [drafting(name)] for tree in trees) < 1e-10
     off = [rows_off(draft, tree) for draft in [drafting(name, model=wrong)] for tree in trees]
     assert max(off) > 1e-4 and (wrong is not unmarked or off[0] < 1e-10)
 
-def walked(net, batch, steps, tokens, places, attend, next_feature):
-    "Steps of a network on its own features, everything that may be wrong passed in"
+def stepped(net, batch, steps, tokens, places, attend, next_feature):
+    "Steps of a network on its own features; what may be wrong is an argument"
     f, outs = net.enter(batch.states)[:, :-1], []
     for s in range(steps):
         x = F.pad(batch.x[:, 1+s*tokens:], (0, s*tokens))
@@ -320,13 +321,13 @@ def own(out, f): return out
 def normed(f): return F.rms_norm(f, f.shape[-1:])
 
 def mixed(net, batch, steps):
-    outs = walked(net, batch, steps, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0)))
+    outs = stepped(net, batch, steps, 0, 0, causal_attention, lambda out, f: F.pad(out[:, :-1], (0, 0, 1, 0)))
     return [F.pad(out[:, s:], (0, 0, 0, s)) for s, out in enumerate(outs)]
 
 WRONG_UNROLLS = {
-    "own rows only": lambda net, b, n: walked(net, b, n, 1, 1, causal_attention, own),
-    "places of the first step": lambda net, b, n: walked(net, b, n, 1, 0, UnrolledAttention(), own),
-    "tokens of the first step": lambda net, b, n: walked(net, b, n, 0, 1, UnrolledAttention(), own),
+    "own rows only": lambda net, b, n: stepped(net, b, n, 1, 1, causal_attention, own),
+    "places of the first step": lambda net, b, n: stepped(net, b, n, 1, 0, UnrolledAttention(), own),
+    "tokens of the first step": lambda net, b, n: stepped(net, b, n, 0, 1, UnrolledAttention(), own),
     "the first feature again": fed_by_target,
     "normed without the switch": lambda net, b, n: unroll(net, b, n, between=normed),
     "features mixed in one row": mixed}
@@ -335,15 +336,15 @@ WRONG_UNROLLS = {
 @pytest.mark.parametrize("name, wrong", [(name, wrong) for name in ("deepseek", "eagle", "hass", "eagle3")
                                          for wrong in WRONG_UNROLLS
                                          if (name, wrong) != ("deepseek", "normed without the switch")])
-def test_other_unrollings_are_caught(name, wrong):
-    "Right at the first depth, wrong from the second on"
+def test_wrong_unrollings_are_detected(name, wrong):
+    "Correct at the first depth, wrong from the second on"
     draft = drafting(name)
     net, ctx = draft.net, (3, 1, 4, 1, 5, 2)
     net.guesses = lambda batch, depth: [net.logits(f) for f in WRONG_UNROLLS[wrong](net, batch, depth)]
     assert rows_off(draft, Tree(ctx)) < 1e-10 and rows_off(draft, grown(ctx, [(0, 6), (1, 0)], 4)) > 1e-4
 
 def dependence(net, depth, T=9):  # -> [entry][place] -> (tokens, states) that move it
-    "Which tokens and which states move a guess, each changed alone"
+    "The tokens and states that change an entry, each changed alone"
     g = torch.Generator().manual_seed(3)
     x = torch.randint(V, (1, T), generator=g).repeat(2*T + 1, 1)
     states = {k: torch.randn(1, T, net.base[0].d, generator=g, dtype=torch.float64).repeat(2*T + 1, 1, 1)
@@ -356,7 +357,7 @@ def dependence(net, depth, T=9):  # -> [entry][place] -> (tokens, states) that m
     where = lambda m, t, a: set(np.flatnonzero(m[a:a+T, t].numpy()).tolist())
     return [[(where(m, t, 0), where(m, t, T)) for t in range(m.shape[1])] for m in moved]
 
-def reads_what_it_may(name, net):
+def check_dependence(name, net):
     case, T = CASES[name], 9
     for j, row in enumerate(dependence(net, case.depth, T)):
         for t, (x, states) in enumerate(row):
@@ -368,9 +369,9 @@ def reads_what_it_may(name, net):
 @faithful("Medusa", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "EAGLE",
           "Falcon")
 @cases
-def test_a_guess_reads_what_it_may(name):
-    "Entry j at place t depends on each token and state that its paper gives it, and on no other"
-    reads_what_it_may(name, network(name, target_on(V)))
+def test_each_entry_reads_its_tokens_and_states(name):
+    "Entry j at place t depends on each token and state of its paper, and on no other"
+    check_dependence(name, network(name, target_on(V)))
 
 class WithoutToken(Hydra):
     def step(self, s, x, i):
@@ -400,15 +401,15 @@ WRONG_READERS = [("hydra", WithoutToken), ("eagle", BlindEagle), ("eagle", Unshi
                  ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
 
 @pytest.mark.parametrize("name, make", WRONG_READERS)
-def test_a_network_that_reads_something_else_is_caught(name, make):
+def test_wrong_dependence_is_detected(name, make):
     "The shifted token missing or late, a causal mask in a block, another family's network"
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match="entry"):
-        reads_what_it_may(name, make(target_on(V)).double().eval())
+        check_dependence(name, make(target_on(V)).double().eval())
 
 # The loss
 
-def quiet(net):
+def noiseless(net):
     if hasattr(net, "noise"): net.noise = 0
     return net
 
@@ -416,7 +417,7 @@ def quiet(net):
 @cases
 def test_the_loss_is_the_papers(name):
     "Written out place by place; with labels one place early or late it is another number"
-    net = quiet(network(name, target_on(V)))
+    net = noiseless(network(name, target_on(V)))
     batch, hand = random_batch(net.base[0]), CASES[name].loss
     found = net.loss(batch, 1.)
     assert abs(found - hand(net, batch)) < 1e-9 * abs(found)
@@ -425,7 +426,7 @@ def test_the_loss_is_the_papers(name):
 @faithful("EAGLE-3", "EAGLE-3.1")
 @pytest.mark.parametrize("name", ["eagle3", "eagle31"])
 @pytest.mark.parametrize("wrong", WRONG_TERMS)
-def test_other_losses_are_caught(name, wrong):
+def test_wrong_losses_are_detected(name, wrong):
     "Of EAGLE-3: the weights of the steps, the places that count, and what the later steps read"
     net = network(name, target_on(V))
     batch = random_batch(net.base[0])
@@ -444,7 +445,7 @@ def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in base.model.parameters()}
 
 class Precisions(TorchDispatchMode):
-    "The types in which softmaxes and products are taken"
+    "The types in which softmaxes and products are computed"
     def __init__(self):
         super().__init__()
         self.softmax, self.product = set(), set()
@@ -456,7 +457,7 @@ class Precisions(TorchDispatchMode):
         return out
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_no_law_is_taken_in_half_precision(name):
+def test_no_softmax_in_half_precision(name):
     "Training multiplies in bfloat16, but every softmax of its loss is in single precision"
     torch.manual_seed(0)
     base, recipe, x = TargetModel(llama(6, 32, 64)), RECIPES[name], torch.randint(512, (2, 24))
@@ -468,8 +469,8 @@ def test_no_law_is_taken_in_half_precision(name):
 # Checkpoints
 
 @cases
-def test_saved_and_loaded_it_is_the_same(name, tmp_path):
-    "Settings and guesses come back, from half precision bit for bit"
+def test_save_and_load(name, tmp_path):
+    "Settings and logits are the same, from half precision bit for bit"
     base = target_on(V)
     net, batch = network(name, base), random_batch(base)
     with torch.no_grad():
@@ -481,7 +482,7 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     refuses("target", load_checkpoint, type(net), target_on(V + 1), tmp_path)
     refuses("folder", load_checkpoint, Medusa if name != "medusa" else Hydra, base, tmp_path)
 
-# The law
+# The distribution
 
 def ways(system):
     "The system's drafter as at a temperature and as at temperature 0, and a sampled chain"
@@ -492,8 +493,8 @@ def ways(system):
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
           "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
 @systems
-def test_the_law_is_the_targets(system):
-    "Every path enumerated through network and cache: honest edges, and the law of three tokens to 1e-12"
+def test_the_distribution_is_the_targets(system):
+    "Every path enumerated through network and cache: correct edges, the target's distribution to 1e-12"
     for drafter_of in ways(system):
         draft, ctx = drafting(TRAINED[system][0], 2 if system == "Falcon" else 3, .7), (0, 1, 1)
         drafter = drafter_of(draft)
@@ -504,7 +505,7 @@ def test_the_law_is_the_targets(system):
 
 @systems
 def test_greedy_text_is_plain_text(system):
-    "At temperature 0, on a random target, past the first token, before which there is no state"
+    "At temperature 0, on a random target, from a context of one token, which has no state before it"
     name, make = TRAINED[system][0], trained_system(system)
     draft = drafting(name, temperature=0)
     out = make(draft, temperature=0, depth=draft.net.depth)(draft.target, (3,), 16, Seeded(0))
@@ -513,10 +514,10 @@ def test_greedy_text_is_plain_text(system):
 # The branching source
 
 B, TAIL, GAMMA = 4, 3, 3
-# the overlap of a guess that does not read x_{t+1}
+# the overlap of a head that does not read x_{t+1}
 CAP = float(sum(overlap_at(B, TAIL, phase, 0) for phase in range(TAIL + 1)) / (TAIL + 1))
 INDEPENDENT, SEQUENTIAL = float(chain_tokens(B, TAIL, GAMMA)), GAMMA + 1.
-TRAINED_HERE = {   # network: how it is made, tokens of a round that its paper lets it reach, steps, rate
+TRAINED_HERE = {   # network: constructor, tokens of a round that its family can reach, steps, rate
     "medusa": (lambda b: Medusa(b, 3), INDEPENDENT, 120, 3e-2),
     "hydra++": (lambda b: HydraPlus(b, 3, inner=32), SEQUENTIAL, 150, 1e-2),
     "mlp": (lambda b: MLPSpeculator(b, 3, inner=32), SEQUENTIAL, 200, 1e-2),
@@ -529,31 +530,31 @@ def source(tmp_path_factory):
     def data(n, seed): return state_dataset(base, branch_texts(B, TAIL, n, 25, seed), (0, 1), folder)
     return base, data(256, 0), data(96, 1)
 
-def silenced(net):
-    "The network with zeros in the place of the tokens"
+def without_tokens(net):
+    "The network with zeros for the token embeddings"
     if isinstance(net, MLPSpeculator):
         for table in net.emb: table.weight.data.zero_()
-    mute = copy(net.base[0])
-    mute.embed = lambda x: torch.zeros(*x.shape, mute.d)
+    base = copy(net.base[0])
+    base.embed = lambda x: torch.zeros(*x.shape, base.d)
     for module in net.modules():
-        if hasattr(module, "base"): module.base = (mute,)
+        if hasattr(module, "base"): module.base = (base,)
     return net
 
 @faithful("Medusa", "Hydra++", "MLP Speculator", "HASS", "EAGLE-3")
 @pytest.mark.parametrize("name", TRAINED_HERE)
-def test_the_source_is_learnt_as_far_as_the_family_goes(name, source, tmp_path):
-    "Training reaches the closed form of the family and no more (the other families: in their chapters)"
+def test_training_reaches_the_closed_form_of_the_family(name, source, tmp_path):
+    "Training reaches the closed form and does not exceed it (other families: in their chapters)"
     (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[name]
     torch.manual_seed(0)
     net = make(base)
     train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", look=steps, rows=16, depth=2)
     tokens, overlaps = evaluate(net, base, held[:], GAMMA)
     assert abs(tokens - reach) < .12, (tokens, overlaps)
-    assert evaluate(silenced(net), base, held[:], GAMMA)[1][0] < CAP + .02
+    assert evaluate(without_tokens(net), base, held[:], GAMMA)[1][0] < CAP + .02
 
 # The shipped checkpoints
 
-def test_what_is_shipped():
+def test_the_shipped_checkpoints():
     "A card and weights for every recipe and no more, for the embedded target, from the same texts"
     facts = TargetModel(raw_model("target")).facts()
     cards = {name: read_card(SHIPPED_DRAFTERS/name) for name in RECIPES}
@@ -575,8 +576,8 @@ def check_card(name, card, facts, one):
     assert card["tokens"] == pytest.approx(best, abs=.02)
 
 @cache
-def written(changed):
-    "What a target writes after held-out prompts, and its states"
+def sampled(changed):
+    "Texts sampled from a target after held-out prompts, and its states"
     base = TargetModel(load_network("medusa2").adapter.merged() if changed else raw_model("target"))
     start = torch.tensor([p for d in DOMAINS for p in prompts(d, 10, seed=7)])
     x = sample_texts(base.model, start, 80, torch.Generator().manual_seed(0), half=False)
@@ -584,10 +585,10 @@ def written(changed):
 
 @faithful("Medusa-2")
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_figures_on_the_card_can_be_measured_again(name):
+def test_the_numbers_on_the_card_are_reproduced(name):
     "On other texts of the target the shipped weights emit as many tokens and overlap as much as on the card"
     net, card = load_network(name), read_card(SHIPPED_DRAFTERS/name)
-    base, batch = written(name == "medusa2")
+    base, batch = sampled(name == "medusa2")
     tokens, overlaps = evaluate(net, base, batch, min(4, len(card["overlaps"])))
     assert tokens == pytest.approx(card["tokens"], rel=.15)
     assert overlaps == pytest.approx(card["overlaps"], abs=.1)

@@ -1,4 +1,4 @@
-"07_transformer: one masked pass is n passes, its laws are a function of the tree, the rest is refused"
+"07_transformer: one masked pass equals n passes; its rows depend on the tree alone; models refused"
 import random
 
 import numpy as np
@@ -27,7 +27,7 @@ BASE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2)
 SMALL = dict(**BASE, num_attention_heads=4, intermediate_size=64, **NONE)
 GPT = dict(vocab_size=V, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
 OPT = dict(**BASE, ffn_dim=64, num_attention_heads=4, **NONE)
-SERVED = {   # name -> the options of its configuration
+SUPPORTED = {   # name -> the options of its configuration
     "Llama": SMALL | dict(num_key_value_heads=4),
     "GPT2": GPT,
     "Qwen2": SMALL | dict(num_key_value_heads=2),
@@ -67,7 +67,7 @@ def bare(name, dtype=torch.float64, seed=0, own=False, **kw):
     "A model with large random weights; float64 throughout, unless its `own` arithmetic is wanted"
     torch.manual_seed(seed)
     pure = dtype == torch.float64 and not own
-    model = small(name, "wide" if pure and name == "Gemma2" else None, **SERVED[name] | kw)
+    model = small(name, "wide" if pure and name == "Gemma2" else None, **SUPPORTED[name] | kw)
     with torch.no_grad():
         for w in model.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     for module in model.modules() if pure else ():
@@ -97,7 +97,7 @@ def random_tree(rng, ctx, n, V=V):
 
 
 def history(seed, rounds=8, V=V):
-    "The trees of a random run: accept part of a path, add a token; at times go back, or start another text"
+    "The trees of a random run: accept part of a path, add a token; sometimes go back, or start another text"
     rng = random.Random(seed)
     ctx = tuple(rng.randrange(V) for _ in range(rng.randint(1, 6)))
     for _ in range(rounds):
@@ -117,7 +117,7 @@ def grown(ctx, nodes=()):
 # ---- exactly: a network of whole numbers modulo a prime, its cache, and the trie
 
 def toy_rows(memory, edge, depth, see, start, layers=3, prime=10_007):
-    "Append the rows from `start` on, each its values by layer; attention is a sum over the set of rows seen"
+    "Append the rows from `start` on, each its values by layer; attention is a sum over the visible rows"
     for r in range(start, len(edge)): memory.append([(31 * edge[r][1] + 7 * depth[r] + 1) % prime])
     for layer in range(layers):
         for r in range(start, len(edge)):
@@ -141,8 +141,8 @@ def visible(trie, start):
 @proves("thm-masked-pass", "thm-cache-looks", "cor-row-text")
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
-def test_the_cache_looks_exactly(seed):
-    "In the first call of a history nothing is stored: one masked pass; later calls reuse rows"
+def test_the_cache_is_exact(seed):
+    "The first call of a history is one masked pass without a cache; later calls reuse rows"
     trie, memory = RowTrie(), []
     for tree in history(seed, rounds=10, V=4):
         n, old, rows = trie.turn(tree)
@@ -159,8 +159,8 @@ def test_the_cache_looks_exactly(seed):
 
 @proves("thm-masked-pass")
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
-@pytest.mark.parametrize("name", SERVED)
-def test_tree_pass_is_plain_passes(name, dtype, tolerance):
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_tree_pass_equals_plain_passes(name, dtype, tolerance):
     "Tolerances are relative to the largest logit; float64 is the next test"
     model = bare(name, dtype)
     HFModel(model)   # passes its own check
@@ -171,9 +171,9 @@ def test_tree_pass_is_plain_passes(name, dtype, tolerance):
 
 @proves("thm-cache-looks")
 @pytest.mark.parametrize("own, tolerance", [(False, 1e-10), (True, 1e-6)])
-@pytest.mark.parametrize("name", SERVED)
-def test_cached_is_fresh(name, own, tolerance):
-    "Logits and hidden states; laws also when read after the run. `own`: with transformers' float32 softmax"
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_cached_rows_are_those_of_plain_passes(name, own, tolerance):
+    "Logits and hidden states; rows also when read after the run. `own`: with transformers' float32 softmax"
     model, laws = bare(name, own=own), []
     served = HFModel(model, temperature=.8, keep=(0, 1, 2))
     for tree in history(3):
@@ -193,7 +193,7 @@ def test_cached_is_fresh(name, own, tolerance):
 @proves("thm-cache-looks")
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([1, 3, 1024]))
-def test_cached_is_fresh_on_any_history(seed, chunk):
+def test_cached_rows_on_any_history(seed, chunk):
     model = bare("Llama")
     served = HFModel(model, chunk=chunk, check=False)
     for tree in history(seed):
@@ -201,7 +201,7 @@ def test_cached_is_fresh_on_any_history(seed, chunk):
         for i in (0, len(tree) - 1): assert abs(got[i] - plainly(model, tree.text(i))).max() < 1e-10
 
 
-def test_each_call_feeds_only_what_is_new():
+def test_each_call_feeds_only_new_tokens():
     served, fed, ctx = HFModel(bare("Llama")), [], (1, 2, 3, 10, 11, 7)
     chain = [grown((1, 2, 3), [(i, 10 + i) for i in range(k)]) for k in range(4)]
     calls = [
@@ -210,7 +210,7 @@ def test_each_call_feeds_only_what_is_new():
         grown(ctx, [(0, 5), (0, 6), (2, 8)]),
         grown((*ctx, 6, 8, 9)),                       # the second branch accepted: its rows move
         grown((*ctx, 6, 8, 9), [(0, 4), (0, 4)]),     # equal siblings share a row
-        grown((1, 2, 3))]                             # an old context, its answer dropped: the last token
+        grown((1, 2, 3))]                             # an old context, its row not stored: the last token
     for tree in calls:
         before = served.meter.copy()
         served(tree)
@@ -232,7 +232,7 @@ def test_a_failed_pass_leaves_an_empty_cache(monkeypatch):
     assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-10
 
 
-def test_only_the_rows_that_answer_are_scored(monkeypatch):
+def test_only_the_rows_of_nodes_are_scored(monkeypatch):
     model, scored = bare("Llama"), []
     served, inner = HFModel(model), model.lm_head.forward
     monkeypatch.setattr(model.lm_head, "forward", lambda h: scored.append(h.shape[1]) or inner(h))
@@ -247,13 +247,13 @@ def test_dropout_is_off():
     assert (HFModel(model).law((1, 2)) == HFModel(model).law((1, 2))).all()
 
 
-# ---- laws
+# ---- distributions
 
 @pytest.mark.parametrize("options", [
     {}, dict(temperature=.5), dict(temperature=1.3, top_k=5), dict(top_p=.7), dict(temperature=0, top_k=3),
     dict(temperature=.7, top_k=20, top_p=.9)])
-def test_warps_are_those_of_chapter_0_and_raw_weights_stand_before_them(options):
-    "`raw` is e^(z - max z) of the bare logits, read before the law or after it, in the same pass"
+def test_warps_are_those_of_chapter_0_and_raw_weights_are_unwarped(options):
+    "`raw` is e^(z - max z) of the unwarped logits, read before the row or after it, in the same pass"
     model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 1), (2, 5)])
     served = HFModel(model, **options)
     p = served(tree)
@@ -265,7 +265,7 @@ def test_warps_are_those_of_chapter_0_and_raw_weights_stand_before_them(options)
     assert served.meter.calls == 1
 
 
-def test_a_processor_sees_the_true_text_of_each_node():
+def test_a_processor_gets_the_text_of_each_node():
     model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 5), (2, 6), (2, 4), (3, 3)])
     shared = LogitsProcessorList([
         lambda ids, z: z.mul_(1.1), RepetitionPenaltyLogitsProcessor(1.7), TemperatureLogitsWarper(.6),
@@ -275,7 +275,7 @@ def test_a_processor_sees_the_true_text_of_each_node():
     for i, z in enumerate(plain_rows(model, tree)):
         z = shared(torch.tensor([tree.text(i)]), torch.tensor(z)[None])[0]
         assert abs(p[i] - torch.softmax(z, -1).numpy()).max() < 1e-10
-    assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-10   # the raw logits are not touched
+    assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-10   # the raw logits do not change
 
 
 def test_states_that_were_not_stored_are_computed():
@@ -287,7 +287,7 @@ def test_states_that_were_not_stored_are_computed():
     assert abs(stored.states((1, 2, 3))[1] - b[1]).max() < 1e-10
 
 
-# ---- what is refused
+# ---- models and lengths that are refused
 
 HEADS = dict(head_dim=8, num_key_value_heads=2)
 T5 = dict(vocab_size=V, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
@@ -308,7 +308,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why, make", [(why, make) for why in REFUSED for make in REFUSED[why]])
-def test_refused_in_words_and_by_the_check_alone(why, make, monkeypatch):
+def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
     model = make()
     with pytest.raises(Unservable, match=why): HFModel(model)
     monkeypatch.setattr("specref.models.transformer.why_unservable", lambda model: "")
@@ -319,7 +319,7 @@ def test_refused_in_words_and_by_the_check_alone(why, make, monkeypatch):
 @pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_check_measures_a_model_that_ignores_what_it_is_given(ignored, name, dtype):
+def test_the_check_detects_a_model_that_ignores_an_argument(ignored, name, dtype):
     model = bare(name, dtype, own=True)
     inner = model.forward
     model.forward = lambda *args, **kw: inner(*args, **{**kw, ignored: None})
@@ -351,7 +351,7 @@ BUILD = dict(chain=lambda d: Chain(d, 4), tree=lambda d: Branching(d, (2, 1, 1))
 
 @pytest.mark.parametrize("build", BUILD)
 def test_the_last_position_can_be_reached(build):
-    "Where a draft no longer fits, the loop goes on without one: 12 positions hold all but the last of 13"
+    "Where a draft no longer fits, the loop continues without one: 12 positions for 13 tokens"
     model, ctx = bare("Llama", max_position_embeddings=12), (1, 2, 1, 2)
     target, drafter = HFModel(model, temperature=0), BUILD[build](HFModel(model, temperature=0))
     out = generate(target, drafter, reject, ctx, 9, Seeded(0))
@@ -371,7 +371,7 @@ def test_load(tmp_path):
     assert HFModel.load(good).model.dtype == torch.float32
 
 
-def test_a_checkpoint_that_cannot_be_read_whole_is_refused(tmp_path):
+def test_an_incomplete_checkpoint_is_refused(tmp_path):
     from safetensors.torch import load, save_file
     bare("Llama", torch.float32).save_pretrained(tmp_path)
     refused = lambda path, words: pytest.raises(ValueError, HFModel.load, path).match(words)

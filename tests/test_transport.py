@@ -1,4 +1,4 @@
-"Chapter 14: what the best exact rule on siblings accepts, rules that come close, draws made for them"
+"Chapter 14: the best exact acceptance on siblings, rules close to it, draws designed for them"
 from fractions import Fraction as F
 from itertools import combinations
 
@@ -29,8 +29,8 @@ counts = st.integers(1, 3)
 small = pairs(st.integers(2, 4))
 
 
-def seen(verify, p, draw, n):
-    "The law of (the set of siblings, the token, was it a sibling?) of one node, where p is every row"
+def joint(verify, p, draw, n):
+    "The distribution of (set of siblings, token, whether it was a sibling) at one node, where p is every row"
     def run(rng):
         tree = star(draw, n, rng)
         v = verify([p]*len(tree), tree, rng)
@@ -53,7 +53,7 @@ def by_reject(p, draw, n, earlier=()):
 
 
 def is_plan(f, p, sets):
-    "Nothing negative, no set gives more than it has, no token takes more than its weight"
+    "No entry is negative, no set exceeds its probability, no token its own"
     assert all(x in s and w >= 0 for s, row in f.items() for x, w in row.items())
     assert all(sum(row.values()) <= sets[s] for s, row in f.items())
     assert all(sum(row.get(x, 0) for row in f.values()) <= w for x, w in enumerate(p))
@@ -65,7 +65,7 @@ ways = st.sampled_from(sorted(WAYS))
 
 
 def shares(seed):
-    "Arbitrary shares, different for every set; what is missing to one chooses no sibling"
+    "Arbitrary shares, different for every set; with the missing probability no sibling is chosen"
     def choose(p, sets):
         def row(s):
             w = np.random.default_rng([seed, *s]).integers(0, 4, len(s) + 1) + (np.arange(len(s) + 1) == 0)
@@ -79,10 +79,10 @@ def shares(seed):
 @proves("thm-plan")
 @some
 @given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
-def test_rules_are_plans(pq, how, n, verify):
-    "What an exact rule accepts, by the set of siblings, is a plan whose total is its acceptance probability"
+def test_any_exact_rule_is_a_plan(pq, how, n, verify):
+    "Accepted mass of an exact rule, by set of siblings: a plan whose total is its acceptance probability"
     p, draw = pq[0], WAYS[how](pq[1])
-    law, sets = seen(verify, p, draw, n), sibling_sets(draw, n)
+    law, sets = joint(verify, p, draw, n), sibling_sets(draw, n)
     f = {s: {x: law.get((s, x, True), 0) for x in s} for s in sets}
     assert token_law(law) == as_dict(p) and is_plan(f, p, sets) and total(f) == acceptance(law)
 
@@ -90,8 +90,8 @@ def test_rules_are_plans(pq, how, n, verify):
 @proves("thm-plan")
 @some
 @given(small, seeds, counts, st.data())
-def test_plans_are_rules(pq, seed, n, data):
-    "Accept x with probability f(S,x)/Q(S), else draw from the rest of p: the law is p, for any plan"
+def test_any_plan_is_a_rule(pq, seed, n, data):
+    "Accept x with probability f(S,x)/Q(S), else draw from the residual: the distribution is p, for any plan"
     p, draw = pq[0], depends(seed, len(pq[0]))
     sets = sibling_sets(draw, n)
     spare, room, f = dict(sets), list(p), {s: {} for s in sets}
@@ -100,10 +100,10 @@ def test_plans_are_rules(pq, seed, n, data):
         spare[s] -= f[s][x]
         room[x] -= f[s][x]
     def run(rng):
-        S, left = tuple(sorted(set(star(draw, n, rng).token[1:]))), F(1)
+        S, rest = tuple(sorted(set(star(draw, n, rng).token[1:]))), F(1)
         for x in S:
-            if rng.coin(f[S][x], of=left * sets[S]): return x, True
-            left -= f[S][x] / sets[S]
+            if rng.coin(f[S][x], of=rest * sets[S]): return x, True
+            rest -= f[S][x] / sets[S]
         return rng.pick(np.array(room, object) / sum(room)), False
     law = law_of(run)
     assert is_plan(f, p, sets) and law.of(lambda xk: xk[0]) == as_dict(p)
@@ -123,8 +123,8 @@ def test_importance_on_trees(pair, steps, n):
 @proves("thm-optimum", "thm-canonical")
 @some
 @given(small, seeds, counts)
-def test_flow_is_cut(pq, seed, n):
-    "A largest plan reaches the minimum over all H and the linear program, and the choice that follows it too"
+def test_max_flow_is_min_cut(pq, seed, n):
+    "A largest plan has the value of the minimum over all H and of the linear program; so has its choice"
     p = pq[0]
     sets = sibling_sets(depends(seed, len(p)), n)
     f, best, share = maximal_plan(p, sets), optimal_acceptance(p, sets), maximal_choice(p, sets)
@@ -140,17 +140,17 @@ def test_flow_is_cut(pq, seed, n):
 @some
 @given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
 def test_no_rule_accepts_more(pq, how, n, verify):
-    "`transport` accepts a sibling exactly as often as the optimum says, every other rule at most so"
+    "The acceptance probability of `transport` is the optimum, that of every other rule at most this"
     p, draw = pq[0], WAYS[how](pq[1])
     best = optimal_acceptance(p, sibling_sets(draw, n))
-    assert acceptance(seen(verify, p, draw, n)) <= best == acceptance(seen(transport, p, draw, n))
+    assert acceptance(joint(verify, p, draw, n)) <= best == acceptance(joint(transport, p, draw, n))
 
 
 @proves("cor-always")
 @some
 @given(small, counts)
-def test_always(pq, n):
-    "A sibling is accepted for sure if and only if p(H) >= q(H)^n for all H; drawn from p itself, always"
+def test_acceptance_one(pq, n):
+    "Acceptance 1 if and only if p(H) >= q(H)^n for all H; so it is for siblings drawn from p itself"
     p, q = pq
     sets = [list(H) for k in range(1, len(p) + 1) for H in combinations(range(len(p)), k)]
     hall = all(sum(p[H]) >= sum(q[H])**n for H in sets)
@@ -160,7 +160,7 @@ def test_always(pq, n):
 @proves("prop-more")
 @some
 @given(small, ways, counts)
-def test_more_is_better(pq, how, n):
+def test_more_siblings_are_accepted_at_least_as_often(pq, how, n):
     "One more sibling never lowers the optimum; different siblings are never worse than independent ones"
     p, q = pq
     fewer, more = (optimal_acceptance(p, sibling_sets(WAYS[how](q), k)) for k in (n, n + 1))
@@ -184,7 +184,7 @@ def q_convex(q, sets):
 @proves("lem-clocks")
 @settings(max_examples=25)
 @given(st.integers(2, 5).flatmap(laws), counts)
-def test_clocks(q, n):
+def test_q_convexity(q, n):
     assert q_convex(q, sibling_sets(iid(q), n))
     if n <= np.count_nonzero(q): assert q_convex(q, sibling_sets(without_replacement(q), n))
 
@@ -193,7 +193,7 @@ def test_clocks(q, n):
 @some
 @given(pairs(st.integers(2, 5)), counts)
 def test_prefixes(pq, n):
-    "The scan finds what the search over all H finds, past the end of the support, with zeros and ties"
+    "The scan agrees with the search over all H, also beyond the support, with zeros and ties"
     p, q = pq
     for draw in (iid(q), without_replacement(q)):
         sets = sibling_sets(draw, n)
@@ -201,7 +201,7 @@ def test_prefixes(pq, n):
     assert optimal_acceptance_iid(p, q, n) == optimal_acceptance(p, sibling_sets(iid(q), n))
 
 
-def test_without_convexity_prefixes_miss():
+def test_without_convexity_the_scan_is_wrong():
     "A point beside a sampled token is not q-convex, and the scan by q/p finds too large a minimum"
     p, q = CANON
     sets = sibling_sets(in_sequence(points([0], 4, exact=True), iid(q)), 2)
@@ -220,9 +220,9 @@ def law_of_choice(p, sets, share):
 @some
 @given(small, ways, st.integers(1, 2), seeds)
 def test_any_choice_is_exact(pq, how, n, seed):
-    "Arbitrary shares: the token has law p, and a sibling is accepted with probability Σ min(p, z)"
+    "Arbitrary shares: the token has distribution p, and a sibling is accepted with probability Σ min(p, z)"
     p, draw, choose = pq[0], WAYS[how](pq[1]), shares(seed)
-    law, sets = seen(choose_then_verify(choose), p, draw, n), sibling_sets(draw, n)
+    law, sets = joint(choose_then_verify(choose), p, draw, n), sibling_sets(draw, n)
     z = law_of_choice(p, sets, choose(p, sets))
     assert token_law(law) == as_dict(p) and acceptance(law) == overlap(p, z)
 
@@ -242,14 +242,14 @@ def test_kseq_is_exact(pq, k, rho):
     rule, β = at(rho), np.minimum(q, p / rho).sum()
     if expected_trials(p, q, k, rho) > rho:
         return refuses("rho", law_of, lambda rng: rule([p]*4, star(iid(q), k, rng), rng))
-    law = seen(rule, p, iid(q), k)
+    law = joint(rule, p, iid(q), k)
     assert token_law(law) == as_dict(p) and acceptance(law) == 1 - (1 - β)**k
 
 
 @proves("thm-kseq")
 @few
 @given(small, counts)
-def test_the_root(pq, k):
+def test_the_smallest_rho(pq, k):
     "`smallest_rho` is lossless, and nothing smaller by more than the last step of the bisection is"
     p, q = pq
     for steps in (30, 4):
@@ -257,7 +257,7 @@ def test_the_root(pq, k):
         assert 1 <= rho <= k and expected_trials(p, q, k, rho) <= rho
         below = rho - F(k - 1, 2**steps)
         assert k == 1 or below < 1 or expected_trials(p, q, k, below) > below
-        assert token_law(seen(at(rho), p, iid(q), k)) == as_dict(p)
+        assert token_law(joint(at(rho), p, iid(q), k)) == as_dict(p)
     assert rho == smallest_rho(p, q, k)
 
 
@@ -308,7 +308,7 @@ def test_greedy_draft(pq, n):
     tail = without_replacement(q)(top)
     want = p[top].sum() + (0 if tail is None else np.minimum(p, tail).sum())
     assert optimal_acceptance(p, sibling_sets(draw, n)) == want == by_reject(p, draw, n)
-    law = seen(reject, p, draw, min(n, 2))
+    law = joint(reject, p, draw, min(n, 2))
     if n <= 2: assert acceptance(law) == want and token_law(law) == as_dict(p)
 
 
@@ -317,7 +317,7 @@ def test_greedy_draft(pq, n):
 def test_spechub_offers_the_greedy_sets(pq):
     p, q = pq
     assert sibling_sets(spechub(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
-    assert token_law(seen(reject, p, spechub(q), 2)) == as_dict(p)
+    assert token_law(joint(reject, p, spechub(q), 2)) == as_dict(p)
 
 
 new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), spechub])
@@ -325,23 +325,23 @@ new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), spechub])
 
 @few
 @given(models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
-def test_the_contract_of_drafters(pair, shape, draw):
+def test_the_drafter_contract(pair, shape, draw):
     drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
 
 # Wrong sets, large vocabularies, whole numbers
 
 
-def test_the_wrong_sets_break_the_law():
-    "What must be right is the law of the sets: siblings without replacement, verified as if independent"
+def test_wrong_sets_change_the_distribution():
+    "Siblings without replacement, verified with the sets of independent ones"
     p, q = CANON
     def run(rng):
         tree = star(without_replacement(q), 2, rng)
-        lie = star(iid(q), 2, Seeded(0))
-        lie.token[1:] = tree.token[1:]
-        lie.law[1:] = [q, q]
-        v = transport([p]*3, lie, rng)
-        return v.tokens(lie)[0]
+        wrong = star(iid(q), 2, Seeded(0))
+        wrong.token[1:] = tree.token[1:]
+        wrong.law[1:] = [q, q]
+        v = transport([p]*3, wrong, rng)
+        return v.tokens(wrong)[0]
     assert tv_outcomes(law_of(run), as_dict(p)) > 0
 
 
@@ -383,7 +383,7 @@ def second_child_if(below, q):
 @proves("thm-plan")
 @pytest.mark.parametrize("below", [False, True])
 def test_a_number_of_children_that_depends_on_tokens_is_refused(below):
-    "Rules that read only edges are exact; those that read what else might have been drawn refuse"
+    "Rules that read only edges are exact; those that need the distribution of the sets raise"
     p, q = CANON
     drafter, target, ctx = second_child_if(below, q), constant(*p), (0,)
     drafter_contract(drafter, ctx)

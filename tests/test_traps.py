@@ -1,4 +1,4 @@
-"Chapter 16: the parts are those of the right rules, published distances, blind tables, false alarms"
+"Chapter 16: verifiers from parts are the correct rules; published distances, blind tables, false alarms"
 from dataclasses import replace
 from fractions import Fraction as F
 from operator import le, lt
@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from contracts import continued, drafter_contract, one_round, verifier_contract
 from helpers import CANON, Plan, constant, killer, laws, models, pairs, plans, proves
 from specref.certify import mutants
-from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, SILENT
+from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, WITHHELD
 from specref.certify.mutants import block_from, block_of, on_chain, on_star, redrawn_after, reject_from
 from specref.core.law import exact, greedy, normalize, residual
 from specref.core.loop import clip, match
@@ -37,7 +37,7 @@ def off(setting, **parts):
 @proves("prop-blind")
 @settings(max_examples=20)
 @given(pairs(st.just(2)), st.integers(1, 2))
-def test_two_tokens_hide_a_wrong_correction(pq, gamma):
+def test_two_tokens_hide_a_wrong_residual(pq, gamma):
     "On two tokens the residual is p without the rejected token, for one draft token after another"
     wrong = reject_from(after=lambda r, q, x: mutants.without_token(r, x))
     assert off(on_chain([constant(*law) for law in pq], gamma), verify=wrong) == 0
@@ -47,36 +47,36 @@ def test_two_tokens_hide_a_wrong_correction(pq, gamma):
 @settings(max_examples=20)
 @given(laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_tables_without_context_hide_a_wrong_row(p, q, rows):
-    "Whichever row stands at each node, of p or of the bonus; on a table that reads the text it shows"
+    "Any row at any node, for p or for the bonus token, is correct; not on a table that depends on the text"
     wrong = reject_from(row=lambda p, tree, i: p[rows[i]], last=lambda p, tree, i: p[rows[0]])
     assert off(on_chain((constant(*p), constant(*q)), 2), verify=wrong) == 0
-    shown = off(on_chain(killer(), 2), verify=reject_from(row=lambda p, tree, i: p[rows[i]]))
-    assert rows == [0, 1, 2] or shown > 0
+    detected = off(on_chain(killer(), 2), verify=reject_from(row=lambda p, tree, i: p[rows[i]]))
+    assert rows == [0, 1, 2] or detected > 0
 
 
 @proves("prop-blind")
 def test_short_texts_hide_what_comes_later():
-    "The bonus from the row before: right for one token, wrong for two"
+    "A bonus token from the row before is correct for texts of one token, wrong for two"
     wrong = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
     assert off(on_chain(KILLER, 1, n=1), verify=wrong) == 0 < off(on_chain(KILLER, 1, n=2), verify=wrong)
 
 
 @settings(max_examples=25)
 @given(laws(4), laws(4))
-def test_two_accounts_of_one_mistake(p, q):
+def test_two_descriptions_of_one_bug(p, q):
     "vllm#40149 and xllm#2175: q subtracted at the rejected token alone is p without that token"
     for x in np.flatnonzero(p < q):
         there = [max(w - q[y], 0) if y == x else w for y, w in enumerate(p)]
         assert (normalize(np.array(there, dtype=object)) == mutants.without_token(p, x)).all()
 
 
-# Dropping, and what may decide that nothing is offered
+# Dropping and withholding a draft token
 
 @proves("thm-dropping")
 @settings(max_examples=50)
 @given(pairs(), st.data())
 def test_dropping(pq, data):
-    "The law of a draft token that is dropped when it falls into D, and its distance for a perfect draft"
+    "The output distribution when draft tokens in D are dropped, and its distance for a perfect draft"
     (p, q), D = pq, data.draw(st.sets(st.integers(0, len(pq[0]) - 1)))
     def run(rng):
         x, tree = rng.pick(q), Tree((0,))
@@ -90,7 +90,7 @@ def test_dropping(pq, data):
 
 
 def growing(model, gamma, go_on):
-    "A chain that goes on while `go_on(tokens so far, noise)`; it samples nothing after it stopped"
+    "A chain that grows while `go_on(tokens so far, noise)`; it samples nothing after it stops"
     def draft(ctx, rng):
         tree, noise = Tree(ctx), rng.pick(exact(1, 1))
         while len(tree) <= gamma and go_on(tree.token[1:], noise):
@@ -102,8 +102,8 @@ def growing(model, gamma, go_on):
 @proves("thm-silence")
 @settings(max_examples=25)
 @given(models(), st.integers(0, 999), st.integers(1, 3))
-def test_what_came_before_may_decide(pair, seed, n):
-    "(i) Any decision by the tokens before and by independent noise: stated edges, exact law"
+def test_a_decision_by_earlier_tokens_is_lossless(pair, seed, n):
+    "(i) Any decision by the tokens before and by independent noise: stated edges, lossless"
     def go_on(seen, noise):
         return np.random.default_rng([seed, noise + 1, *(x + 1 for x in seen)]).random() < .6
     draft = growing(pair[1], 2, go_on)
@@ -123,18 +123,18 @@ def cut(chain, K):
 @proves("thm-silence")
 @settings(max_examples=25)
 @given(models(), st.integers(0, 999), st.integers(1, 3))
-def test_a_certain_draft_and_match_may_look_at_all(pair, seed, n):
+def test_a_deterministic_draft_and_match_allow_any_decision(pair, seed, n):
     "(ii) A draft that is a function of the context, and (iii) `match` with any draft, cut by the whole chain"
     def K(tokens): return int(np.random.default_rng([seed, *tokens]).integers(0, len(tokens) + 1))
-    sure = TableModel(pair[1].V, lambda text: greedy(pair[1].law(text)))
-    drafter_contract(cut(Chain(sure, 2), K), (0,))
-    verifier_contract(pair[0], cut(Chain(sure, 2), K), reject, (0,), n)
+    argmax = TableModel(pair[1].V, lambda text: greedy(pair[1].law(text)))
+    drafter_contract(cut(Chain(argmax, 2), K), (0,))
+    verifier_contract(pair[0], cut(Chain(argmax, 2), K), reject, (0,), n)
     verifier_contract(pair[0], cut(Chain(pair[1], 2), K), match, (0,), n)
 
 
 @proves("thm-silence")
-def test_a_look_at_the_token_itself_is_too_much():
-    "The same cut with `reject` and a sampled draft: off, even for a perfect draft"
+def test_a_decision_by_the_token_itself_is_lossy():
+    "The same cut with `reject` and a sampled draft is not lossless, even for a perfect draft"
     def K(tokens): return 1 + (tokens[1] != 2) if tokens[0] != 2 else 0
     for p, q in (killer(), (killer()[0],)*2):
         draft = cut(Chain(q, 2), K)
@@ -145,19 +145,20 @@ def test_a_look_at_the_token_itself_is_too_much():
 
 @pytest.mark.parametrize("name", FALSE_ALARMS)
 def test_false_alarms_are_false(name):
-    "Distance 0; and where the ratio decides, every edge states its token's law"
+    "Distance 0; with the ratio test, every edge also states its token's distribution"
     s = FALSE_ALARMS[name]
     assert s.law() == s.want() and (s.verify is match or s.well_stated())
 
 
 def test_harmless_only_under_match():
-    "The drafts that are harmless under match lose the law under reject, and their edges are misstated"
+    "Two drafts that are lossless with match are not with reject, and their edges are misstated"
     assert len(FALSE_ALARMS) == 17
-    for name in ("unlikely token dropped, verified by match", "dropped by a look ahead, verified by match"):
-        assert off(SILENT[name], verify=reject) > 0 and not SILENT[name].well_stated()
+    names = "unlikely token dropped, verified by match", "token dropped by looking ahead, verified by match"
+    for name in names:
+        assert off(WITHHELD[name], verify=reject) > 0 and not WITHHELD[name].well_stated()
 
 
-# The parts, with their defaults, are the right rules
+# The parts, with their defaults, are the correct rules
 
 SHAPES = st.sampled_from([(1, 1), (2,), (2, 1), (1, 2), (3,)])
 DRAWS = st.sampled_from([iid, without_replacement])
@@ -180,7 +181,7 @@ def test_the_parts_make_the_rule(name, pair, data):
     assert law_of(lambda rng: tokens(from_parts(), rng)) == law_of(lambda rng: tokens(rule, rng))
 
 
-PUBLISHED = [   # mean accepted tokens of traversal, iid and without replacement (verification.md §9.1, §17)
+PUBLISHED = [   # mean accepted tokens of traversal, i.i.d. and without replacement
     (ORDER0, (2,), F(13, 18), F(7, 9)), (ORDER0, (2, 2), F(209, 162), F(115, 81)),
     (ORDER0, (1, 2), F(43, 36), F(11, 9)), (ORDER0, (1, 1), F(7, 6), None),
     (KILLER, (2,), F(13, 16), F(7, 8)),
@@ -188,45 +189,45 @@ PUBLISHED = [   # mean accepted tokens of traversal, iid and without replacement
 
 
 @pytest.mark.parametrize("pair,shape,independent,distinct", PUBLISHED)
-def test_traversal_accepts_what_was_published(pair, shape, independent, distinct):
+def test_traversal_accepts_the_published_number(pair, shape, independent, distinct):
     for draw, want in ((iid, independent), (without_replacement, distinct)):
         s = replace(mutants.TREE_MUTANTS, target=pair[0], drafter=Branching(pair[1], shape, draw))
         assert want is None or s.tokens() - 1 == want
 
 
-def test_a_strict_coin_on_a_grid_is_right_at_the_edge():
-    "Twelve bits: strict keeps the law where a ratio is 0 or above 1, inclusive lets in one of 3 · 4096"
+def test_a_strict_comparison_on_a_grid_is_exact():
+    "Twelve bits, ratios of 0 or above 1: strict is exact, inclusive is off by one in 3 · 4096"
     strict, inclusive = (off(EDGE, verify=reject_from(mutants.on_grid(how))) for how in (lt, le))
     assert strict == 0 and inclusive == F(1, 3 * 2**12)
-    assert (1,) in named("<= for <").wrong.law() and (1,) not in EDGE.want()
+    assert (1,) in named("inclusive comparison, <= for <").wrong.law() and (1,) not in EDGE.want()
 
 
 # Published numbers that are not among the distances of the list
 
 def test_longer_blocks():
-    "Three drafts on KILLER (verification.md §17); the residual of one token is right on two easy tables"
+    "Three draft tokens on KILLER; the residual of one token is correct on two easy tables"
     three, one = block_of(KILLER, 3), block_from(after=mutants.residual_of_one)
-    wrong = (block_from(mutants.uncapped), block_from(end=mutants.first_failure), one,
+    wrong = (block_from(mutants.uncapped), block_from(end=mutants.first_rejection), one,
              block_from(lambda p, t, i, w: (w[i], 1)))
     found = [off(three, verify=v) for v in wrong]
     assert [round(float(d), 4) for d in found] == [.0872, .1620, .0289, .1453] and found[2] == F(13, 450)
     assert all(off(block_of(pair, 2), verify=one) == 0 for pair in (BINARY, ORDER0))
     assert three.tokens() == 1 + F(2359, 1800) and replace(three, verify=reject).tokens() == 1 + F(117, 100)
-    assert [round(float(m.off), 4) for m in GALLERY["tree"]] == [.1197, .1012, .1724]   # bottom-up, §19
+    assert [round(float(m.off), 4) for m in GALLERY["tree"]] == [.1197, .1012, .1724]   # bottom-up
 
 
-def test_the_law_of_a_draw_for_every_row():
-    "Medusa's candidates 0 and 1 (verification.md §10); an only child has two chances"
+def test_a_sample_for_every_candidate():
+    "Medusa's candidates 0 and 1: the published distribution; an only child is tried twice"
     law = {(0,): F(71, 125), (1,): F(153, 500), (2,): F(21, 250), (3,): F(21, 500)}
-    assert named("a draw for every candidate row").wrong.law() == law
+    assert named("a target sample for every candidate").wrong.law() == law
     p = CANON[0]
     hit = {(x,): p[0]*(x == 0) + (1 - p[0])*p[x] for x in range(4)}
     assert on_star(points([0], 4, exact=True), 1, mutants.each_child).law() == hit
 
 
 @pytest.mark.parametrize("w", [F(1, 10), F(3, 4)])
-def test_a_draw_for_every_path(w):
-    "An only child of weight w, on three paths: each half of the rule and both; nothing is off at T = 0"
+def test_a_sample_for_every_path(w):
+    "An only child of weight w, on three paths: the distance of each half of the rule, and of both"
     p, paths = exact(1 - w, 0, 0, w), mutants.point_paths((3, 0), (3, 1), (3, 2))
     tree = law_of(lambda rng: paths((0,), rng)).popitem()[0]
     def off(verify):
@@ -237,35 +238,36 @@ def test_a_draw_for_every_path(w):
     assert off(redrawn_after(mutants.each_path)) == (1 - w)*(1 - (1 - w)**3)
 
 
-def test_a_grammar_that_is_not_moved_back_gives_invalid_texts():
-    "A bracket opened twice; never with the state recomputed from the text"
-    m = named("grammar not moved back after a refusal")
+def test_a_grammar_that_is_not_rolled_back_gives_invalid_texts():
+    "A bracket opened twice; never with the state computed from the text"
+    m = named("grammar state not rolled back after a rejection")
     def valid(y): return all(x == 0 or (x == 1) != mutants.bracket_state(y[:i]) for i, x in enumerate(y))
     assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
 
 
 def test_a_begin_token_between_two_rounds():
     "Over n tokens off by the probability that the first round is shorter than n: 11/16 by hand for two"
-    m = named("a begin token written before every draft but the first")
+    m = named("begin token inserted before every draft but the first")
     first = law_of(lambda rng: len(mutants.SPELT.round(rng).tokens))
-    a, b, ab = F(1, 4), F(1, 4), F(1, 2)   # the target's law; the draft spells aa, ab, ba or bb
+    a, b, ab = F(1, 4), F(1, 4), F(1, 2)   # the target's distribution; the draft is aa, ab, ba or bb
     assert first[1] == 1 - (a + ab + b + b)/4 == F(11, 16) == m.off
     for n in (1, 2, 3):
         wrong = replace(m.wrong, n=n)
-        stutter = sum(w for y, w in wrong.law().items() if 0 in y)
-        assert off(wrong) == sum(w for k, w in first.items() if k < n) == stutter
+        twice = sum(w for y, w in wrong.law().items() if 0 in y)
+        assert off(wrong) == sum(w for k, w in first.items() if k < n) == twice
 
 
 def test_reused_noise_by_another_path():
-    "The law of a correction sampled with the draft's noise, from the joint law of the cells"
+    "The distribution of a recovered token sampled with the draft's noise, from the joint distribution"
     law = reused_noise_law(*CANON, inverse_cdf_coupling)
-    assert named("draft and correction share noise").wrong.law() == {(x,): w for x, w in enumerate(law)}
+    m = named("draft and recovered token share a random number")
+    assert m.wrong.law() == {(x,): w for x, w in enumerate(law)}
 
 
 @settings(max_examples=25)
 @given(pairs())
 def test_redraws_in_closed_form(pq):
-    "Match, then p: pq + (1 - Σpq) p; then the residual: pq + (1 - Σpq) r (verification.md §14)"
+    "Match, then p: pq + (1 - Σpq) p; match, then the residual: pq + (1 - Σpq) r"
     p, q = pq
     chain = on_chain((constant(*p), constant(*q)), 1, n=1)
     for after, r in ((lambda r, q: r, p), (residual, residual(p, q))):
@@ -275,7 +277,7 @@ def test_redraws_in_closed_form(pq):
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_warning_of_spectr(k):
-    "Siblings verified by p alone: a one-hot draft of one of two equal tokens gives it with 1 - 2^-k (§7)"
+    "Siblings verified against p alone: of two equal tokens, a one-hot draft is emitted with 1 - 2^-k"
     p, q = exact(1, 1), exact(1, 0)
     def run(rng):
         tree = Tree((0,))

@@ -1,4 +1,4 @@
-"Chapter 13: one more leaf changes no law, so every rule of the family is exact; none exceeds the bound"
+"Chapter 13: one more leaf changes no distribution, so the whole family is exact; the bound holds"
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, combinations
@@ -54,7 +54,7 @@ def ends(p, tree, gives):
 
 
 def texts(p, tree, gives):
-    "The law of the text that a verdict emits"
+    "The distribution of the emitted text"
     out = {}
     for v, w in ends(p, tree, gives).items(): out[v.tokens(tree)] = out.get(v.tokens(tree), 0) + w
     return out
@@ -69,7 +69,7 @@ def some(seed):
 
 
 def any_tree(parents, V, seed):
-    "A tree of that shape with arbitrary tokens and edge laws, drawn by no drafter"
+    "A tree of that shape with arbitrary tokens and edge distributions, drawn by no drafter"
     tree, rng = Tree((0,)), Random(seed)
     for u in parents[1:]:
         weights = [rng.choice([0, 1, 2, 5]) for _ in range(V)]
@@ -78,7 +78,7 @@ def any_tree(parents, V, seed):
     return tree
 
 
-# One leaf more
+# One more leaf
 
 def with_leaf(tree, u, x, q):
     tree.add(u, x, q)
@@ -86,7 +86,7 @@ def with_leaf(tree, u, x, q):
 
 
 def one_longer(found, p, n):
-    "The law of the continued text, in the mean over [(tree, weight, donors)]"
+    "The distribution of the continued text, averaged over [(tree, weight, donors)]"
     after = {}
     for tree, w, gives in found:
         law = continued(texts(p(tree), tree, gives), p, (0,), n)
@@ -97,8 +97,8 @@ def one_longer(found, p, n):
 @proves("thm-leaf")
 @settings(max_examples=25)
 @given(models(), shapes(4), st.data(), seeds)
-def test_one_leaf_more(pair, parents, data, seed):
-    "Whatever the tree, the leaf's law and the donors: the text keeps its law, C β more are accepted"
+def test_one_more_leaf(pair, parents, data, seed):
+    "For any tree, leaf distribution and donors: the text's distribution is the same, C β more are accepted"
     p, gives = pair[0], data.draw(st.sampled_from([*DONORS.values(), some(seed)]))
     tree = any_tree(parents, 3, seed)
     u, q, n = data.draw(st.sampled_from(range(len(tree)))), data.draw(laws(3)), max(tree.depth) + 2
@@ -135,19 +135,19 @@ class Adaptive(Drafter):
 @proves("cor-leaves")
 @settings(max_examples=25)
 @given(models(), seeds, st.data(), st.integers(1, 3))
-def test_a_draft_that_depends_on_itself(pair, seed, data, n):
-    "Any tree that is grown by what was drawn before, under every rule and with arbitrary donors"
+def test_a_draft_grown_by_its_own_tokens(pair, seed, data, n):
+    "Any tree whose growth depends on earlier tokens, under every rule and with arbitrary donors"
     verify = data.draw(st.sampled_from([*RULES.values(), by_transfer(some(seed))]))
     verifier_contract(pair[0], Adaptive(pair[1], seed, 3), verify, (0,), n)
 
 
-# The walk
+# Verdicts
 
 @proves("thm-traversal", "prop-alone")
 @settings(max_examples=25)
 @given(models(st.integers(2, 4)), shapes(5), seeds)
-def test_a_verdict_has_the_law_of_its_masses(pair, parents, seed):
-    "On every single tree, by enumeration of its coins: the walk, `reject` and the others"
+def test_a_verdict_has_the_distribution_of_its_masses(pair, parents, seed):
+    "On every tree, by enumeration of its coins: `traversal`, `reject` and the others"
     p = pair[0](tree := any_tree(parents, pair[0].V, seed))
     family = {traversal: later_donate, reject: parent_donates, all_donors: all_donate,
               layer_donors: not_deeper_donate}
@@ -159,7 +159,7 @@ def test_a_verdict_has_the_law_of_its_masses(pair, parents, seed):
 @settings(max_examples=25)
 @given(models(st.integers(2, 4)), st.integers(0, 4), seeds)
 def test_on_chains_and_stars(pair, n, seed):
-    "On a chain all but `parent_donates` are block verification; on one layer the walk is `reject`"
+    "On a chain all but `parent_donates` are block verification; on one layer `traversal` is `reject`"
     V = pair[0].V
     p = pair[0](line := any_tree([-1, *range(n)], V, seed))
     want = law_of(lambda rng: block(p, line, rng))
@@ -170,13 +170,13 @@ def test_on_chains_and_stars(pair, n, seed):
     assert law_of(lambda rng: traversal(p, star, rng)) == want == ends(p, star, later_donate)
 
 
-# What no rule can exceed
+# The bound
 
 @proves("thm-bound", "thm-layers")
 @settings(max_examples=20)
 @given(models(), st.sampled_from(sorted(SHAPES)), draws)
 def test_no_rule_exceeds_the_bound(pair, shape, how):
-    "Every rule of the family stays below the best of the layers, and that below the best of all"
+    "Every rule of the family is at most the optimum by layers, and that at most the optimum of all rules"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
     family = *RULES.values(), by_transfer(some(len(shape)))
     rates = [float(mean_accepted(target, drafter, verify, (0,))) for verify in family]
@@ -187,8 +187,8 @@ def test_no_rule_exceeds_the_bound(pair, shape, how):
 @proves("thm-bound")
 @settings(max_examples=25)
 @given(models(st.integers(2, 3)), st.integers(1, 3))
-def test_on_chains_block_attains_it(pair, gamma):
-    "The closed form of block verification, the enumeration of it, and the program"
+def test_on_chains_block_attains_the_bound(pair, gamma):
+    "Block verification in closed form and by enumeration, and the linear program"
     target, draft = pair
     drafter, want = Chain(draft, gamma), float(mean_accepted_block(target, draft, (0,), gamma))
     limits = [acceptance_bound(target, drafter, (0,), *seen) for seen in ((), (seen_layers,))]
@@ -199,7 +199,7 @@ def test_on_chains_block_attains_it(pair, gamma):
 @proves("thm-bound")
 @settings(max_examples=20)
 @given(pairs(st.integers(2, 4)), st.sampled_from([iid, without_replacement]), st.integers(1, 3))
-def test_on_one_layer_it_is_the_optimal_coupling(pq, draw, k):
+def test_on_one_layer_the_bound_is_the_optimal_coupling(pq, draw, k):
     "1 + min over sets H of p(H) - P(all children in H) (verification.md §7.1)"
     p, q = pq
     target, drafter = constant(*p), Grown(constant(*q), (-1, *[0]*k), draw)
@@ -210,7 +210,7 @@ def test_on_one_layer_it_is_the_optimal_coupling(pq, draw, k):
 
 
 def looked_up(plan):
-    "The rule that reads its verdicts from the solution of the program"
+    "The rule that reads its verdicts from the solution of the linear program"
     def verify(p, tree, rng):
         masses = np.maximum([*plan[tree].values()], 0) + 1e-18   # a rare tree may have all zeros
         text = [*plan[tree]][rng.pick(normalize(masses))]
@@ -222,7 +222,7 @@ def looked_up(plan):
 @settings(max_examples=12)
 @given(models(), st.sampled_from(["siblings", "asymmetric", "delayed"]), draws)
 def test_the_bound_is_attained(pair, shape, how):
-    "By a lossless rule, the solution looked up"
+    "By a lossless rule, the solution of the linear program"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
     verify, n = looked_up(best_rule(target, drafter, (0,))), 3
     def first(rng):
@@ -250,17 +250,17 @@ class Flow:
         self.target, self.drafter, self.seed, self.memo = target, drafter, seed, {}
 
     def weights(self, tree):
-        "A child may have its share of its parent's mass, within what its layer has left, or a part of that"
+        "A child has its share of its parent's mass, at most the remaining mass of its layer, or a part of it"
         w, p = {0: F(1)}, self.target(tree)
         for c in range(1, len(tree)):
             u, x, used = tree.parent[c], tree.token[c], sum(w[v] for v in w if tree.depth[v] == tree.depth[c])
-            left = 1 - used
+            rest = 1 - used
             some = F(Random(f"{self.seed} {tree.path(c)} {c}").randrange(1, 4), 3)
-            w[c] = some * min(left, w[u] * p[u][x] / len(tree.children(u)) / tree.law[c][x])
+            w[c] = some * min(rest, w[u] * p[u][x] / len(tree.children(u)) / tree.law[c][x])
         return w
 
     def missing(self, tree, d):
-        "w p, less the weight of the children in the mean over the next layer, for each node of layer d"
+        "w p, less the mean weight of the children over the next layer, for each node of layer d"
         here = prefix(tree, d)
         if here not in self.memo:
             w, p, trees = self.weights(here), self.target(here), law_of(lambda rng: self.drafter((0,), rng))
@@ -287,7 +287,7 @@ class Flow:
 @settings(max_examples=10)
 @given(models(), st.sampled_from([(-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 1, 1)]), two_draws, seeds)
 def test_any_feasible_weights(pair, shape, draw, seed):
-    "The sweep has the law of the target, and accepts each layer's weights"
+    "The sweep has the target's distribution, and accepts each layer's weights"
     target, drafter = pair[0], Grown(pair[1], shape, draw)
     flow = Flow(target, drafter, seed)
     verifier_contract(target, drafter, flow, (0,), 3)
@@ -300,7 +300,7 @@ def test_any_feasible_weights(pair, shape, draw, seed):
 @settings(max_examples=30)
 @given(models(), st.sampled_from(sorted(SHAPES)), two_draws, donors)
 def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
-    "Given a layer, the mean mass of texts that go on from a node with a token is the node's weight times p"
+    "Given a layer, the mean mass of texts that continue a node with a token is the node's weight times p"
     target, drafter, gives = pair[0], Grown(pair[1], SHAPES[shape], draw), DONORS[name]
     trees = law_of(lambda rng: drafter((0,), rng))
     for d in range(2):
@@ -321,28 +321,27 @@ def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
 @proves("prop-alike")
 @settings(max_examples=20)
 @given(models(), st.sampled_from([(2, 1), (1, 2), (3,), (1, 2, 1), (3, 1)]))
-def test_alike_siblings(pair, shape):
-    "Independent siblings with equal trees below: the walk accepts at least as much as `reject`"
+def test_siblings_with_equal_subtrees(pair, shape):
+    "Independent siblings with equal subtrees: `traversal` accepts at least as many as `reject`"
     trees = law_of(lambda rng: Branching(pair[1], shape, iid)((0,), rng))
     def mean(gives): return sum(w * depth(pair[0](t), t, gives) for t, w in trees.items())
-    walk, turns = mean(later_donate), mean(parent_donates)
-    assert walk >= turns
+    assert mean(later_donate) >= mean(parent_donates)
 
 
 @proves("prop-order")
-def test_no_order():
-    "Two tokens, five nodes: 385/216 by `reject`, 375/216 by the walk, 7/4 by the others"
+def test_no_rule_is_always_best():
+    "Two tokens, five nodes: 385/216 by `reject`, 375/216 by `traversal`, 7/4 by the others"
     target, drafter = constant(2, 1), Grown(constant(1, 1), (-1, 0, 1, 1, 3), without_replacement)
     found = [mean_accepted(target, drafter, verify, (0,)) for verify in RULES.values()]
     assert found == [F(385, 216), F(375, 216), F(7, 4), F(7, 4)]
 
 
-# Floats, size, what is read
+# Floats, size, rows read
 
 @settings(max_examples=25)
 @given(models(), plans(3), rules, st.integers(0, 2))
 def test_floats(pair, steps, name, ulps):
-    "In float64, and with a draft a few ulps from the target, the law is the target's to twelve digits"
+    "In float64, and with a draft a few ulps from the target, the distribution is exact to twelve digits"
     soft = [TableModel(3, lambda text, m=m: m.law(text).astype(float)) for m in pair]
     def nudge(row): return np.array([np.nextafter(x, x + (-1)**i) if x else x for i, x in enumerate(row)])
     nudged = TableModel(3, lambda text: nudge(soft[0].law(text)))
@@ -366,8 +365,8 @@ def test_a_deep_chain(name):
     assert v.node > 0 and 0 <= v.token < V
 
 
-def test_rows_are_read_where_the_walk_passes():
-    "No row of a rejected leaf, none below an impossible token, none of a later branch than the accepted one"
+def test_rows_are_read_only_where_they_are_needed():
+    "No row of a rejected leaf, none below an impossible token, none of branches after the accepted one"
     p, q = exact(1, 1, 0), exact(0, 1, 1)
     tree = Tree((0,))
     never = tree.add(0, 2, q)

@@ -1,4 +1,4 @@
-"Chapter 02: draws, trees whose edges know their law, masks, other people's encodings, pictures"
+"Chapter 02: draws, trees whose edges state their distributions, masks, other encodings, pictures"
 from collections import Counter
 from math import prod
 from xml.etree import ElementTree
@@ -25,20 +25,20 @@ def grown(parent, token=lambda i: i, ctx=(0,), probe=()):
 
 @settings(max_examples=30)
 @given(pairs(), st.data())
-def test_without_replacement_is_the_law_given_the_others(pq, data):
-    "Each next law is q without what is taken; when q is used up, uniform over the untried; then None"
+def test_without_replacement_is_conditional_on_the_others(pq, data):
+    "q without the earlier tokens, renormalized; without support, uniform over the untried; then None"
     q, taken, draw = pq[1], [], without_replacement(pq[1])
     for _ in q:
         law, free = draw(tuple(taken)), np.array([x not in taken for x in range(len(q))])
-        left = q * free
-        assert tuple(law) == tuple(normalize(left if left.any() else free * exact(1)[0]))
+        rest = q * free
+        assert tuple(law) == tuple(normalize(rest if rest.any() else free * exact(1)[0]))
         taken.append(data.draw(st.sampled_from([x for x, w in enumerate(law) if w])))
     assert sorted(taken) == list(range(len(q))) and draw(tuple(taken)) is None
 
 @settings(max_examples=30)
 @given(laws(4), st.lists(st.integers(0, 3), max_size=6, unique=True))
 def test_the_other_draws(q, tokens):
-    "iid forgets; points gives each token once, in order; in_sequence asks one draw for each sibling"
+    "iid ignores earlier siblings; points gives each token once, in order; in_sequence has a draw for each"
     other, draw = without_replacement(q), points(tokens * 2, 4, exact=True)
     both = in_sequence(iid(q), points([2], 4), other)
     assert all(tuple(iid(q)(tuple(tokens[:i]))) == tuple(q) for i in range(4))
@@ -47,16 +47,16 @@ def test_the_other_draws(q, tokens):
     assert [tuple(both(e)) for e in ((), (0,), (0, 2))] == [tuple(q), (0, 0, 1, 0), tuple(other((0, 2)))]
 
 @pytest.mark.parametrize("how", [iid, without_replacement])
-def test_floats_draw_floats(how):
-    "Down to the fallback over the untried"
+def test_draws_of_float_rows_are_floats(how):
+    "Also the uniform row over untried tokens"
     draw = how(np.array([1., 0, 0]))
     assert draw(()).dtype == draw((0,)).dtype == float and draw((0,)).sum() == 1
 
 @proves("thm-edges")
 @settings(max_examples=25)
 @given(models(), plans())
-def test_edges_tell_the_tree(pair, steps):
-    "A drawn tree has the product of its edges for its probability; every edge states its conditional law"
+def test_edges_give_the_probability_of_the_tree(pair, steps):
+    "A tree's probability is the product of its edges; every edge states its conditional distribution"
     trees = law_of(lambda rng: Plan(pair[1], steps)((0,), rng))
     for tree, w in trees.items():
         assert w == prod(law[x] for law, x in zip(tree.law, tree.token) if law is not None)
@@ -70,8 +70,8 @@ def drop(tree, q, a, b):
 
 @proves("thm-edges")
 @pytest.mark.parametrize("break_it", [likelier, sort, drop])
-def test_dishonest_drafters_are_found(break_it):
-    "Three ways to break the contract: the likelier of two, two draws sorted, an unlikely one dropped"
+def test_drafters_with_wrong_edges_are_detected(break_it):
+    "Three violations of the contract: the likelier of two draws, two draws sorted, an unlikely one dropped"
     q = CANON[1]
     def draft(rng):
         tree = Tree((0,))
@@ -82,7 +82,7 @@ def test_dishonest_drafters_are_found(break_it):
 @settings(max_examples=30)
 @given(shapes())
 def test_paths_and_texts(parent):
-    "A path goes up by parents and is read down; depth is its length; children are what was offered"
+    "A path follows the parents up to the root; depth is its length; probes are no children"
     tree = grown(parent, ctx=(7, 8), probe={1})
     for i, u in enumerate(parent[1:], 1):
         assert tree.path(i) == (*tree.path(u), i) and tree.text(i) == (7, 8, *tree.path(i))
@@ -90,15 +90,15 @@ def test_paths_and_texts(parent):
         assert (i in tree.children(u)) == (i != 1)
 
 def test_trees_are_values_and_may_be_deep():
-    "Equal if grown alike, laws included; a hash that agrees; no recursion"
+    "Equal if nodes and distributions are equal, with equal hashes; no recursion"
     trees = [Tree((0,)) for _ in range(4)]
     for tree, law in zip(trees, (exact(1, 1), exact(1, 1), exact(1, 2), None)): tree.add(0, 1, law)
     assert trees[0] == trees[1] != (0,) and len(set(trees)) == 3
     deep = grown([-1, *range(1200)], token=lambda i: 0)
     assert len(deep.path(1200)) == 1200 == len(chain_nodes(deep)) - 1
 
-def test_a_node_remembers_the_draw_of_all_its_children():
-    "Another child forgets it; probes and deeper nodes change nothing"
+def test_the_stored_draw_of_a_nodes_children():
+    "Another child removes it; probes and deeper nodes do not"
     q, rng, tree = exact(1, 1), Seeded(0), Tree((0,))
     draw = iid(q)
     a, = tree.grow(0, draw, rng)
@@ -113,7 +113,7 @@ def test_a_node_remembers_the_draw_of_all_its_children():
 
 @settings(max_examples=30)
 @given(models(), draws, st.integers(1, 4), st.integers(0, 99))
-def test_grow_draws_one_by_one(pair, how, k, seed):
+def test_grow_draws_children_in_turn(pair, how, k, seed):
     "Children come from the draw, given their earlier siblings, until it ends"
     q = pair[1].law((0,))
     tree, draw = Tree((0,)), DRAWS[how](q)
@@ -136,17 +136,17 @@ def test_a_tree_is_its_set_of_prefixes(parent, n):
     assert {again.path(i) for i in range(len(again))} == set(paths) and len(again) == len(tree)
 
 @proves("thm-prefixes")
-def test_equal_siblings_break_it():
+def test_equal_siblings_share_a_path():
     tree = grown([-1, 0, 0], token=lambda i: 1)
     assert tree.path(1) == tree.path(2) and not ancestor_mask(tree)[1, 2] and tree.children(0) == [1, 2]
 
 @settings(max_examples=30)
 @given(shapes(12), st.randoms(use_true_random=False))
-def test_encodings_and_back(parent, random):
+def test_encodings_round_trip(parent, random):
     "Links give each node's children in order; choices name each node once and give the tree in any order"
     child, sibling = to_links(parent)
-    def walk(c): return [] if c < 0 else [c, *walk(sibling[c])]
-    assert from_links(child, sibling) == parent and [walk(c) for c in child] == grown(parent).kids
+    def linked(c): return [] if c < 0 else [c, *linked(sibling[c])]
+    assert from_links(child, sibling) == parent and [linked(c) for c in child] == grown(parent).kids
     choices = to_choices(parent)
     assert len(set(choices)) == len(parent) - 1 and [len(c) for c in choices] == grown(parent).depth[1:]
     assert all({c[:-1], (*c[:-1], max(c[-1] - 1, 0))} <= {(), *choices} for c in choices)
@@ -163,7 +163,7 @@ def verified(parent):
 @settings(max_examples=30)
 @given(shapes().flatmap(verified))
 def test_status_and_picture(case):
-    "Accepted: the path; rejected: what was offered before it, and all at its end. In letters and words"
+    "Accepted: the path; rejected: earlier siblings of it, and all children of its end. In letters and words"
     parent, probe, end = case
     tree, show = grown(parent, probe=probe), lambda x: f"<{x}&\""
     path = [0, *tree.ancestors(end)]

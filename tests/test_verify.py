@@ -1,4 +1,4 @@
-"Chapter 42: the walk over trees is the reference, in every cell, on random tapes, at any size"
+"Chapter 42: batched verification equals the reference, in every cell, on random tapes, at any size"
 from dataclasses import replace
 from fractions import Fraction as F
 from functools import partial
@@ -21,7 +21,7 @@ from specref.core.tree import Tree, in_sequence, iid, points, without_replacemen
 
 @pytest.fixture(params=["read", "masked"])
 def device_way(request, monkeypatch):
-    "The walk as on a CPU, where masks are read, and as on a device, where they are not"
+    "Verification as on a CPU, where masks are read, and as on a device, where they are not"
     if request.param == "masked": monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
 
@@ -31,11 +31,11 @@ def double(x): return torch.tensor(x, dtype=torch.float64)
 def floats(rows): return double([[float(x) for x in row] for row in rows])
 
 
-def verified(walk, trees, rows, coins, picks, **kw):
-    "The walk's verdicts on trees with rows of p in fractions: tokens and nodes (in the tree) of each"
+def verified(verify, trees, rows, coins, picks, **kw):
+    "The verdicts on trees with rows of p in fractions: tokens and nodes (in the tree) of each"
     batch, q = pack(trees, V=len(rows[0][0]))
     u = double([float(u) for c in coins for u in c])
-    out = walk(batch, floats([r for p in rows for r in p]), q, u, double([float(u) for u in picks]), **kw)
+    out = verify(batch, floats([r for p in rows for r in p]), q, u, double([float(u) for u in picks]), **kw)
     for b, root in enumerate(batch.root.tolist()):
         tokens, nodes, n = out.tokens[b].tolist(), out.nodes[b].tolist(), int(out.length[b])
         assert all(x == -1 for x in [*tokens[n:], *nodes[n-1:]])
@@ -48,15 +48,15 @@ def answer(verdict, tree): return verdict.tokens(tree), tree.ancestors(verdict.n
 def middles(cell, tree): return [cell.coins.get(i, F(1, 2)) for i in range(len(tree))]
 
 
-def in_cells(rule, walk, target, drafter):
-    "Every cell of every tree of a drafter, in one batch; the walk's texts, by volume, have the target's law"
+def in_cells(rule, verify, target, drafter):
+    "Every cell of every tree, in one batch; texts weighted by volume have the target's distribution"
     todo = []
     for tree, w in law_of(lambda rng: drafter((0,), rng)).items():
         p = [target.law(tree.text(i)) for i in range(len(tree))]
         todo += [(tree, w, cell, p) for cell in decision_cells(lambda rng: rule(p, tree, rng))]
     trees, _, cells, rows = zip(*todo)
     picks = [next(iter(cell.picks.values()), F(1, 2)) for cell in cells]
-    outputs = verified(walk, trees, rows, [*map(middles, cells, trees)], picks)
+    outputs = verified(verify, trees, rows, [*map(middles, cells, trees)], picks)
     law, deep = {}, 1 + max(max(t.depth) for t in trees)
     for (tree, w, cell, _), (tokens, nodes) in zip(todo, outputs, strict=True):
         assert (tokens, nodes) == answer(cell.outcome, tree)
@@ -78,7 +78,7 @@ def grown(*draws):
 def heaviest(q): return points(sorted(range(len(q)), key=lambda x: -q[x]), len(q), exact=True)
 def mixed(q): return in_sequence(iid(q), heaviest(q), iid(q[::-1].copy()), heaviest(q))
 def twice(q): return in_sequence(heaviest(q), iid(q), heaviest(q))   # a point before draws that may repeat it
-def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # its third draw is of the untried
+def narrow(q): return without_replacement(exact(1, 1, *[0]*(len(q) - 2)))   # its third is from the untried
 
 KINDS = {
     "chain": [(iid, 1), (iid, 1)],
@@ -99,14 +99,14 @@ FOUR = "support used up", "all of them"   # on four tokens
 @pytest.mark.parametrize("kind, V", [(kind, 3 + (kind in FOUR)) for kind in KINDS])
 @proves("thm-walk")
 def test_every_cell(kind, V, device_way):
-    "Twin and reference agree in the middle of every cell, and the volumes add up to the target's law"
+    "Verdicts of the reference in the middle of each cell; the volumes add up to the target's distribution"
     target, draft = random_table(V, 1), random_table(V, 2)
     assert in_cells(reject, verify_trees, target, partial(grown(*KINDS[kind]), draft)) >= V
 
 
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_every_cell_of_chains(gamma, device_way):
-    "Block verification: the same, up from the chain's end"
+    "Block verification: the same, from the end of the chain"
     drafter = partial(grown(*[(iid, 1)]*gamma), random_table(3, 6))
     assert in_cells(block, verify_chains, random_table(3, 5), drafter) > 6*gamma
 
@@ -157,13 +157,13 @@ def number(rng): return float(rng.choice([rng.random(), rng.random(), 0., 1 - 2*
 @settings(max_examples=50)
 def test_random_tapes(chain, seed, V, B):
     "Ragged trees of every draw, duplicates, probes, zeros and lone roots; numbers from 0 to 1 - 2^-53"
-    rule, walk = (block, verify_chains) if chain else (reject, verify_trees)
+    rule, verify = (block, verify_chains) if chain else (reject, verify_trees)
     rng = np.random.default_rng(seed)
     trees = [random_tree(rng, V, chain=chain) for _ in range(B)]
     rows = [rows_for(rng, t, V) for t in trees]
     coins, picks = [[number(rng) for _ in range(len(t))] for t in trees], [number(rng) for _ in trees]
     whole = F if V <= 9 else float
-    outputs = [*verified(walk, trees, rows, coins, picks)]
+    outputs = [*verified(verify, trees, rows, coins, picks)]
     for b, t in enumerate(trees):
         tape = verdict_tape([whole(u) for u in coins[b]], [whole(picks[b])]*len(t))
         assert outputs[b] == answer(rule(rows[b], t, tape), t)
@@ -171,7 +171,7 @@ def test_random_tapes(chain, seed, V, B):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_at_size(dtype):
-    "A real vocabulary: the reference's integers"
+    "A real vocabulary: the integers of the reference"
     V, rng = 151_936, np.random.default_rng(0)
     trees = [random_tree(rng, V, most=8) for _ in range(4)]
     batch, q = pack(trees)
@@ -187,7 +187,7 @@ def test_at_size(dtype):
 # Logits
 
 @pytest.mark.parametrize("spread", [0., 3., 40.])
-def test_a_softmax_is_too_large_by_one_factor(spread):
+def test_the_weights_of_a_softmax_have_one_factor(spread):
     "Between 1 and 1 + V/2^44, whatever the logits"
     V, x = 151_936, torch.randn(1, 151_936, generator=torch.Generator().manual_seed(2)) * spread
     rows, one = Logits(x), torch.tensor([0])
@@ -208,8 +208,8 @@ def uniforms(rng, batch, power=1):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_logits_are_their_softmax(kind, device_way):
-    "Logits at a temperature for each request, point targets at 0, masked tokens: the walk on their laws"
+def test_logits_equal_their_softmax(kind, device_way):
+    "Logits at a temperature for each request, point targets at 0, masked tokens: as on their probabilities"
     rng, V, temps = np.random.default_rng(3), 50, [1., .5, 0., 2., 0., 1.3]
     trees = [random_tree(rng, V, kinds=2) for _ in temps]
     batch, q = pack(trees)
@@ -226,19 +226,19 @@ def test_logits_are_their_softmax(kind, device_way):
     *[([1., 3., 3., 0.], 0., u, 1) for u in (0., .5, .999)],
     ([3., 1.], 1e300, .5, 1), ([3., 1.], -0., .5, 0)])
 def test_extreme_temperatures(logits, temperature, u, token):
-    "At temperature 0 the first of equals, whatever the last number; far above, a uniform draw"
+    "At temperature 0 the first of equals for every number; at a very high one, a uniform draw"
     one, _ = pack([Tree((0,))], V=len(logits))
     out = verify_trees(one, Logits(torch.tensor([logits]), temperature), None, double([.5]), double([u]))
     assert out.tokens.item() == token
 
 
 def test_logits_of_several_rows_at_a_node(device_way):
-    "Siblings drawn from rows of their own, points between them: each uses the top of its own logits"
+    "Siblings from different rows, and point masses: each uses the maximum of its own logits"
     of_rows(verify_trees)
 
 
-def of_rows(walk):
-    "Asserts that logits give the walk on their laws, where a node's offers come from several rows of q"
+def of_rows(verify):
+    "Asserts that logits give the result of their probabilities, where siblings come from several rows of q"
     rng, V, temps = np.random.default_rng(5), 20, torch.tensor([1., .5, 2., 1.])
     parent, row, N = [-1, 0, 0, 0, 0, 2, 2], [-1, 0, 1, -1, 2, 1, 3], 7
     parents = [u if u < 0 else u + N*b for b in range(4) for u in parent]
@@ -248,20 +248,20 @@ def of_rows(walk):
     p = torch.cat([(x[N*b:N*b + N] / t).softmax(-1) for b, t in enumerate(temps)])
     for _ in range(30):
         numbers = uniforms(rng, batch, power=.3)
-        laws = walk(batch, p, z.softmax(-1), *numbers)
-        assert same(walk(batch, Logits(x, temps), Logits(z), *numbers), laws)
+        laws = verify(batch, p, z.softmax(-1), *numbers)
+        assert same(verify(batch, Logits(x, temps), Logits(z), *numbers), laws)
 
 
 def offered_weightless(q, k):
-    "Siblings of all kinds, one of them drawn from a row that gives it no weight"
+    "Siblings of all kinds, one of them with weight 0 in its row"
     last = int(np.argsort(q * (np.arange(9) != 1))[-1 - k % 2])
     tree = star([points([7], 9)(()), q, without_replacement(q)((1,)), points([8], 9)(())], [7, 1, last, 8])
     tree.add(0, int(q.argmax()), q)
     return tree
 
 
-def test_a_token_that_its_row_gives_no_weight(device_way):
-    "It is verified as any other: marked or not, for points and independent draws before it"
+def test_a_token_of_weight_zero_in_its_row(device_way):
+    "It is verified as any other: marked or not, after point masses and independent draws"
     rng, V = np.random.default_rng(6), 9
     for k in range(30):
         q = np.where(np.arange(V) < 5, rng.dirichlet(np.full(V, .7)), 0.)
@@ -290,8 +290,8 @@ last_numbers = st.one_of(st.sampled_from([0., 1 - 2**-53]), inner)
 
 @given(weights_, last_numbers)
 @proves("lem-never-zero")
-def test_a_token_without_weight_is_never_drawn(w, u):
-    "Any weights, any number of [0, 1): the token is the one of the definition, and has a weight"
+def test_a_token_of_weight_zero_is_never_drawn(w, u):
+    "Any weights, any number of [0, 1): the token is that of the definition, and its weight is positive"
     one, _ = pack([Tree((0,))], V=len(w))
     p = torch.tensor([w], dtype=torch.float64)
     p = p / p.sum()
@@ -301,7 +301,7 @@ def test_a_token_without_weight_is_never_drawn(w, u):
     assert f[y] >= 1 and sum(f[:y]) <= mark < sum(f[:y + 1])
 
 def borders(p, q, x, find=verify_trees):
-    "The law of the last token of `find` once `x` from `q` was rejected, by bisection of its number"
+    "The distribution of the recovered token of `find` after `x` from `q` is rejected, by bisection"
     V, tree = len(p), star([q], [x])
     batch, rows = pack([tree]*V)
     low, high = torch.zeros(V, dtype=torch.int64), torch.full((V,), 2**53, dtype=torch.int64)
@@ -315,40 +315,40 @@ def borders(p, q, x, find=verify_trees):
     return [F(b - a, 2**53) for a, b in zip(ends, ends[1:])]
 
 
-def far(law, p, q):
-    "The distance of a law from the residual of p, times the probability to get there"
+def distance(law, p, q):
+    "The distance of a distribution from the residual of p, times the probability of a rejection"
     r = [max(F(a) - F(b), 0) for a, b in zip(p, q)]
     return sum(abs(a / sum(r) - b) for a, b in zip(r, law)) / 2 * sum(r)
 
 @pytest.mark.parametrize("near", [0., .9, .999999])
 @proves("thm-fixed-point")
-def test_the_bound_holds_for_the_walk(near, monkeypatch):
-    "The walk's law is within V·2^-52 (and a number's 2^-53) of the residual; in units of 2^-30 it is not"
+def test_the_bound_on_the_recovered_token(near, monkeypatch):
+    "Within V·2^-52 (and a number's 2^-53) of the residual; in units of 2^-30 it is not"
     rng, V, far_off = np.random.default_rng(4), 6, []
     for _ in range(6):
         q, own = rng.dirichlet(np.full(V, .4), 2)
         p = near*q + (1 - near)*own
         x = int(np.argmax(q - p))
-        left = sum(F(max(a - b, 0)) for a, b in zip(p, q))
-        bound = F(3*V, 2**53) + F(4*V, 2**53)*left   # cut off; p and q sum to one in floats only
-        assert far(borders(p, q, x), p, q) <= bound
+        rest = sum(F(max(a - b, 0)) for a, b in zip(p, q))
+        bound = F(3*V, 2**53) + F(4*V, 2**53)*rest   # truncation; p and q sum to one in floats only
+        assert distance(borders(p, q, x), p, q) <= bound
         with monkeypatch.context() as coarse:
             coarse.setattr(v, "ONE", 2.**30)
-            far_off.append(far(borders(p, q, x), p, q) > bound)
+            far_off.append(distance(borders(p, q, x), p, q) > bound)
     assert sum(far_off) > 3
 
 share = st.one_of(st.floats(0, 1), st.floats(0, 2**-1000), st.sampled_from([0., 5e-324, 1.]))
 
 @given(share, st.floats(0, 4), share, st.floats(0, 1, exclude_max=True))
 @proves("lem-nothing-left")
-def test_of_a_rejected_token_nothing_is_left(r, a, w, u):
+def test_a_rejected_token_has_no_residual_mass(r, a, w, u):
     "In floats, denormal ones too: where the test rejects, the difference is not positive"
     if not u * (a * w) < r: assert max(r - a * w, 0) == 0
 
 
 @pytest.mark.parametrize("small", [1e-17, 1e-200, 1e-307])
-def test_little_of_q_is_left(small):
-    "Without replacement from a row with hardly any weight but its first: the rest is summed to many digits"
+def test_without_replacement_with_little_mass(small):
+    "Without replacement from a row with nearly all weight on its first: the rest is summed to many digits"
     q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
     batch, rows = pack([star([q, without_replacement(q)((0,))], [0, 2])])
     assert batch.without_replacement.tolist() == [False, True, True]
@@ -363,15 +363,15 @@ def test_little_of_q_is_left(small):
 def const(n, x): return torch.full((n,), x, dtype=torch.float64)
 
 
-def test_less_than_the_least_float_is_left(device_way):
-    "A row of which a denormal number is left, past the check: untried tokens are equal, none beyond V"
+def test_denormal_remaining_mass(device_way):
+    "A row with a denormal remaining mass, without the check: untried tokens are equal, none beyond V"
     batch, q = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True]), double([[1., 5e-324, 0., 0.]])
     out = verify_trees(batch, double([[.1, .2, .3, .4]]*3), q, const(3, .99), const(1, .5), check=False)
     assert out.tokens[0, 0] in (2, 3)
 
 
-def test_points_beside_hot_logits():
-    "A rejected point reads no row: logits far above zero elsewhere do not matter"
+def test_points_beside_large_logits():
+    "A rejected point mass reads no row: large logits elsewhere do not matter"
     a, b = Tree((0,)), Tree((0,))
     a.grow(0, points([1], 3), Seeded(0))
     b.grow(0, iid(np.array([1., 0., 0.])*.8 + .2/3), Seeded(0))
@@ -382,7 +382,7 @@ def test_points_beside_hot_logits():
 
 
 def test_a_loose_bound_changes_nothing(device_way):
-    "A height larger than needed: what was rejected at the end stays rejected"
+    "A height larger than needed: a token rejected at the end stays rejected"
     q = exact(1, 1, 0, 0, 0)
     laws = [q, without_replacement(q)((0,)), without_replacement(q)((0, 1))]
     batch, rows = pack([star(laws, [0, 1, 2])])
@@ -391,17 +391,17 @@ def test_a_loose_bound_changes_nothing(device_way):
         assert verify_trees(loose, p, rows, const(4, .9), const(1, .1)).tokens[0, 0] == 4
 
 
-def test_from_p_where_nothing_remains():
-    "Points cover all of a row whose sum is a little below one: the token is sampled from p itself"
+def test_without_residual_mass_the_token_is_from_p():
+    "Point masses cover a row whose sum is a little below one: the token is sampled from p itself"
     batch, rows = pack([star([exact(1, 0), exact(0, 1)], [0, 1])])
     out = verify_trees(batch, double([[.5 - 3e-6]*2]*3), rows, const(3, 1 - 2**-53), const(1, .9))
     assert out.tokens[0].tolist() == [1, -1]
 
 
-# What is read
+# Rows read
 
 class Noted(Probs):
-    "Rows that note which of them are read in full"
+    "Rows that record which of them are read in full"
     def weigh(self, b, row, top, v=None):
         if v is None: self.full.extend(row.tolist())
         return super().weigh(b, row, top, v)
@@ -425,37 +425,37 @@ def offered(batch, i, visited):
 @settings(max_examples=25)
 @proves("cor-no-pass")
 def test_only_visited_rows_are_read(seed):
-    "In full: p at the end and where an offer followed a rejected draw; of q, rows of visited nodes alone"
+    "In full: p at the end and where a sibling follows a rejected draw; of q, rows of visited nodes alone"
     rng = np.random.default_rng(seed)
     trees = [random_tree(rng, 12) for _ in range(4)]
     batch, q = pack(trees, V=12)
     p, q = noted(torch.tensor(np.concatenate([rows_for(rng, t, 12) for t in trees]))), noted(q)
     out = verify_trees(batch, p, q if len(q.x) else None, *uniforms(rng, batch), check=False)
-    walks = zip(out.nodes, out.length, batch.root)
-    ends = [int(n[k - 2]) if k > 1 else int(r) for n, k, r in walks]
+    results = zip(out.nodes, out.length, batch.root)
+    ends = [int(n[k - 2]) if k > 1 else int(r) for n, k, r in results]
     visited = {*batch.root.tolist(), *out.nodes[out.nodes >= 0].tolist()}
     kids = {i: offered(batch, i, visited) for i in visited}
     twice = [i for i in visited if any(batch.q_row[c] >= 0 for c in kids[i][:-1])]
-    assert set(p.full) == {*ends, *twice}   # row 0 of q stands in where a point has none
+    assert set(p.full) == {*ends, *twice}   # row 0 of q in the place of a point mass's
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
 
 
-# Without the host
+# Compilation
 
 def test_one_graph():
-    "Compiled whole, without waiting for the host; the integers stay the same"
+    "Compiled as one graph, without host synchronization; the integers are the same"
     rng = np.random.default_rng(0)
     trees = [random_tree(rng, 11, most=4) for _ in range(3)]
     batch, q = pack(trees)
     p = torch.tensor(np.concatenate([rows_for(rng, t, 11) for t in trees]))
-    def walk(coins, picks): return verify_trees(batch, p, q, coins, picks, check=False).tokens
-    run = torch.compile(walk, fullgraph=True, backend="aot_eager")
+    def verdicts(coins, picks): return verify_trees(batch, p, q, coins, picks, check=False).tokens
+    run = torch.compile(verdicts, fullgraph=True, backend="aot_eager")
     for _ in range(3):
         coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(3))
         assert torch.equal(run(coins, picks), verify_trees(batch, p, q, coins, picks).tokens)
 
 
-# Wrong walks
+# Wrong verifiers
 
 def star(law, tokens):
     tree = Tree((0,))
@@ -465,23 +465,23 @@ def star(law, tokens):
 WRONG = {   # what is replaced in the module, by what
     "a coin at the threshold accepts": ("(a * w) < r)", "(a * w) <= r)"),
     "one coin for all siblings": ("(coins[c] *", "(coins[s.batch.root.long()] *"),
-    "rejections are forgotten": ("self.a[i] > 0", "self.a[i] < 0"),
+    "rejections are ignored": ("self.a[i] > 0", "self.a[i] < 0"),
     "subtracted twice": ("torch.where(stale, 0., s.a)", "s.a"),
-    "the residual is forgotten": (
+    "the residual is ignored": (
         "self.cached[i], lambda: cached", "self.cached[i] & False, lambda: cached"),
-    "the residual is taken along to the next node": ("self.cached & ~on", "self.cached"),
-    "rejections are taken along to the next node": ("self.stale & ~on", "self.stale"),
-    "tokens tried are taken along": ("torch.where(on[:, None], -1, self.tried)", "self.tried"),
+    "the residual is carried to the next node": ("self.cached & ~on", "self.cached"),
+    "rejections are carried to the next node": ("self.stale & ~on", "self.stale"),
+    "tried tokens are carried to the next node": ("torch.where(on[:, None], -1, self.tried)", "self.tried"),
     "all equal, also at the next node": ("torch.zeros_like(here)", "s.now.flat.clone()"),
-    "the untried are counted on": ("torch.where(on, self.V, self.untried)", "self.untried"),
-    "the sum of the residual is taken along": ("torch.where(on, ONE, self.left)", "self.left"),
-    "the top of another row": ("(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
-    "the top of the row before": ("row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
-    "the top of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
-    "the top of the present offer": (
+    "the count of untried tokens is not reset": ("torch.where(on, self.V, self.untried)", "self.untried"),
+    "the sum of the residual is carried over": ("torch.where(on, ONE, self.left)", "self.left"),
+    "the maximum of another row": ("(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
+    "the maximum of the row before": ("row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
+    "the maximum of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
+    "the maximum of the present offer": (
         "self.offer(i, self.last)", "self.offer(i, self.last._replace(top=self.now.top))"),
-    "points stay": ("torch.where(self.tried[i] < 0, r.gather(1, tried), 0.)", "r.gather(1, tried)"),
-    "tried tokens stay in the cover": (
+    "point masses stay": ("torch.where(self.tried[i] < 0, r.gather(1, tried), 0.)", "r.gather(1, tried)"),
+    "tried tokens stay in the draft's mass": (
         "self.offer(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)", "self.offer(i, self.now)"),
     "never renormalised": ("(a * w) < r", "w < r"),
     "uniform over all": ("self.untried[i] * ONE", "self.V * ONE"),
@@ -501,8 +501,8 @@ def crowded(i, q, other):
     return tree
 
 
-def stubborn(walk):
-    "Asserts the reference's integers where six siblings of all draws meet coins near one"
+def many_rejections(verify):
+    "Asserts the reference's integers for six siblings of all draws and coins near one"
     rng, V = np.random.default_rng(0), 8
     trees, rows = [], []
     for i in range(60):
@@ -510,36 +510,36 @@ def stubborn(walk):
         trees.append(crowded(i, q, other))
         rows.append([.5*q + .5*rng.dirichlet(np.full(V, .8)) for _ in range(len(trees[-1]))])
     coins, picks = [.9 + .1*rng.random(len(t)) for t in trees], rng.random(60)
-    outputs = [*verified(walk, trees, rows, coins, picks)]
+    outputs = [*verified(verify, trees, rows, coins, picks)]
     for b, t in enumerate(trees):
         assert outputs[b] == answer(reject(rows[b], t, verdict_tape(coins[b], [picks[b]]*len(t))), t)
 
 
-def test_the_reference_where_much_is_rejected(device_way):
+def test_the_reference_with_many_rejections(device_way):
     "Six siblings, coins near one"
-    stubborn(verify_trees)
+    many_rejections(verify_trees)
 
-def is_right(walk):
+def is_right(verify):
     try:
-        stubborn(walk)
-        of_rows(walk)
+        many_rejections(verify)
+        of_rows(verify)
         for kind, V in SHORT:
-            in_cells(reject, walk, random_table(V, 1), partial(grown(*KINDS[kind]), random_table(V, 2)))
+            in_cells(reject, verify, random_table(V, 1), partial(grown(*KINDS[kind]), random_table(V, 2)))
     except (AssertionError, KeyError, ValueError, IndexError): return False
     return True
 
 
 def built(old, new):
-    "The walk of a module whose source has `new` in the place of `old`"
+    "`verify_trees` of a module whose source has `new` in the place of `old`"
     source = Path(v.__file__).read_text(encoding="utf-8")
     assert old in source
     space = dict(vars(v), __name__="specref.gpu.verify")
-    exec(compile(source.replace(old, new), "a wrong walk", "exec"), space)
+    exec(compile(source.replace(old, new), "a wrong verifier", "exec"), space)
     return space["verify_trees"]
 
 
 def resorted(batch, *args, **kw):
-    "The walk over siblings in the order of their tokens"
+    "Verification of siblings in the order of their tokens"
     child, sibling = batch.child.clone(), batch.sibling.clone()
     for i in range(batch.n):
         kids = sorted(offered(batch, i, ()), key=lambda c: int(batch.token[c]))
@@ -551,14 +551,14 @@ def resorted(batch, *args, **kw):
 EDGE = "a coin at the threshold accepts"
 
 
-@pytest.mark.parametrize("walk", [resorted, *(name for name in WRONG if name != EDGE)])
-def test_wrong_walks_are_seen(walk):
-    "Each breaks the law in some cell, or differs where much is rejected; the walk itself passes above"
-    assert not is_right(walk if walk is resorted else built(*WRONG[walk]))
+@pytest.mark.parametrize("wrong", [resorted, *(name for name in WRONG if name != EDGE)])
+def test_wrong_verifiers_are_detected(wrong):
+    "Each fails in some cell or after many rejections; `verify_trees` passes above"
+    assert not is_right(wrong if wrong is resorted else built(*WRONG[wrong]))
 
 
-def test_a_coin_at_the_threshold_is_seen():
-    "A token without weight, and the number 0"
+def test_a_coin_at_the_threshold_is_detected():
+    "A token of weight 0, and the number 0"
     batch, q = pack([star([np.array([.5, .5])], [1])])
     args = batch, double([[1., 0.]]*2), q, const(2, 0.), const(1, 0.)
     assert verify_trees(*args).tokens[0, 0] == 0 and built(*WRONG[EDGE])(*args).tokens[0, 0] == 1

@@ -1,4 +1,4 @@
-"What the tests of the verifiers share: pairs of laws from the literature, draws, stars of siblings"
+"Shared by the tests of the verifiers: pairs of distributions from the literature, draws, stars of siblings"
 import numpy as np
 
 from specref.core.law import exact
@@ -19,7 +19,7 @@ def star(draw, n, rng):
 
 
 def depends(seed, V, ends=0):
-    "A draw whose laws depend on the earlier siblings in an arbitrary way; it ends with probability `ends`"
+    "A draw whose distributions depend arbitrarily on earlier siblings; it ends with probability `ends`"
     def draw(earlier):
         rng = np.random.default_rng([seed, len(earlier), *earlier])
         w = rng.choice([0, 0, 1, 2, 5], V)

@@ -1,4 +1,4 @@
-"How a notebook runs in a fork of the warm process; both sides import this, so heavy imports stand inside"
+"Runs a notebook in a fork of the warm process; both processes import this, so heavy imports are inside"
 import os
 import resource
 import sys
@@ -10,7 +10,7 @@ def execute(path, sources, pipe):
     "Run the cells `sources` of the notebook at `path`; send outputs, CPU seconds and any failure"
     import psutil
     from execnb.shell import CaptureShell
-    warm = sum(psutil.Process(os.getppid()).cpu_times()[:2])   # what every notebook but the first is spared
+    warm = sum(psutil.Process(os.getppid()).cpu_times()[:2])   # start-up, counted once
     os.chdir(Path(path).parent)
     shell, outputs, failure = CaptureShell(path=Path(path).parent, mpl_format="png"), [], ""
     for i, source in enumerate(sources):
@@ -22,7 +22,7 @@ def execute(path, sources, pipe):
     pipe.send((outputs, used, warm, failure))
     pipe.close()
     sys.stdout.flush()
-    os._exit(0)   # no thread of the notebook is waited for
+    os._exit(0)   # without waiting for threads of the notebook
 
 
 def simple(x):

@@ -33,7 +33,7 @@ from .systems import SYSTEMS
 
 # %% ../../nbs/63_commands.ipynb #3782a3f9
 def load_model(role, name, temperature, top_k=None):
-    "An embedded model by its name, or any checkpoint by path or name; a refusal names the `role`"
+    "An embedded model by its name, or any checkpoint by path or name; an error names the `role`"
     from specref.models.embedded import embedded, is_embedded
     from specref.models.transformer import HFModel
     if is_embedded(name): return embedded(name, temperature=temperature, top_k=top_k)
@@ -66,11 +66,11 @@ def loaded_models(target, draft, temperature, top_k):  # -> tokenizer, target, d
 
 # %% ../../nbs/63_commands.ipynb #9f1551c9
 def same_words(tok, draft):
-    "A warning when the draft's tokenizer differs: the law holds, but drafts are seldom accepted"
+    "A warning when the draft's tokenizer differs: the output is exact, but drafts are seldom accepted"
     from specref.models.embedded import tokenizer_of
     try: same = tokenizer_of("draft", draft).get_vocab() == tok.get_vocab()
     except ValueError: return
-    warning = "specref: draft: its tokenizer is not the target's, so its guesses will seldom be right"
+    warning = "specref: draft: its tokenizer is not the target's, so few draft tokens will be accepted"
     if not same: print(warning, file=sys.stderr)
 
 def fresh_copy(model):
@@ -104,7 +104,7 @@ def encode_prompt(tok, prompt, model, n, each=1):  # -> tokens of the prompt
     return ids
 
 def measure_pair(p, q, texts):
-    "What the pair costs after these texts, or their ends: 20 tokens of text and four of draft must follow"
+    "Costs of the pair after these texts, or their ends: 20 tokens of text and four of draft must follow"
     most = max(1, min(p.most, q.most) - 24)
     return measure(fresh_copy(p), fresh_copy(q), [x[-min(len(x), most):] for x in texts], repeats=3)
 
@@ -124,14 +124,14 @@ def decode(prompt, n=128, gamma=None, temperature=0., top_k=None, seed=123, targ
     ids = encode_prompt(tok, prompt, p, n)
     built = build_system(system, p, q, gamma)
     check_prompt_room(built.drafter, p, ids)
-    built(fresh_copy(p), ids, min(n, 8), Seeded(seed))   # warms the machine
+    built(fresh_copy(p), ids, min(n, 8), Seeded(seed))   # a warm-up run
     plain = timed_run(autoregressive, fresh_copy(p), ids, n, seed, tok)
     fast = timed_run(build_system(system, p, q, gamma), fresh_copy(p), ids, n, seed, tok)
     report_texts({"plain": plain, system: fast}, tok, ids, temperature)
     report_speed(*fast, plain, p, q, ids)
 
 def check_prompt_room(drafter, p, ids):
-    "Refuse a draft that would not fit between the prompt and the target's last position"
+    "Raise for a draft that does not fit between the prompt and the target's last position"
     if len(ids) + drafter.depth > bounded(p, drafter).most:
         got = f"{drafter.depth} drafts after a prompt of {counted_noun(len(ids), 'token')}"
         raise ValueError(f"gamma: got {got}, wanted fewer: {p.why}")
@@ -154,10 +154,10 @@ def report_texts(runs, tok, ids, temperature):  # {name: (text, seconds)}
 def compare_texts(a, b, temperature):
     "How two texts compare, in words"
     if a == b: return f"the texts are equal, {counted_noun(len(a), 'token')}"
-    if temperature: return "sampled: each run writes a text of its own"
+    if temperature: return "sampled: the texts of two runs differ"
     k = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    return (f"the texts part at token {k}: rounding does this where two tokens are about equally likely, "
-            "and the same weights in float64 show whether it did")
+    return (f"the texts differ at token {k}: rounding can cause this where two tokens are about equally "
+            "likely; a run of the same weights in float64 shows whether it did")
 
 def report_speed(text, seconds, plain, p, q, ids):
     "Print the acceptance, and the speed-up measured and predicted"
@@ -181,7 +181,7 @@ def bench(target=None, draft=None, temperature=1., prompt=None, n=48):
     "Print the costs of a pair of models, the acceptance rate on texts of the target, and the best gamma"
     check_at_least(1, n=n)
     tok, p, q = load_pair(target, draft, temperature)
-    if q is None: raise ValueError("draft: got none, wanted a model, since its price is asked for")
+    if q is None: raise ValueError("draft: got none, wanted a model, since its cost is measured")
     shorter = min((p, q), key=lambda model: model.most)
     given = held_out_texts() if prompt is None else [prompt]
     texts = [encode_prompt(tok, text, shorter, n, 2) for text in given]   # a round yields two at most
@@ -202,7 +202,7 @@ def mean_acceptance(p, q, texts, n):
     return float(np.mean(overlaps))
 
 def report_costs(costs, alpha, temperature):
-    "The costs of a pair, and the gamma they favour, in words"
+    "Print the costs of a pair, and the best gamma"
     sizes = ", ".join(f"{m} tokens x{costs.curve(m):.2f}" for m in sorted(costs.reading) if m > 1)
     print(f"target call   {1e3 * costs.plain():.3f} ms for one token\n{'':13} {sizes}")
     print(f"drafted token {1e3 * costs.draft:.3f} ms: c = {costs.c:.3f}")
@@ -223,7 +223,7 @@ def certify_command(system=None, target=None, draft=None, n=3, runs=2000, seed=0
     check_at_least(0, seed=seed)
     others = dict(system=system, target=target, draft=draft, n=n, runs=runs, seed=seed, prompt=prompt)
     if log is not None: return certify_recorded(log, like, others)
-    if like is not None: raise ValueError(f"like: got {like!r}, wanted it beside a log alone")
+    if like is not None: raise ValueError(f"like: got {like!r} without a log, wanted it together with a log")
     if system is not None: look_up(SYSTEMS, system=system)
     names = list(SYSTEMS) if system is None else [system]
     count = None
@@ -232,7 +232,7 @@ def certify_command(system=None, target=None, draft=None, n=3, runs=2000, seed=0
     return all([report_certificates(name, count, target) for name in names])
 
 def model_certifier(names, target, draft, n, runs, seed, prompt):  # -> name -> certificate
-    "Counts the texts of a system on the models; all systems are built, and refused, before the first run"
+    "A function that counts the texts of a system; all systems are built, or raise, before the first run"
     tok, p, q = load_pair(target, draft, 1.)
     ids, built = encode_prompt(tok, prompt, p, n), {name: build_system(name, p, q) for name in names}
     watched = sys.stderr.isatty()
@@ -257,18 +257,18 @@ def indent(words):
 
 # %% ../../nbs/63_commands.ipynb #47bf1ce2
 def certify_recorded(log, like, others):
-    "Print the report on recorded rounds; any other option would mean nothing, and is refused"
+    "Print the report on recorded rounds; any other option has no meaning here, and raises an error"
     usual = signature(certify_command).parameters
     for name, given in others.items():
         if given != usual[name].default:
-            raise ValueError(f"{name}: got {given!r} beside a log, wanted the log alone")
+            raise ValueError(f"{name}: got {given!r} together with a log, wanted the log alone")
     report = certify_log(log, like=like)
     print(report)
     return report.passes
 
 # %% ../../nbs/63_commands.ipynb #52dc1c4b
 def check_folder(out):
-    "A folder that can be written, refused before the work begins"
+    "Raise where `out` is no folder that can be written, before the work begins"
     path = Path(out).absolute()
     there = next(x for x in (path, *path.parents) if x.exists())
     if not out or not there.is_dir() or not os.access(there, os.W_OK):
@@ -276,7 +276,7 @@ def check_folder(out):
     return out
 
 def check_file(out):
-    "A file that can be written, the same way"
+    "The same for a file"
     if not out or Path(out).is_dir():
         raise argparse.ArgumentTypeError(f"got {out!r}, wanted the name of a file")
     check_folder(str(Path(out).absolute().parent))
@@ -301,7 +301,7 @@ def parser():
     return top
 
 def add_command(commands, name, runs, does, function=None):  # -> add_argument
-    "A command that runs `module:function`; the defaults are those of `function`, where it is at hand"
+    "A command that runs `module:function`; the defaults are those of `function`, where it is given"
     sub = commands.add_parser(name, help=does, description=does, argument_default=argparse.SUPPRESS,
                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     taken = signature(function).parameters if function else {}
@@ -313,13 +313,13 @@ def add_command(commands, name, runs, does, function=None):  # -> add_argument
 def add_decode(commands):
     does = "decode a prompt plainly and by a system"
     add = add_command(commands, "decode", "app.commands:decode", does, decode)
-    add("--prompt", required=True, help="the text to go on from; --prompt=-x for one that begins with a dash")
-    add("--n", type=int, help="how many new tokens")
-    add("--gamma", type=int, help="how far to draft; without it as far as the system does")
-    add("--temperature", type=float, help="0 takes the likeliest token")
-    add("--top-k", type=int, help="keeps the k likeliest tokens of both models, for a system that refuses "
-                                  "a large vocabulary; without it all")
-    add("--seed", type=int, help="decides every draw")
+    add("--prompt", required=True, help="the prompt; --prompt=-x for one that begins with a dash")
+    add("--n", type=int, help="number of new tokens")
+    add("--gamma", type=int, help="number of draft tokens; without it the system's own number")
+    add("--temperature", type=float, help="0 selects the likeliest token")
+    add("--top-k", type=int, help="truncates both models to the k likeliest tokens, for a "
+                                  "system that rejects a large vocabulary; without it all")
+    add("--seed", type=int, help="seed of the random numbers")
     add_models(add)
     add("--system", help="one of " + ", ".join(SYSTEMS))
 
@@ -329,60 +329,60 @@ def add_models(add):
     add("--draft", help="the same, for the draft")
 
 def add_bench(commands):
-    does = "price a pair of models, and say how far to draft"
+    does = "measure the costs of a pair of models, and the best number of draft tokens"
     add = add_command(commands, "bench", "app.commands:bench", does, bench)
     add_models(add)
-    add("--temperature", type=float, help="0 takes the likeliest token")
-    add("--prompt", help="a text to measure on; without it texts that the embedded models never saw")
-    add("--n", type=int, help="rounds a prompt for the acceptance rate")
+    add("--temperature", type=float, help="0 selects the likeliest token")
+    add("--prompt", help="a text to measure on; without it held-out texts of the embedded models")
+    add("--n", type=int, help="rounds per prompt for the acceptance rate")
 
 LOG_FORMAT = ("check instead the rounds an engine wrote (np.savez): "
-              "p (N,g+1,V), q (N,g,V), x (N,g), y (N,g+1); laws as floats, tokens as ints, -1 for padding; "
-              "exit 0 all ok, 1 a check failed, 2 bad file")
+              "p (N,g+1,V), q (N,g,V), x (N,g), y (N,g+1); probabilities as floats, tokens as ints, -1 for "
+              "padding; exit status 0: all checks passed, 1: a check failed, 2: bad file")
 def add_certify(commands):
-    does = ("check the law of systems: exactly on tables and, with a target or a draft, by counting "
-            "on models; or of recorded rounds")
+    does = ("test output distributions: of systems, exactly on tables and, with a target or a draft, by "
+            "counting on models; or of recorded rounds")
     add = add_command(commands, "certify", "app.commands:certify_command", does, certify_command)
     add("--system", help="one of " + ", ".join(SYSTEMS))
     add("--log", help=LOG_FORMAT)
-    add("--like", help="beside --log: the rule that the engine claims, reject or match, by which accepted "
-                       "drafts are due; without it they are noted, not checked")
+    add("--like", help="with --log: the rule of the engine, reject or match, which gives the expected number "
+                       "of accepted draft tokens; without it that number is reported, not tested")
     add_models(add)
-    add("--prompt", help="on models: the text to go on from")
-    add("--n", type=int, help="on models: tokens a text")
+    add("--prompt", help="on models: the prompt")
+    add("--n", type=int, help="on models: tokens per text")
     add("--runs", type=int, help="on models: texts to count")
-    add("--seed", type=int, help="on models: decides every draw")
+    add("--seed", type=int, help="on models: seed of the random numbers")
 
 # %% ../../nbs/63_commands.ipynb #5c5087b8
 def add_tour(commands):
     does = "decode with a system of each family and print the table"
     add = add_command(commands, "tour", "app.tour:tour", does)
     add("--all", dest="every", action="store_true", help="every system, not one of each family")
-    add("--n", type=int, help="tokens a text")
+    add("--n", type=int, help="tokens per text")
     add("--each", type=int, help="prompts of each kind")
-    add("--out", type=check_folder, help="the folder for the plot and the figures")
+    add("--out", type=check_folder, help="the folder for the plot and the results")
 
 def add_record(commands):
     does = "measure every system against its baselines"
     add = add_command(commands, "record", "app.benchmarks:record", does)
-    add("--out", type=check_file, help="the file for the figures")
+    add("--out", type=check_file, help="the file for the results")
 
 def add_compare(commands):
-    does = "race the trained systems, on paired prompts"
+    does = "compare the speed of the trained systems, on paired prompts"
     add = add_command(commands, "compare", "app.comparison:compare", does)
-    add("--out", type=check_file, help="the file for the figures")
+    add("--out", type=check_file, help="the file for the results")
     add("--again", type=check_folder, help="the folder of networks that were trained with another seed")
 
 def add_train(commands):
-    does = "train a drafter, or without a name make the embedded models anew; goes on where it stopped"
+    does = "train a drafter, or without a name the embedded models; resumes a stopped training run"
     add = add_command(commands, "train", "train.registry:train_drafter", does)
-    add("name", nargs="?", help="one of medusa, hydra, eagle, … (a wrong one is answered by them all)")
+    add("name", nargs="?", help="one of medusa, hydra, eagle, … (an unknown name prints the list)")
     add("--target", help="the path or name of a checkpoint to train it for; without it the embedded target")
     add("--out", type=check_folder, help="the folder for texts, states and weights")
     add("--steps", type=int, help="training steps")
-    add("--texts", type=int, help="how many texts the target writes")
-    add("--length", type=int, help="tokens a text")
-    add("--seed", type=int, help="decides every draw")
+    add("--texts", type=int, help="number of texts sampled from the target")
+    add("--length", type=int, help="tokens per text")
+    add("--seed", type=int, help="seed of the random numbers")
 
 # %% ../../nbs/63_commands.ipynb #5e4b010f
 def main(argv=None):
@@ -393,7 +393,7 @@ def main(argv=None):
     try:
         if run_command(**given) is False: sys.exit(1)
     except KeyboardInterrupt: top.exit(130, f"\nspecref: {name}: stopped\n")
-    except BrokenPipeError:   # the reader of the output has left: end without a word
+    except BrokenPipeError:   # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (ValueError, ImportError, OSError) as e: top.error(f"{name}: {e}")

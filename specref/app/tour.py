@@ -176,13 +176,13 @@ def table_line(runs, plain=None):  # runs of one stop -> dict
     return names | {name: float(x) for name, x in row.items()}
 
 TABLE_HEAD = (f"{'system':28} {'draft':5} {'tok/call':>8} {'acc':>4} {'cost':>5} {'pred':>6} {'tok/s':>6} "
-              f"{'speed':>6} {'(spread)':11}  law")
-def format_line(row, law=""):
+              f"{'speed':>6} {'(spread)':11}  output distribution")
+def format_line(row, words=""):
     "A line of the table as text"
     spread = f"({row['slowest']:.2f}-{row['fastest']:.2f})"
     return (f"{row['system']:28} {row['draft']:5} {row['tokens_per_call']:8.2f} "
             f"{row['draft_acceptance_rate']:4.2f} {row['draft_cost']:5.2f} {row['predicted']:5.2f}x "
-            f"{row['tokens_per_s']:6.0f} {row['speed_up']:5.2f}x {spread:11}  {law}").rstrip()
+            f"{row['tokens_per_s']:6.0f} {row['speed_up']:5.2f}x {spread:11}  {words}").rstrip()
 
 # %% ../../nbs/60a_tour.ipynb #b9fbccb2
 def tour_block(kind, temperature, runs, law):  # {stop: runs}, {recipe: words} -> dict
@@ -219,7 +219,7 @@ def tour(n=12, each=1, out="out", every=False):
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     stops = TOUR_STOPS if every else stops_named(SHORT_TOUR)
-    law = {s.recipe: "exact" if certificate(STOP_SYSTEMS[s.recipe]).exact else "WRONG" for s in stops}
+    law = {s.recipe: "exact" if certificate(STOP_SYSTEMS[s.recipe]).exact else "DIFFERS" for s in stops}
     blocks = []
     with tqdm(total=2 * len(KINDS) * each * len(stops), unit="run", desc="tour") as bar:
         for kind, temperature in product(KINDS, (0., 1.)):

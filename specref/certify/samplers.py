@@ -10,7 +10,7 @@ __all__ = ['CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'BET_SIZES', 'NOT_RUN', 'QU
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from statistics import mean
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def text_sampler(verify, target, draft, gamma):  # -> sample(ctx, n, rng)
         text = tuple(ctx)
         while len(text) < len(ctx) + n:
             new = block(text, rng)
-            if not new: raise ValueError("verify: got no token, wanted at least one a call")
+            if not new: raise ValueError("verify: got no token, wanted at least one per call")
             text += new
         return text[len(ctx):]
     return sample
@@ -125,10 +125,10 @@ def fixed_laws(p, q):  # -> relation
     "The relation whose two distributions are `p` and `q` in every row"
     return lambda *rows: (p, q)
 
-FAIR = fixed_laws(exact(1, 0, 1, 0), exact(0, 1, 0, 1))    # nothing is accepted; two classes equally likely
+FAIR = fixed_laws(exact(1, 0, 1, 0), exact(0, 1, 0, 1))    # never accepted; two equally likely classes
 INNER = fixed_laws(exact(0, 1, 1, 0), exact(1, 0, 0, 1))   # the target's tokens lie between the draft's
 SAME = fixed_laws(exact(0, 1, 1, 0), exact(0, 1, 1, 0))    # and here they are the draft's too
-HALF = fixed_laws(exact(0, 3, 1, 0), exact(1, 1, 0, 0))    # half is rejected; two corrections equally likely
+HALF = fixed_laws(exact(0, 3, 1, 0), exact(1, 1, 0, 0))    # half rejected; recovered tokens equally likely
 
 # %% ../../nbs/17b_samplers.ipynb #04949ddc
 class RowCase:
@@ -162,24 +162,24 @@ class RowCase:
 # %% ../../nbs/17b_samplers.ipynb #9de97256
 @dataclass
 class CallRecord:
-    "Returned values in one case: blocks and lengths, drafts, and calls that went wrong"
+    "Returned values in one case: blocks and lengths, drafts, and failed calls"
     blocks: Counter = field(default_factory=Counter)   # (classes or impossible tokens, how many): count
     drafts: Counter = field(default_factory=Counter)
-    broken: Counter = field(default_factory=Counter)
-    places: Counter = field(default_factory=Counter)   # (place in the block, token): count
+    failed: Counter = field(default_factory=Counter)
+    places: Counter = field(default_factory=Counter)   # (position in the block, token): count
     calls: dict = field(default_factory=dict)          # (classes of a draft, shares): {emitted: count}
     def of(self, k): return sum((Counter({key[k]: n}) for key, n in self.blocks.items()), Counter())
     def note(self, case, x, at, y, gamma, rest):
         "One call that returned `y` after the draft `x`"
         if not y or len(y) > gamma + 1 or y[:-1] != tuple(x[:len(y) - 1].tolist()):
-            self.broken["returned something other than a prefix of the draft and one token"] += 1
+            self.failed["returned something other than a prefix of the draft and one token"] += 1
             return
         self.blocks[(y,) if case.impossible(y, at) else case.finished(y, gamma + 1, rest), len(y)] += 1
         self.places.update(enumerate(y))
         self.calls.setdefault((at[-1][1:], tuple(case.p.w[x].tolist())), Counter())[len(y)] += 1
 
 def run_calls(verify, case, gamma, runs, seed, address, draw=draw_by_cdf, shared=False):  # -> CallRecord
-    "Call `verify` on `runs` blocks; with `shared` its generator is the one that drew the draft"
+    "Call `verify` on `runs` blocks; with `shared` its generator is the one that sampled the draft"
     record, own, rest = CallRecord(), numpy_generator(seed, *address, 0), numpy_generator(seed, *address, 1)
     for run in range(runs):
         noise = numpy_generator(seed, *address, 2, run)
@@ -187,7 +187,7 @@ def run_calls(verify, case, gamma, runs, seed, address, draw=draw_by_cdf, shared
         possible = q[np.arange(gamma), x].all()
         record.drafts[tuple(a[-1] for a in at[1:]) if possible else (tuple(x.tolist()),)] += 1
         try: y = token_list(verify(p, q, x, noise), "verify")
-        except Exception as e: record.broken[f"raised {type(e).__name__}: {e}"] += 1
+        except Exception as e: record.failed[f"raised {type(e).__name__}: {e}"] += 1
         else: record.note(case, x, at, y, gamma, rest)
     return record
 
@@ -218,36 +218,36 @@ def expected_lengths(case, classes, shares, like):  # -> {tokens: probability}
     return law_of(lambda rng: len(like(r.p, r.tree, rng).tokens(r.tree)))
 
 def check_cases(cases, like):
-    "Raise for relations that do not give two distributions of four tokens, and for an unfit `like`"
+    "Raise for relations that do not return two distributions of four tokens, and for a `like` that raises"
     some = [normalize(exact(*w)) for w in ((1, 2, 3, 4), (4, 1, 2, 3))]
     for name, relation in cases.items():
-        start = f"cases: the relation '{name}'"
+        start = f"cases: got the relation '{name}'"
         try: p, q = (as_law(r, name) for r in relation(*some))
         except Exception as e:
-            raise ValueError(f"{start} should give two distributions of four tokens for two, and: {e}") from e
+            raise ValueError(f"{start}, wanted a function that returns two distributions: {e}") from e
         if not len(p) == len(q) == 4:
-            raise ValueError(f"{start} gives distributions of {len(p)} and {len(q)} tokens, wanted four")
+            raise ValueError(f"{start} with distributions of {len(p)} and {len(q)} tokens, wanted four")
     try: like and expected_lengths(RowCase(lambda p, q: (p, p), 4), (1,), (1.,), like)
     except Exception as e:
         name = getattr(like, "__name__", like)
-        raise ValueError(f"like: {name} should verify (p, tree, rng), and: {e}") from e
+        raise ValueError(f"like: got {name}, wanted a function of (p, tree, rng) -> Verdict: {e}") from e
 
 BET_SIZES = 2.**-np.arange(1, 7)
 
 class FewerTokensBet:
-    "A bet that calls emit fewer tokens than a rule on the same drafts: e^(-stake tokens), at its price"
+    "A bet on fewer tokens than a rule emits on the same drafts: pays e^(-stake tokens), at its mean"
     def __init__(self): self.log, self.placed = np.zeros(len(BET_SIZES)), []
-    def note(self, law, seen):  # {tokens: probability}, {tokens: count}
+    def note(self, law, counts):  # {tokens: probability}, {tokens: count}
         k, w = np.array([*law], float), np.array([float(v) for v in law.values()])
-        n, price = sum(seen.values()), np.log(np.exp(-np.outer(BET_SIZES, k)) @ w)
-        self.log -= BET_SIZES*sum(k*n for k, n in seen.items()) + n*price
+        n, price = sum(counts.values()), np.log(np.exp(-np.outer(BET_SIZES, k)) @ w)
+        self.log -= BET_SIZES*sum(k*n for k, n in counts.items()) + n*price
         self.placed.append((n, price, w @ k, w @ k**2))
     @property
     def wealth(self): return mean_wealth(self.log)
     @property
     def due(self): return sum(n*mean for n, _, mean, _ in self.placed) / sum(n for n, *_ in self.placed)
     def share(self, limit):  # -> scalar in (0, 1], or inf
-        "The least share of calls that emit one token alone, found with probability 1 - MISS at `limit`"
+        "The least share of calls that emit one token alone, detected with probability 1 - MISS at `limit`"
         n, price, mean, square = (np.array(a) for a in zip(*self.placed))
         def gain(s):
             a, b = (1 - s)*mean + s, (1 - s)*square + s
@@ -255,7 +255,7 @@ class FewerTokensBet:
         return least_share(gain, limit)
 
 # %% ../../nbs/17b_samplers.ipynb #44559f85
-NOT_RUN = "not tested, since some calls went wrong"
+NOT_RUN = "not tested, because some calls failed"
 QUESTIONS = "form", "law", "tokens", "noise", "draft", "seeds", "rows", "zeros", "nan"
 
 @dataclass
@@ -280,7 +280,7 @@ class Kit:
     @cached_property
     def made(self): return {name: self.place(f) for name, f in self.cases.items()}
     @property
-    def noisy(self): return {**dict(list(self.cases.items())[:1]), "an even correction": HALF}
+    def noisy(self): return {**dict(list(self.cases.items())[:1]), "half of the drafts rejected": HALF}
     def run(self, case, address, *how):
         return run_calls(self.verify, case, self.gamma, self.runs, self.seed, address, *how)
     @cached_property
@@ -291,34 +291,37 @@ class Kit:
         cases, draw = {name: self.place(f) for name, f in self.noisy.items()}, self.drafter or draw_by_cdf
         return {name: self.run(case, (k, 0), draw, True) for k, (name, case) in enumerate(cases.items())}
     @cached_property
-    def broken(self): return sum((r.broken for r in self.records.values()), Counter())
+    def failed(self): return sum((r.failed for r in self.records.values()), Counter())
 
     def counted(self, records, side, n, what):  # side: "P" or "Q"
         "Counts in each case against target or draft: finished blocks of `n` tokens, or drafts"
-        if any(r.broken for r in records.values()): return None, NOT_RUN
+        if any(r.failed for r in records.values()): return None, NOT_RUN
         found = {}
         for name, r in records.items():
             case = self.place({**self.cases, **self.noisy}[name])
-            cells, seen = partition(getattr(case, side), (0,), n, self.runs), Counter()
+            cells, counts = partition(getattr(case, side), (0,), n, self.runs), Counter()
             for y, k in (r.of(0) if side == "P" else r.drafts).items():
-                seen[y if isinstance(y[0], tuple) else cells.of(y)] += k
-            found[name] = evidence(cells, seen, self.rate)
-            if not found[name].passes: return False, f"in the case '{name}' {found[name].where('classes ')}"
-        return self.nothing_seen(found, what)
-    def nothing_seen(self, found, what):
+                counts[y if isinstance(y[0], tuple) else cells.of(y)] += k
+            found[name] = evidence(cells, counts, self.rate)
+            if not found[name].passes: return False, self.difference(name, found[name], what)
+        return self.no_difference(found, what)
+    def difference(self, name, found, what):
+        return (f"the distribution of {what} differs in the case '{name}': p-value {found.test.p_value:.2g}; "
+                f"{found.where('classes ')}")
+    def no_difference(self, found, what):
         blind = [name for name, e in found.items() if (e.test.tv == 1 if e.test.cells > 1 else e.hidden)]
-        if blind: return None, (f"no difference seen, nor would any be in the case '{blind[0]}' "
-                                f"in {self.runs:,} runs: more are called for")
+        if blind: return None, ("no difference detected, but more runs are needed: no distance is detectable "
+                                f"in the case '{blind[0]}' with {self.runs:,} runs")
         cells, hidden = max(e.test.cells for e in found.values()), max(e.hidden for e in found.values())
         tv = max(e.test.tv for e in found.values())
-        return True, (f"no difference seen on up to {cells} cells of classes (up to {hidden:.0%} of the mass "
-                      f"in those of several texts); TV >= {tv:.3f} on the cells of {what} "
-                      f"would have been seen in any case with probability {1 - MISS}")
-    def ask(self, relation, k, rng, spoil=0.):  # -> y (None or the tokens), x, impossible, changed
-        "One call; `spoil` is added to q"
+        return True, (f"no difference detected in {what}; detectable distance: total variation {tv:.3f} in "
+                      f"each case, power {1 - MISS} (up to {cells} cells of classes, up to {hidden:.0%} "
+                      "of the probability in cells of several texts)")
+    def call(self, relation, k, rng, added=0.):  # -> y (None or the tokens), x, impossible, changed
+        "One call; `added` is added to q"
         case = self.place(relation)
         p, q, x, at = case.block(self.gamma, draw_by_cdf, numpy_generator(self.seed, 9, k))
-        given = dict(p=p, q=q + spoil, x=x)
+        given = dict(p=p, q=q + added, x=x)
         before = {name: a.copy() for name, a in given.items()}
         try: y = token_list(self.verify(*given.values(), rng), "verify")
         except Exception: y = None
@@ -331,23 +334,23 @@ class Kit:
 class Questions(Kit):
     "Nine checks of a function of rows; each method is one"
     def form(self):
-        calls, wrong = self.runs*len(self.cases), self.broken
-        if not wrong: return True, f"a prefix of the draft and one token more, in {calls:,} calls"
+        calls, wrong = self.runs*len(self.cases), self.failed
+        if not wrong: return True, f"{calls:,} calls returned a prefix of the draft and one more token"
         (what, n), = wrong.most_common(1)
-        first = next(name for name, r in self.records.items() if r.broken[what])
-        return False, (f"{wrong.total():,} of {calls:,} calls went wrong, most often "
+        first = next(name for name, r in self.records.items() if r.failed[what])
+        return False, (f"{wrong.total():,} of {calls:,} calls failed, most often "
                        f"({n:,}, first in the case '{first}'): {what}")
 
     def law(self):
-        fits, words = self.counted(self.records, "P", self.gamma + 1, "a finished block")
-        for ask in () if fits is False or words == NOT_RUN else (self.within, self.bits):
-            right, more = ask()
+        fits, words = self.counted(self.records, "P", self.gamma + 1, "the finished blocks")
+        for check in () if fits is False or words == NOT_RUN else (self.within, self.bits):
+            right, more = check()
             if not right: return False, more
             words += more
         return fits, words
 
     def within(self):
-        "Tokens of a class at each place: `w`, independent of what came before (Proposition classes)"
+        "Tokens of a class at each position: `w`, independent of the earlier tokens (Proposition classes)"
         tests = {}
         for place in range(self.gamma + 1) if self.V > 4 else ():
             n = np.zeros(self.V, int)
@@ -356,15 +359,14 @@ class Questions(Kit):
         tests = {key: test for key, test in tests.items() if test}
         for (place, c), t in tests.items():
             if not t.fits: return False, (
-                f"of the tokens of class {c} at place {place} of a block some come too often: "
-                f"within the class they do not have the distribution of their row "
-                f"(G = {t.G:.1f}, limit {t.limit:.1f})")
+                f"the tokens of class {c} at position {place} of a block do not have the distribution of "
+                f"their row within the class: p-value {t.p_value:.2g} (G = {t.G:.1f}, limit {t.limit:.1f})")
         least = min([1., *(t.tv for t in tests.values())])
-        words = f"; within a class TV >= {least:.3f}, at the place where most is seen"
+        words = f"; within a class total variation {least:.3f} (at the position with the most power)"
         return True, words if least < 1 else ""
 
     def all_places(self):
-        "Counts of (place, token) in all cases, for tokens of the vocabulary"
+        "Counts of (position, token) in all cases, for tokens of the vocabulary"
         all_counts = sum((r.places for r in self.records.values()), Counter())
         return {(i, v): k for (i, v), k in all_counts.items() if v < self.V}
 
@@ -374,8 +376,8 @@ class Questions(Kit):
         n = counts*mine
         if not n.any() or mine.sum() == 1: return None
         cell = x % 7 * 8 + x*min(max(n.sum()//100, 1), 8)//self.V
-        seen, want = (dict(enumerate(np.bincount(cell[mine], a[mine]))) for a in (n, class_shares(self.V)))
-        return g_test({k: int(v) for k, v in seen.items()}, want, self.rate, 10)
+        found, want = (dict(enumerate(np.bincount(cell[mine], a[mine]))) for a in (n, class_shares(self.V)))
+        return g_test({k: int(v) for k, v in found.items()}, want, self.rate, 10)
 
     def bits(self):
         "Bets on the emitted tokens: are they more likely under a rival? (Theorem bets)"
@@ -387,71 +389,72 @@ class Questions(Kit):
                     draft, before = q[i] if i < self.gamma else None, p[i-1] if i else None
                     claim.note(p[i], y[i], n, draft=draft, before=before)
         if claim.wealth >= 1/self.rate: return False, claim.words(1/self.rate)
-        return True, f"; token by token {claim.sees(1/self.rate)}"
+        return True, f"; token by token, {claim.detectable_shares(1/self.rate)}"
 
     def tokens(self):
         if self.like is None: return None, "no rule to compare with"
-        if self.broken: return None, NOT_RUN
+        if self.failed: return None, NOT_RUN
         bets, emitted, rule = {name: FewerTokensBet() for name in self.records}, {}, self.like.__name__
         for name, r in self.records.items():
-            for (x, w), seen in r.calls.items():
-                bets[name].note(expected_lengths(self.made[name], x, w, self.like), seen)
-            mine, due = sum(k*n for k, n in r.of(1).items()) / self.runs, bets[name].due
-            if bets[name].wealth >= 1/self.rate and mine < due:
-                two = f"{mine:.3f} tokens a call, and {rule} gives {due:.3f}"
-                return False, f"in the case '{name}' {two} after the same drafts"
+            for (x, w), counts in r.calls.items():
+                bets[name].note(expected_lengths(self.made[name], x, w, self.like), counts)
+            mine, expected = sum(k*n for k, n in r.of(1).items()) / self.runs, bets[name].due
+            if bets[name].wealth >= 1/self.rate and mine < expected:
+                two = f"{mine:.3f} tokens per call, expected {expected:.3f} ({rule} on the same drafts)"
+                how = f"wealth {bets[name].wealth:.1e}, threshold {1/self.rate:.0e}"
+                return False, f"too few in the case '{name}': {two}; {how}"
             emitted[name] = mine
         least = min(b.share(1/self.rate) for b in bets.values())
-        due = mean(b.due for b in bets.values())
-        two = f"{mean(emitted.values()):.3f} tokens a call, {rule} gives {due:.3f}"
-        words = f"{two} after the same drafts, in the mean of the cases"
+        expected = mean(b.due for b in bets.values())
+        words = (f"{mean(emitted.values()):.3f} tokens per call, expected {expected:.3f} "
+                 f"({rule} on the same drafts), mean of the cases")
         if least > 1: return True, words
         found = f"a function that drops the draft in {least:.1%} of its calls"
-        return True, f"{words}; would have found, with probability {1 - MISS}, {found}"
+        return True, f"{words}; detectable with power {1 - MISS}: {found}"
 
     def noise(self):
-        what = "a block whose draft was drawn from the same generator"
+        what = "blocks whose draft was sampled from the same generator"
         return self.counted(self.shared, "P", self.gamma + 1, what)
 
     def draft(self):
-        if self.drafter is None: return None, "none was given"
-        return self.counted(self.shared, "Q", self.gamma, "a drafted block")
+        if self.drafter is None: return None, "no drafter was given"
+        return self.counted(self.shared, "Q", self.gamma, "the drafted blocks")
 
     def seeds(self):
-        answers = [[self.ask(FAIR, k, self.noise_of(k)).y for _ in range(2)] for k in range(40)]
-        classes = {token_classes(self.V)[a[0]] for a, _ in answers if a and a[0] < self.V}
-        if not any(a or b for a, b in answers): return None, NOT_RUN
-        if any(a != b for a, b in answers):
-            return False, "two calls with equal generators differ: some noise has another source"
+        results = [[self.call(FAIR, k, self.noise_of(k)).y for _ in range(2)] for k in range(40)]
+        classes = {token_classes(self.V)[a[0]] for a, _ in results if a and a[0] < self.V}
+        if not any(a or b for a, b in results): return None, NOT_RUN
+        if any(a != b for a, b in results):
+            return False, "two calls with equal generators differ: some random numbers have another source"
         if len(classes) < 2:
-            return False, "40 generators gave always the same one of two equally likely tokens"
-        return True, "equal generators give equal results, different ones different results"
+            return False, "with 40 generators it always returned the same of two equally likely classes"
+        return True, "equal generators give equal results, different generators different results"
 
     def rows(self):
-        answers = [self.ask(f, k, self.noise_of(k)) for k in range(4) for f in (FAIR, INNER)]
-        changed = sorted({name for a in answers for name in a.changed})
+        results = [self.call(f, k, self.noise_of(k)) for k in range(4) for f in (FAIR, INNER)]
+        changed = sorted({name for a in results for name in a.changed})
         if changed: return False, f"{', '.join(changed)} changed by a call"
-        return (True, "p, q and x are unchanged") if any(a.y for a in answers) else (None, NOT_RUN)
+        return (True, "p, q and x are unchanged") if any(a.y for a in results) else (None, NOT_RUN)
 
     def zeros(self):
-        calls = answered = 0
+        calls = returned = 0
         for u, f, k in ((u, f, k) for u in (0., 1 - 2.**-53) for f in (INNER, SAME) for k in range(6)):
             rng = EdgeGenerator(u, self.gamma + 2)
-            a = self.ask(f, k, rng)
-            calls, answered = calls + rng.calls, answered + bool(a.y)
+            a = self.call(f, k, rng)
+            calls, returned = calls + rng.calls, returned + bool(a.y)
             if a.impossible: return False, (
                 f"with a uniform number of {'1 - 2^-53' if u else '0'} it returned {a.y} after the draft "
                 f"{tuple(a.x.tolist())}, which has probability 0 under the target")
-        if not answered: return None, NOT_RUN
+        if not returned: return None, NOT_RUN
         if not calls: return None, "the function took no uniform number from the generator"
         return True, "no token of probability 0 at uniform numbers of 0 and of 1 - 2^-53"
 
     def nan(self):
         for k in range(6):
-            a = self.ask(INNER, k, self.noise_of(k), np.nan)
+            a = self.call(INNER, k, self.noise_of(k), np.nan)
             if not a.impossible: continue
             return False, f"with a row q of NaN it returned {a.y}, of probability 0 under the target"
-        if any(self.ask(INNER, k, self.noise_of(k)).y for k in range(6)): return True, (
+        if any(self.call(INNER, k, self.noise_of(k)).y for k in range(6)): return True, (
             "a row q of NaN raises an error, or gives a token that is possible under the target")
         return None, NOT_RUN   # nor without the NaN
 
@@ -473,6 +476,7 @@ def certify_rows(verify, V=4, gamma=2, draft=None, like=reject, cases=CASES, run
     check_rate(alpha=alpha)
     check_kit(verify, draft, like, cases)
     kit = Questions(verify, V, gamma, draft, like, cases, runs, seed, alpha)
-    title = (f"{V:,} tokens, drafts of {gamma}; cases: {len(cases)}, {runs:,} runs in each "
-             f"(false-alarm rate {alpha:.0e} in all)")
-    return Report(title, tuple(Finding(q, *getattr(kit, q)()) for q in QUESTIONS))
+    found = Report("", tuple(Finding(q, *getattr(kit, q)()) for q in QUESTIONS))
+    title = (f"{V:,} tokens, drafts of {gamma}, cases: {len(cases)}, {runs:,} runs each; failed: "
+             f"{', '.join(found.wrong) or 'none'} (total false-alarm rate {alpha:.0e})")
+    return replace(found, title=title)
