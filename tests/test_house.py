@@ -142,6 +142,8 @@ PLANTS = {
     'another version in settings.ini': (house.mirror, swap('settings.ini', 'version = ', 'version = 9.')),
     'a module that imports upward': (
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
+    'a chapter without a module that imports a later number': (house.upward, lambda root: write(
+        root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),
     'a wide line in a module': (house.wide, file('specref/core/law.py', f'x = "{"a"*110}"\n')),
     'a wide line in a cell': (house.wide, law(code(f'x = "{"a"*110}"'))),
