@@ -145,7 +145,7 @@ def short(monkeypatch):
         lookups=lambda out: None, large_model_share=lambda: dict(parameters=1, ms_a_round=1., outside=.5),
         KINDS={"copy": KINDS["copy"]}, verifier_times=lambda V, gamma: dict.fromkeys(b.VERIFIERS, 1.),
         CONTEST={k: b.CONTEST[k] for k in SOME}, best_size=lambda *args: (8, 4, 1.5),
-        sibling_rates=lambda draft: None, measure=lambda *args, **kw: COSTS)
+        sibling_rates=lambda draft, temperature: None, measure=lambda *args, **kw: COSTS)
     for name, fake in fakes.items(): monkeypatch.setattr(b, name, fake)
 
 

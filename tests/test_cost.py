@@ -149,7 +149,7 @@ def test_rates(pair, gamma):
     rates, m, looked_at = Rates(at_least[1:]), got.mean(), mean(lambda k: min(k + 1, gamma))
     assert rates.position == tuple(accepted_at_least(*pair, (0,), i) for i in range(1, gamma + 1))
     assert rates.mean_acceptance_length == 1 + rates.accepted == 1 + m
-    assert rates.draft_acceptance_rate == m / gamma and rates.r == (m + 1) / (gamma + 1)
+    assert rates.draft_acceptance_rate == m / gamma and rates.rho == (m + 1) / (gamma + 1)
     assert rates.alpha == m / looked_at
     assert rates.conditional == tuple(b / a if a else 0 for a, b in zip(at_least, at_least[1:]))
 

@@ -12,7 +12,7 @@ from helpers import CANON, DRAWS, draws, killer, laws, models, pairs, proves, se
 from verify_helpers import PEAK, SGL, as_dict, depends, star
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import exact, normalize, overlap, one_hot, residual, tv
-from specref.core.loop import as_drafter, generate, loop_law, match, rounds
+from specref.core.loop import Verdict, as_drafter, generate, loop_law, match, rounds
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching, round_robin, acceptance_prob, acceptance_prob_iid
 from specref.core.target import random_table, target_law
@@ -72,6 +72,58 @@ def test_the_pair_that_detects_every_mutant(shape):
         drafter = Branching(draft, shape, draw)
         assert law_of(accepted).mean() == F(mean)
         assert loop_law(target, drafter, reject, (0,), 2) == target_law(target, (0,), 2)
+
+
+# Whole trees
+
+def mixed_tree(draft, seed, n):
+    """A drafter of up to `n` nodes, at least two of them in a row: each node's children come by a draw of its
+    own, and where the next node is placed depends on all tokens drawn before"""
+    def drafter(ctx, rng):
+        tree = Tree(ctx)
+        for i in range(n):
+            r = np.random.default_rng([seed, *tree.token[1:]])
+            u = i if i < 2 else int(r.integers(min(i, 3)))
+            draw = DRAWS[sorted(DRAWS)[(seed + u) % len(DRAWS)]](draft.law(tree.text(u)))
+            law = draw(tuple(tree.token[c] for c in tree.children(u)))
+            if law is None: break
+            tree.add(u, rng.pick(law), law)
+        return tree
+    return drafter
+
+
+def node_by_node(rules, row_of=lambda tree, u: u):
+    "The verifier that goes down the tree by one rule at even depths, another at odd ones, with these rows"
+    def verify(p, tree, rng, u=0):
+        row, kids, level = p[row_of(tree, u)], tree.children(u), Tree(tree.text(u))
+        for c in kids: level.add(0, tree.token[c], tree.law[c])
+        v = rules[tree.depth[u] % 2]([row]*len(level), level, rng)
+        return verify(p, tree, rng, kids[v.node - 1]) if v.node else Verdict(u, v.token)
+    return verify
+
+
+@proves("thm-descent")
+@settings(max_examples=40)
+@given(models(), seeds, st.integers(2, 4))
+def test_what_is_exact_at_each_node_is_exact_on_the_tree(pair, seed, n):
+    "Any order of drawing, any mixture of draws, other rules at other nodes; four tokens, in fractions"
+    target, draft = pair
+    drafter = mixed_tree(draft, seed, n)
+    drafter_contract(drafter, (0,))
+    for verify in (reject, node_by_node((reject, match)), node_by_node((match, reject))):
+        verifier_contract(target, drafter, verify, (0,), 4)
+
+
+@proves("thm-descent")
+@pytest.mark.parametrize("seed", range(4))
+def test_the_row_of_the_parent_at_a_child_is_wrong(seed):
+    "The first token is right and the next ones are not; with each node's own row all are"
+    target, draft = killer()
+    drafter = as_drafter(mixed_tree(draft, seed, 3))
+    def off(verify, n):
+        return tv_outcomes(loop_law(target, drafter, verify, (0,), n), target_law(target, (0,), n))
+    stale = node_by_node((reject, reject), lambda tree, u: max(tree.parent[u], 0))
+    assert off(stale, 1) == off(node_by_node((reject, reject)), 3) == 0 < off(stale, 3)
 
 
 # Acceptance

@@ -1,11 +1,15 @@
 "Chapter 60: the table of systems and its certificates"
+from functools import partial
+
 import pytest
 
 from helpers import random_table
 from specref.app.systems import LOSSY, SYSTEMS
 from specref.certify.certificates import certificate
+from specref.core.law import greedy
 from specref.core.loop import System, Verdict
 from specref.core.rng import Seeded
+from specref.core.target import Rows, Target
 from specref.verify.reject import Chain
 
 OURS = {"autoregressive", "mass-transfer tree"}   # no paper: plain decoding, a rule of chapter 13
@@ -18,6 +22,37 @@ def test_every_system_is_certified(name):
     system = SYSTEMS[name](random_table(3, 1))
     assert isinstance(system, System) and (system.cites or name in OURS)
     assert len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
+
+
+DRAWN = ("sampled tree", "SpecHub", "optimal transport", "traversal verification", "mass-transfer tree",
+         "Sequoia")
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_sampled_tree_at_temperature_0_has_the_likeliest_tokens(name):
+    "Each draft token is a point mass, the likeliest untried by the unwarped row; the system is still exact"
+    cold, draft = partial(SYSTEMS[name], temperature=0), random_table(5, 3, zeros=False)
+    assert certificate(cold, V=4, n=2, seeds=(3, 4), stop=()).exact
+    tree = cold(draft).drafter((0,), Seeded(0))
+    for u in range(len(tree)):
+        ranked = sorted(range(5), key=lambda x: -draft.law(tree.text(u))[x])
+        kids = tree.children(u)
+        assert [tree.token[c] for c in kids] == ranked[:len(kids)]
+        assert all(tree.law[c][tree.token[c]] == 1 for c in kids)
+    assert max(len(tree.children(u)) for u in range(len(tree))) > 1
+
+
+def test_ranked_trees_are_ranked_by_the_unwarped_rows():
+    "A draft whose rows are point masses still has second choices"
+    table = random_table(5, 3, zeros=False)
+    class Greedy(Target):
+        V = 5
+        def __call__(self, tree):
+            p = table(tree)
+            return Rows(lambda i: greedy(p[i]), len(p), 5, raw=lambda i: p[i])
+    for name in "EAGLE-2 tree", "OPT-Tree":
+        a, b = (SYSTEMS[name](draft, exact=True).drafter((0,), Seeded(0)) for draft in (Greedy(), table))
+        assert a == b and len(a.children(0)) > 1
 
 
 @pytest.mark.parametrize("name", LOSSY)

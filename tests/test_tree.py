@@ -12,8 +12,8 @@ from specref.core.rng import Seeded, law_of
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import Verdict
 from specref.core.tree import Tree, add_paths, ancestor_mask, chain_nodes, edge_laws, from_choices, from_links
-from specref.core.tree import iid, in_sequence, node_status, points, positions, to_choices, to_links
-from specref.core.tree import without_replacement
+from specref.core.tree import iid, in_sequence, likeliest_points, node_status, points, positions
+from specref.core.tree import to_choices, to_links, without_replacement
 from specref.core.picture import draw_tree
 
 def grown(parent, token=lambda i: i, ctx=(0,), probe=()):
@@ -45,6 +45,29 @@ def test_the_other_draws(q, tokens):
     assert [int(np.argmax(draw(tuple(tokens[:i])))) for i in range(len(tokens))] == tokens
     assert draw(tuple(tokens)) is None is both((0, 2, 1))
     assert [tuple(both(e)) for e in ((), (0,), (0, 2))] == [tuple(q), (0, 0, 1, 0), tuple(other((0, 2)))]
+
+@proves("lem-cold")
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=5, unique=True), st.integers(1, 3), st.integers(1, 40))
+def test_siblings_at_temperature_zero_are_the_likeliest(weights, k, power):
+    "Siblings at T = 1/power, enumerated, against the points; and the bound of the lemma, which tightens"
+    q, order = exact(*weights), tuple(sorted(range(len(weights)), key=lambda x: -weights[x]))
+    def siblings(draw):
+        def tokens(rng):
+            (tree := Tree((0,))).grow(0, draw, rng, k)
+            return tuple(tree.token[1:])
+        return law_of(tokens)
+    ratio = max(b / a for i, a in enumerate(q[list(order)]) for b in q[list(order)][i + 1:])
+    assert siblings(likeliest_points(q)) == {order[:k]: 1}
+    hot = siblings(without_replacement(normalize(q**power)))
+    assert hot[order[:k]] >= 1 - k * len(q) * ratio**power
+
+def test_likeliest_points_takes_equal_tokens_in_order_and_no_token_of_weight_zero():
+    draw = likeliest_points(exact(1, 2, 0, 2))
+    tree = Tree((0,))
+    assert tree.grow(0, draw, Seeded(0), 4) == [1, 2, 3] and tree.token[1:] == [1, 3, 0]
+    assert draw((0, 1, 3)) is None and draw(()).dtype == object
+    assert likeliest_points(np.array([.5, .5]))(()).dtype == float
 
 @pytest.mark.parametrize("how", [iid, without_replacement])
 def test_draws_of_float_rows_are_floats(how):

@@ -163,7 +163,7 @@ def race(kind, temperature, laps, each, n, bar):  # -> rows, Sequoia's choice
     seen, expect, costs, turns = laps_of(CONTEST, kind, temperature, laps, each, n, bar)
     where, prompt = dict(kind=kind, temperature=temperature), len(turns[0][0])
     rows = [where | result_row(name, seen, expect, costs, n*each, prompt) for name in seen]
-    nodes, levels, promised = best_size(sibling_rates("small"), costs, 32, 6)
+    nodes, levels, promised = best_size(sibling_rates("small", temperature), costs, 32, 6)
     return rows, where | dict(nodes=nodes, levels=levels, promised=promised)
 
 # %% ../../nbs/62_benchmarks.ipynb #ebf77609

@@ -4,24 +4,26 @@
 
 # %% auto #0
 __all__ = ['LOG_FORMAT', 'load_model', 'load_pair', 'loaded_models', 'same_words', 'fresh_copy', 'build_system', 'encode_prompt',
-           'measure_pair', 'counted_noun', 'decode', 'check_prompt_room', 'timed_run', 'report_texts', 'compare_texts',
-           'report_speed', 'bench', 'held_out_texts', 'mean_acceptance', 'report_costs', 'certify_command',
-           'model_certifier', 'report_certificates', 'indent', 'certify_recorded', 'check_folder', 'check_file',
-           'Parser', 'parser', 'add_command', 'add_decode', 'add_models', 'add_bench', 'add_certify', 'add_tour',
-           'add_record', 'add_compare', 'add_train', 'main', 'run_command']
+           'measure_pair', 'counted_noun', 'decode', 'check_prompt_room', 'timed_run', 'measured_plan', 'corpus_texts',
+           'report_texts', 'compare_texts', 'report_speed', 'bench', 'held_out_texts', 'mean_acceptance',
+           'report_costs', 'certify_command', 'model_certifier', 'report_certificates', 'indent', 'certify_recorded',
+           'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_decode', 'add_models', 'add_bench',
+           'add_certify', 'add_tour', 'add_record', 'add_compare', 'add_train', 'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
+from math import inf
 from textwrap import fill
 from time import perf_counter
 import numpy as np
-from ..core.check import check_at_least, look_up
+from ..core.check import check_at_least, check_between, look_up
 from ..core.law import check_warp, overlap
 from ..core.rng import Seeded
 from ..core.loop import bounded, autoregressive, rounds
@@ -29,7 +31,8 @@ from ..verify.reject import Chain, capped_geometric, reject
 from ..core.timing import explain, measure
 from ..certify.certificates import certificate, certify_system
 from ..certify.sequential import certify_log
-from .systems import SYSTEMS
+from .systems import SYSTEMS, end_tokens
+from ..draft.shapes import best_size, measure_rank_acceptance, sequoia
 
 # %% ../../nbs/63_commands.ipynb #3782a3f9
 def load_model(role, name, temperature, top_k=None):
@@ -43,26 +46,29 @@ def load_model(role, name, temperature, top_k=None):
         raise ValueError(f"{role}: {reason or e}") from e
 
 # %% ../../nbs/63_commands.ipynb #d14598d1
-def load_pair(target, draft, temperature, top_k=None):  # -> tokenizer, target, draft or None
-    "The models of these names; without a target the embedded pair"
+def load_pair(target, draft, temperature, top_k=None, draft_temperature=None):
+    "Tokenizer, target and draft or None, of these names; without a target the embedded pair"
     check_warp(temperature, top_k, None)
+    if draft_temperature is None: draft_temperature = temperature
+    check_between(0, inf, draft_temperature=draft_temperature)
     if target == "": raise ValueError("target: got '', wanted a name or a path")
     if draft == "": raise ValueError("draft: got '', wanted a name or a path")
     if target is None: target, draft = "target", draft or "small"
-    tok, p, q = loaded_models(target, draft, temperature, top_k)
+    tok, p, q = loaded_models(target, draft, (temperature, draft_temperature), top_k)
     if q and q.V != p.V:
         raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
     if q: same_words(tok, draft)
     return tok, p, q
 
-def loaded_models(target, draft, temperature, top_k):  # -> tokenizer, target, draft or None
+def loaded_models(target, draft, temperatures, top_k):  # -> tokenizer, target, draft or None
     "The models themselves; an embedded target is fastest on one thread"
     import torch, transformers
     from specref.models.embedded import is_embedded, tokenizer_of
     if is_embedded(target): torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    tok, p = tokenizer_of("target", target), load_model("target", target, temperature, top_k)
-    return tok, p, load_model("draft", draft, temperature, top_k) if draft else None
+    hot, own = temperatures
+    tok, p = tokenizer_of("target", target), load_model("target", target, hot, top_k)
+    return tok, p, load_model("draft", draft, own, top_k) if draft else None
 
 # %% ../../nbs/63_commands.ipynb #9f1551c9
 def same_words(tok, draft):
@@ -81,11 +87,12 @@ def fresh_copy(model):
     return new
 
 # %% ../../nbs/63_commands.ipynb #b4400e54
-def build_system(system, target, draft, gamma=None):
-    "The system of that name on fresh copies of these models"
+def build_system(system, target, draft, gamma=None, **given):
+    "The system of that name on fresh copies of these models; `given`: the plan, earlier texts, end tokens"
     options = {} if gamma is None else dict(gamma=gamma)
     check_at_least(1, **options)
-    built = look_up(SYSTEMS, system=system)(fresh_copy(draft or target), **options)
+    model = fresh_copy(draft or target)
+    built = look_up(SYSTEMS, system=system)(model, temperature=model.temperature, **options, **given)
     if draft is None and built.drafter.models:
         raise ValueError(f"draft: got none, wanted a model, since {system!r} drafts with one")
     return built
@@ -113,20 +120,22 @@ def counted_noun(n, what):
     return f"{n} {what}{'s' * (n != 1)}"
 
 # %% ../../nbs/63_commands.ipynb #2fff88b1
-def decode(prompt, n=128, gamma=None, temperature=0., top_k=None, seed=123, target=None, draft=None,
-           system="speculative sampling"):
+def decode(prompt, n=128, gamma=None, temperature=0., draft_temperature=None, top_k=None, seed=123,
+           target=None, draft=None, system="speculative sampling"):
     "Decode `prompt` plainly and by `system`; prints the texts, and the speed-up measured and predicted"
     check_at_least(1, n=n)
     check_at_least(0, seed=seed)
     look_up(SYSTEMS, system=system)
     check_at_least(1, **({} if gamma is None else dict(gamma=gamma)))
-    tok, p, q = load_pair(target, draft, temperature, top_k)
+    tok, p, q = load_pair(target, draft, temperature, top_k, draft_temperature)
     ids = encode_prompt(tok, prompt, p, n)
-    built = build_system(system, p, q, gamma)
+    build = partial(build_system, system, p, q, gamma, plan=measured_plan(p, q, ids),
+                    past=partial(corpus_texts, tok), end=end_tokens(tok))
+    built = build()
     check_prompt_room(built.drafter, p, ids)
     built(fresh_copy(p), ids, min(n, 8), Seeded(seed))   # a warm-up run
     plain = timed_run(autoregressive, fresh_copy(p), ids, n, seed, tok)
-    fast = timed_run(build_system(system, p, q, gamma), fresh_copy(p), ids, n, seed, tok)
+    fast = timed_run(build(), fresh_copy(p), ids, n, seed, tok)
     report_texts({"plain": plain, system: fast}, tok, ids, temperature)
     report_speed(*fast, plain, p, q, ids)
 
@@ -141,6 +150,25 @@ def timed_run(system, target, ids, n, seed, tok):  # -> text, seconds
     start = perf_counter()
     text = system(target, ids, n, Seeded(seed), stop=(tok.eos_token_id,))
     return text, perf_counter() - start
+
+# %% ../../nbs/63_commands.ipynb #064e6cfe
+def measured_plan(p, q, ids, k=6, each=12, most=32, depth=6):
+    "A plan of Sequoia's tree for this pair after this prompt: rates by rank, costs, and the best size"
+    known = {}
+    def plan(model, draw, gamma):
+        if gamma not in known:
+            text = ids[-max(1, min(p.most, q.most) - 2*each):]
+            rates = measure_rank_acceptance(fresh_copy(p), model, [text], k, each, draw=draw)
+            rates = sorted(rates, reverse=True)
+            size = (gamma, depth) if gamma else best_size(rates, measure_pair(p, q, [ids]), most, depth)[:2]
+            known[gamma] = sequoia(rates, *(max(1, x) for x in size))[0]
+        return known[gamma]
+    return plan
+
+def corpus_texts(tok):  # -> texts of tokens
+    "The beginning of the embedded corpus in the tokens of `tok`"
+    from specref.app.tour import earlier_text
+    return earlier_text(tok=tok)
 
 # %% ../../nbs/63_commands.ipynb #30a24525
 def report_texts(runs, tok, ids, temperature):  # {name: (text, seconds)}
@@ -317,6 +345,7 @@ def add_decode(commands):
     add("--n", type=int, help="number of new tokens")
     add("--gamma", type=int, help="number of draft tokens; without it the system's own number")
     add("--temperature", type=float, help="0 selects the likeliest token")
+    add("--draft-temperature", type=float, help="the draft's own; without it the target's")
     add("--top-k", type=int, help="truncates both models to the k likeliest tokens, for a "
                                   "system that rejects a large vocabulary; without it all")
     add("--seed", type=int, help="seed of the random numbers")

@@ -78,6 +78,7 @@ CLAIMS = {
     "Hydra++ over Hydra": ("Hydra++", "Hydra"),
     "EAGLE-2 over EAGLE, same weights": ("EAGLE-2", "EAGLE"),
     "HASS over EAGLE-2, same tree": ("HASS", "EAGLE-2"),
+    "EAGLE-3 over EAGLE-2, same tree": ("EAGLE-3", "EAGLE-2"),
     "EAGLE-3 over HASS": ("EAGLE-3", "HASS"),
     "EAGLE-3.1 over HASS": ("EAGLE-3.1", "HASS"),
     "EAGLE-3.1 over the small chain": ("EAGLE-3.1", "speculative sampling"),
@@ -164,20 +165,22 @@ def card_summary(stop):
 def comparison_line(row):
     "A line of the table"
     low, high = row["tokens_interval"]
-    depths = "".join(f" {a:4.2f}" for a in row["overlaps"])
-    return (f"{row['system'] + ' ' + row['draft']:29}{row['tokens_a_round']:5.2f} ({low:.2f}-{high:.2f}) "
-            f"{row['accepted']:5.2f}{row['draft_cost']:6.2f}{row['tokens_per_s']:6.0f}"
-            f"{row['predicted']:6.2f}{row['over_plain']:6.2f} {depths}")
+    depths = "".join(f" {a:.2f}".replace(" 0.", " .") for a in row["overlaps"])
+    return (f"{row['system'] + ' ' + row['draft']:27}{row['tokens_a_round']:.2f} ({low:.2f}-{high:.2f})"
+            f"{row['accepted']:5.2f}{row['draft_cost']:5.2f}{row['tokens_per_s']:6.0f}"
+            f"{row['predicted']:5.2f}{row['over_plain']:5.2f} {depths}")
 
 def comparison_table(got):
     "The table of a stored run"
-    head = "  tokens a round   acc draft tok/s  pred plain  0-α  1-α  2-α  3-α"
+    head = "tokens a round    acc cost tok/s pred meas  0-α 1-α 2-α 3-α"
     laps = f"{got['laps']} laps (decoding seeds) of {got['prompts_a_lap']} prompts"
+    n, kinds = got["laps"] * got["prompts_a_lap"], by_kind(got["rows"])
     out = [f"{got['machine']}, {got['threads']} thread, torch {got['torch']}, {got['date']}",
-           f"{laps}, {got['tokens']} tokens each"]
-    for (kind, t), rows in by_kind(got["rows"]).items():
-        out += ["", f"{f'{kind}, T = {t:g}':29}{head}", *map(comparison_line, rows)]
-    out += ["", "more tokens a round, with its 95 % interval over the prompts"]
+           f"{laps}, {got['tokens']} tokens each: {n} prompts a row"]
+    for (kind, t), rows in kinds.items():
+        out += ["", f"{f'{kind}, T = {t:g}':27}{head}", *map(comparison_line, rows)]
+    n *= len({kind for kind, _ in kinds})
+    out += ["", f"more tokens a round: mean difference over {n} prompts, and its 95 % interval"]
     for claim in got["claims"]:
         gain = "{:+.2f} ({:+.2f} to {:+.2f})".format(*claim["gain"])
         out.append(f"T = {claim['temperature']:g}  {claim['claim'] + ' ' + claim['draft']:42}{gain}")

@@ -26,24 +26,23 @@ from ..core.rng import Seeded
 from ..certify.certificates import certificate
 from ..train.registry import SHIPPED_DRAFTERS, TRAINED, trained_system, load_system
 from ..models.embedded import DOMAINS, corpus, embedded, prompts, tokenizer
-from ..draft.shapes import measure_rank_acceptance
-from .systems import SYSTEMS
+from ..draft.shapes import drawn_at, measure_rank_acceptance
+from .systems import SYSTEMS, end_tokens, plan_by
 
 # %% ../../nbs/60a_tour.ipynb #4d05d969
 @dataclass(frozen=True)
 class Stop:
-    "A recipe of `SYSTEMS`, its embedded draft, and the draft's temperature if it is not the target's"
+    "A recipe of `SYSTEMS` and its embedded draft, which has the target's temperature"
     recipe: str
     draft: str = ""
-    temperature: float = None
     planned: bool = False   # from the acceptance of siblings by rank, measured on the draft
     def build(self, temperature):  # -> target, System
         return embedded("target", temperature=temperature), self.system(temperature)
     def system(self, temperature):
         if not self.draft: return without_model(self.recipe)
-        own = temperature if self.temperature is None else self.temperature
-        plan = dict(rates=sibling_rates(self.draft)) if self.planned else {}
-        return SYSTEMS[self.recipe](embedded(self.draft, temperature=own), **plan)
+        plan = dict(plan=plan_by(sibling_rates(self.draft, temperature))) if self.planned else {}
+        draft = embedded(self.draft, temperature=temperature)
+        return SYSTEMS[self.recipe](draft, temperature=temperature, **plan)
 
 @dataclass(frozen=True)
 class TrainedStop(Stop):
@@ -55,26 +54,28 @@ class TrainedStop(Stop):
 @cache
 def without_model(recipe):
     "A system without a draft model, built once; its first draft has been made"
-    system = SYSTEMS[recipe](embedded("small"), past=earlier_text())
+    system = SYSTEMS[recipe](embedded("small"), past=earlier_text(), end=end_tokens(tokenizer()))
     system.drafter((0, 0), Seeded(0))
     return system
 
 @cache
-def earlier_text(most=150_000):  # -> texts of tokens
-    "The first `most` characters of each domain's training text"
+def earlier_text(most=150_000, tok=None):  # -> texts of tokens
+    "The first `most` characters of each domain of the training text, in tokens of `tok` or the embedded"
     cut = []
     for domain in DOMAINS:
         texts = [row["text"] for row in corpus() if row["domain"] == domain and not row["held_out"]]
         ends = accumulate(map(len, texts))
         cut += [text[:max(0, most + len(text) - end)] for text, end in zip(texts, ends)]
-    ids = tokenizer()([text for text in cut if text], add_special_tokens=False)["input_ids"]
+    ids = (tok or tokenizer())([text for text in cut if text], add_special_tokens=False)["input_ids"]
     return tuple(map(tuple, ids))
 
 @cache
-def sibling_rates(draft, k=4, each=8):
-    "The acceptance of `k` siblings by rank, at temperature 1, on `each` prompts of both domains"
+def sibling_rates(draft, temperature=1., k=4, each=8):
+    "The acceptance of `k` siblings by rank at a temperature, on `each` prompts of both domains"
     texts = [text for domain in DOMAINS for text in prompts(domain, each, seed=3)]
-    rates = measure_rank_acceptance(embedded(), embedded(draft), texts, k, each=8)
+    target = embedded(temperature=temperature)
+    model, draw = drawn_at(temperature, embedded(draft, temperature=temperature))
+    rates = measure_rank_acceptance(target, model, texts, k, each=8, draw=draw)
     return tuple(sorted(rates.tolist(), reverse=True))
 
 # %% ../../nbs/60a_tour.ipynb #390309b8
@@ -89,9 +90,9 @@ UNTRAINED = [
     PLAIN,
     *(Stop(recipe, draft) for recipe in CHAIN_STOPS for draft in ("small", "large")),
     *(Stop(recipe, "small") for recipe in ("block verification", "Gumbel coupling")),
-    *(Stop(recipe, "small", 1.) for recipe in TREE_STOPS),
-    Stop("Sequoia", "small", 1., planned=True),
-    *(Stop(recipe, "small", 1.) for recipe in GROWN_STOPS),
+    *(Stop(recipe, "small") for recipe in TREE_STOPS),
+    Stop("Sequoia", "small", planned=True),
+    *(Stop(recipe, "small") for recipe in GROWN_STOPS),
     *(Stop(recipe) for recipe in LOOKUP_STOPS),
     Stop("Ouroboros", "small")]
 TOUR_STOPS = [*UNTRAINED, *map(TrainedStop, TRAINED)]

@@ -55,7 +55,7 @@ class Costs:
     def __str__(self):
         k = ", ".join(f"k({m}) = {self.curve(m):.2f}" for m in sorted(self.reading)[1:]) or "k = 1"
         return (f"a plain token {1e3 * self.plain():.3g} ms; in units of that c = {self.c:.3f},\n"
-                f"{k}, and {self.rest / self.plain():.3f} a round outside the models")
+                f"{k},\nand {self.rest / self.plain():.3f} a round outside the models")
     def plain(self):
         "Seconds of a target call that reads one token"
         return self.reading[1]

@@ -81,7 +81,7 @@ class Rates:
     @property
     def alpha(self): return self.accepted / (1 - self.position[-1] + self.accepted)
     @property
-    def r(self): return self.mean_acceptance_length / (self.gamma + 1)
+    def rho(self): return self.mean_acceptance_length / (self.gamma + 1)
     def tokens(self, gamma):
         "Mean tokens a round with `gamma` draft tokens; beyond the measured ones the rate `alpha` is assumed"
         further = sum(self.alpha**i for i in range(1, gamma - self.gamma + 1))
@@ -89,7 +89,7 @@ class Rates:
 
     def __str__(self):
         names = ("alpha", "draft_acceptance_rate", "position", "conditional",
-                 "r", "mean_acceptance_length", "accepted")
+                 "rho", "mean_acceptance_length", "accepted")
         rows = {name: np.atleast_1d(getattr(self, name)) for name in names}
         texts = {name: " ".join(f"{float(x):.3f}" for x in row) for name, row in rows.items()}
         return "\n".join(f"{name:22} {text}" for name, text in texts.items())

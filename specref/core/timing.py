@@ -125,6 +125,7 @@ class Explanation:
     def words(self):
         "The answer in words: the speed-up, its largest cause, and what would help"
         now, gain, plain = self.measured or self.predicted, self.gains[self.cause], self.costs.plain()
+        head = "" if self.measured else "Predicted, not measured: "
         numbers = dict(
             alpha=self.alpha, gamma=self.gamma, best=self.best, useful=self.useful,
             gain=gain, then=gain * now, c=self.seconds["draft"] / self.gamma / plain,
@@ -133,13 +134,12 @@ class Explanation:
         most = CAUSES[self.cause].format(**numbers)
         verb = "costs" if now < 1 else "holds it back"
         none = " At these rates and costs no length of draft is faster than plain decoding."
-        reason = textwrap.fill(f"What {verb} most is {most}{none if self.best == 0 else ''}", 100)
-        return f"{now:.2f} times as fast as plain decoding.\n{reason}"
+        reason = textwrap.fill(f"What {verb} most is {most}{none if self.best == 0 else ''}", 84)
+        return f"{head}{now:.2f} times as fast as plain decoding.\n{reason}"
 
     def __str__(self):
         lines = [f"  {k:9} {1e3 * x:9.3f} ms {x / self.total:6.1%}" for k, x in self.seconds.items()]
-        seen = "no costs given: reading is taken to be flat"
-        if self.measured: seen = f"{self.measured:.3f} measured"
+        seen = f"{self.measured:.3f} measured" if self.measured else "if reading is flat (no costs given)"
         best = "" if self.best is None else f"; best gamma {self.best}"
         head = f"a round: {self.gamma:.3g} drafted, {self.tokens:.3g} emitted, {1e3 * self.total:.3f} ms"
         speed = f"speed-up: {self.predicted:.3f} predicted, {seen}{best}"

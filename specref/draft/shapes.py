@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['heaviest_paths', 'top_tokens', 'independent', 'check_rank_rates', 'as_parents', 'expected_tokens', 'StaticTree',
            'tree_values', 'sequoia', 'measure_rank_acceptance', 'best_size', 'medusa_choices', 'heaviest_nodes',
-           'expand_pool', 'DynamicTree', 'opt_tree', 'ParallelHeadTree', 'SkipGrams', 'skip_accuracy']
+           'expand_pool', 'DynamicTree', 'opt_tree', 'ParallelHeadTree', 'SkipGrams', 'skip_accuracy', 'drawn_at']
 
 # %% ../../nbs/20_shapes.ipynb #9173c1d4
 from collections import defaultdict
@@ -20,7 +20,9 @@ from ..core.cost import Costs
 from ..core.law import one_hot
 from ..core.loop import Drafter, rounds
 from ..core.rng import Seeded
-from ..core.tree import Tree, add_paths, check_parents, from_choices, to_choices, without_replacement
+from ..core.target import UnwarpedModel
+from ..core.tree import Tree, add_paths, check_parents, from_choices, to_choices
+from ..core.tree import likeliest_points, without_replacement
 from ..verify.reject import reject
 
 # %% ../../nbs/20_shapes.ipynb #6582b000
@@ -283,3 +285,16 @@ def skip_accuracy(marginals, texts, k):  # -> (depth, k)
     if not places:
         raise ValueError(f"texts: got no place that {marginals.depth} tokens follow, wanted at least one")
     return hits / places
+
+# %% ../../nbs/20_shapes.ipynb #ed2a8273
+def drawn_at(temperature, model, draw=without_replacement, limit=likeliest_points):  # -> model, draw
+    """A draft model and the draw of its siblings at a temperature of the draft; at 0 the `limit` of the draw
+    on the model's unwarped rows (Lemma cold)
+
+    >>> model, draw = drawn_at(0, random_table(4, seed=1))
+    >>> tree = StaticTree(model, (-1, 0, 0), draw)((0,), Seeded(0))
+    >>> print(tree.token, *tree.law[1])
+    [None, 1, 3] 0 1 0 0
+    """
+    check_between(0, inf, temperature=temperature)
+    return (model, draw) if temperature > 0 else (UnwarpedModel(model), limit)

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['standard_rule', 'AcceptanceRule', 'check_fraction', 'lenient', 'check_same_models_vocab', 'text_law', 'GreedyModel',
            'raw_law', 'warped_law', 'Gate', 'accept_set', 'lenient_greedy', 'check_nats', 'top_beta', 'token_ranks',
-           'entropy', 'typical', 'bild_rollback', 'BildDraft', 'reject_toward', 'ensemble', 'cascade', 'CombinedModel']
+           'entropy', 'typical', 'bild_rollback', 'BildDraft', 'reject_toward', 'ensemble', 'cascade', 'CombinedModel',
+           'position_distances']
 
 # %% ../../nbs/15a_lenience.ipynb #f823e3bf
 from collections import defaultdict
@@ -91,10 +92,12 @@ def text_law(rule, target, draft, gamma, ctx, n):  # -> {text: probability}
         now = {s: w for s, w in after.items() if w}
     return Outcomes(now).of(lambda s: s[0])
 
-# %% ../../nbs/15a_lenience.ipynb #5977efb3
+# %% ../../nbs/15a_lenience.ipynb #6fee432e
 class GreedyModel(Target):
     "`model` at temperature 0: point masses on its likeliest tokens, beside the rows before any warp"
-    def __init__(self, model): self.model, self.V, self.most, self.meter = model, model.V, model.most, model.meter
+    def __init__(self, model): self.model, self.V, self.meter = model, model.V, model.meter
+    @property
+    def most(self): return self.model.most
     def __call__(self, tree):
         p = self.model(tree)
         return Rows(lambda i: greedy(p[i]), len(p), self.V, lambda i: raw_row(p, i))
@@ -116,8 +119,10 @@ class Gate(AcceptanceRule):
     def __call__(self, p, tree, rng):
         reached = {0: (0, 1)}   # node: depth, probability of the path
         for u in range(len(tree)):
-            for c in tree.children(u) if u in reached else ():
-                row, x, q = self.row(p, u), tree.token[c], tree.law[c]
+            if u not in reached or not tree.children(u): continue
+            row = self.row(p, u)
+            for c in tree.children(u):
+                x, q = tree.token[c], tree.law[c]
                 check_same_vocab(row, q)
                 if self.accepted(row, q)[x] == q[x]: reached[c] = tree.depth[c], reached[u][1] * row[x]
         end = max(reached, key=reached.get)
@@ -215,3 +220,8 @@ class CombinedModel(Target):
     def __call__(self, tree):
         p, q = self.target(tree), self.draft(tree)
         return Rows(lambda i: self.f(p[i], q[i]), len(tree), self.V)
+
+# %% ../../nbs/15a_lenience.ipynb #f4947a29
+def position_distances(got, want, n):  # {text: probability}, the same, tokens -> n distances
+    "The total variation of the token at each position; from a single text, the probability that it differs"
+    return [tv_outcomes(*(law.of(lambda y: y[t]) for law in (got, want))) for t in range(n)]
