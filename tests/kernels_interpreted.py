@@ -322,7 +322,7 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "S not renewed": ("fresh", "tl.where(r_row >= 0, 1, stale)", "stale"),
     "rejections forgotten at the end": ("fresh", DRAWN, DRAWN.replace(" j,", " 0,")),
     "rejections of the node before": ("leaf", "accepted, stale, j = -1, 0, 0", "accepted, stale = -1, 0"),
-    "block: <=": ("ends", "(S + 1 - w) < S", "(S + 1 - w) <= S"),
+    "block: <=": ("ends", "(S + (1 - w)) < S", "(S + 1 - w) <= S"),
     "block: weight left out": ("chain", "tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0"),
     "block: from the front": ("chain", "d, looking = n - 1, 1", "d, looking = tl.minimum(n - 1, 1), 1"),
     "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tl.load(root + b))"),

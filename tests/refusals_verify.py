@@ -88,12 +88,12 @@ ROWS = [
     *(("tree", lambda f=f: verdict(f, star(without_replacement(Q), 2)))
       for f in (block, standard_rule, lenient(1))),
     *(("tree", lambda f=f: verdict(f, added(0, 1, 1)), "node 1 with 2 children, wanted a chain")
-      for f in (block, standard_rule, lenient_greedy(1))),
+      for f in (block, standard_rule, lenient(1))),
     ("tree", lambda: prefix_weights([P]*9, added(0, 0))),
     # a row and an edge with different vocabularies
     *(("q", lambda f=f, row=row: verdict(f, star(iid(Q), 1), row)) for row in (exact(1, 1, 1), exact(1))
       for f in (
-        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule)),
+        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule, typical())),
     # block
     *(("gamma", lambda bad=bad: mean_accepted_block(*pair(), (0,), bad)) for bad in (-1, 1.5, None)),
     *(("ctx", lambda bad=bad: mean_accepted_block(*pair(), bad, 2)) for bad in ((), (9,), (-1,), None)),
@@ -153,6 +153,7 @@ ROWS = [
     ("draft", lambda: CombinedModel(two(), three(), ensemble(.5))),
     ("accepted", lambda: AcceptanceRule(None, residual)),
     ("otherwise", lambda: AcceptanceRule(np.minimum, 1)),
+    ("row", lambda: typical(row=None)),
     *(("q", lambda f=f: f(exact(1, 1), exact(1, 1, 1)))
       for f in (standard_rule.law, standard_rule.acceptance, standard_rule.bias, lenient_greedy(1).law)),
 ]

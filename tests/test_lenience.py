@@ -1,4 +1,5 @@
 "Chapter 15a: every lossy rule has its stated distribution, and none has a bias below the bound"
+from dataclasses import replace
 from fractions import Fraction as F
 from math import exp, inf, log
 
@@ -6,19 +7,20 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
-from contracts import drafter_contract
+from contracts import drafter_contract, target_contract
 from helpers import CANON, DRAWS, cold, constant, draws, laws, models, pairs, proves, seeds, sizes
 from verify_helpers import as_dict
-from specref.core.rng import Seeded, law_of, verdict_tape
+from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
 from specref.core.law import exact, greedy, overlap, residual, tv
-from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
-                                  entropy, lenient, lenient_greedy, reject_toward, standard_rule, text_law,
-                                  token_ranks, top_beta, typical)
+from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, GreedyModel, accept_set,
+                                  bild_rollback, cascade, ensemble, entropy, lenient, lenient_greedy,
+                                  position_distances, raw_law, reject_toward, standard_rule, text_law,
+                                  token_ranks, top_beta, typical, warped_law)
 from specref.core.loop import Verdict, generate, loop_law, autoregressive, rounds
 from specref.verify.reject import Chain, capped_geometric, reject
 from specref.verify.siblings import Branching
-from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree
+from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
+from specref.core.tree import Tree, likeliest_points, points
 
 many = settings(max_examples=25)
 some = settings(max_examples=20)
@@ -65,9 +67,10 @@ GATES = {"greedy lenience": lenient_greedy(F(1, 2)), "l = 1": lenient_greedy(1),
          "no rollback": bild_rollback(inf), "always": bild_rollback(0),
          "typical": typical(.09, .3, greedy), "looser": typical(.5, .9, greedy)}
 GREEDY_ENDS = {"lenient_greedy(1)": lenient_greedy(1), "top_beta(1, inf)": top_beta(1, inf),
-               "rollback(0)": bild_rollback(0), "typical at T = 0": typical()}
+               "rollback(0)": bild_rollback(0), "typical, warped row": typical(choice=greedy, row=warped_law)}
 contexts, thresholds = st.sampled_from([(0,), (1, 2)]), st.sampled_from([0, .5, 2, inf])
 gates = st.sampled_from(sorted(GATES)).map(GATES.get)
+at_both = st.sampled_from([lambda model: model, GreedyModel])
 
 
 # One step
@@ -171,10 +174,11 @@ def test_lenience_on_a_tape():
 
 @proves("thm-text")
 @settings(max_examples=25)
-@given(models(), named, st.integers(1, 3), st.integers(0, 4), st.sampled_from([(0,), (1, 2, 0)]))
-def test_the_distribution_of_a_text(pair, rule, gamma, n, ctx):
-    "Rounds and their bonus tokens, enumerated by the loop and predicted by the phases"
-    assert loop_law(pair[0], Chain(pair[1], gamma), rule, ctx, n) == text_law(rule, *pair, gamma, ctx, n)
+@given(models(), at_both, named, st.integers(1, 3), st.integers(0, 4), st.sampled_from([(0,), (1, 2, 0)]))
+def test_the_distribution_of_a_text(pair, at, rule, gamma, n, ctx):
+    "Rounds and their bonus tokens, at temperatures 0 and 1, enumerated by the loop and predicted by the phases"
+    target, draft = at(pair[0]), pair[1]
+    assert loop_law(target, Chain(draft, gamma), rule, ctx, n) == text_law(rule, target, draft, gamma, ctx, n)
 
 
 @proves("cor-diluted")
@@ -213,14 +217,13 @@ def test_gates(rule, pq):
 @given(models(), st.integers(1, 3), st.sampled_from(sorted(GREEDY_ENDS)))
 def test_strict_greedy(pair, gamma, how):
     "At their strict ends the greedy rules emit the greedy text with certainty, whatever the draft"
-    target, draft = pair
-    rule = GREEDY_ENDS[how]
-    rows = cold(target) if how == "typical at T = 0" else target
-    want = target_law(cold(target), (0,), 4)
-    for drafter in (Chain(draft, gamma), Chain(cold(draft), gamma)):
-        assert loop_law(rows, drafter, rule, (0,), 4) == want
-    for q in (draft.law((0,)), greedy(target.law((0,)))):   # and accept as greedy decoding does
-        assert rule.acceptance(rows.law((0,)), q) == overlap(greedy(target.law((0,))), q)
+    target, draft = GreedyModel(pair[0]), pair[1]
+    rule, want = GREEDY_ENDS[how], target_law(target, (0,), 4)
+    for drafter in (Chain(draft, gamma), Chain(GreedyModel(draft), gamma)):
+        assert loop_law(target, drafter, rule, (0,), 4) == want
+    for q in (draft.law((0,)), target(Tree((0,)))[0]):   # and accept as greedy decoding does
+        p = target(Tree((0,)))
+        assert rule.step(p, 0, q)[0].sum() == overlap(p[0], q)
 
 
 @many
@@ -284,14 +287,22 @@ def test_confident_drafts(pair, gamma, fallback, seed):
 @given(models(), st.integers(1, 4), st.fractions(0, 2, max_denominator=6), thresholds, contexts)
 def test_the_ends_of_bild(pair, gamma, fallback, rb, ctx):
     "FB > 1: the large model alone; RB = 0: its greedy text; FB = 0 and RB = ∞: every draft token is accepted"
-    target, draft = pair
-    alone = lambda model: autoregressive(cold(model), ctx, 6, Seeded(0))
+    target, draft = map(GreedyModel, pair)
+    alone = lambda model: autoregressive(model, ctx, 6, Seeded(0))
     run = lambda fb, rb: generate(target, BildDraft(draft, gamma, fb), bild_rollback(rb), ctx, 6, Seeded(0))
     never = run(F(11, 10), rb)
     assert never == alone(target) == run(fallback, 0) and never.ledger.models["target"].calls == 6
     free = run(0, inf)
     assert free[:gamma] == alone(draft)[:gamma] and set(free.ledger.column("accepted")) == {gamma}
     assert {step.status for step in free.steps[gamma::gamma + 1]} <= {"B"}
+
+
+@some
+@given(models(), st.integers(1, 4), st.fractions(0, 1, max_denominator=6), contexts)
+def test_the_fallback_is_by_the_unwarped_row(pair, gamma, fallback, ctx):
+    "A draft model at temperature 0 and one at temperature 1 have the same drafts"
+    trees = [BildDraft(at(pair[1]), gamma, fallback)(ctx, Seeded(0)) for at in (GreedyModel, lambda m: m)]
+    assert trees[0] == trees[1]
 
 
 @many
@@ -301,6 +312,221 @@ def test_rollback_in_nats(p, rb):
     cost = lambda x: -log(float(p[x])) if p[x] else inf
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
     assert support(bild_rollback(rb), p) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
+
+
+# Trees
+
+def star(p, tokens):
+    "A tree of depth one of these tokens"
+    tree = Tree((0,))
+    tree.grow(0, points(tokens, len(p), exact=True), Seeded(0), len(tokens))
+    return tree
+
+
+def random_tree(rng, nodes, V):
+    "Nodes one by one below a random one, each with a token that its siblings do not have"
+    tree = Tree((0,))
+    for _ in range(nodes):
+        draw = points(rng.permutation(V).tolist(), V, exact=True)
+        tree.grow(int(rng.integers(len(tree))), draw, Seeded(0), 1)
+    return tree
+
+
+def passes(rule, p, tree, i):
+    "Does every token on the path to node i pass?"
+    return all(tree.token[a] in support(rule, raw_law(p, tree.parent[a])) for a in tree.ancestors(i))
+
+
+@proves("prop-longest")
+@settings(max_examples=25)
+@given(gates, models(4), at_both, seeds, st.integers(0, 9))
+def test_the_longest_path(rule, pair, at, seed, nodes):
+    "Against all paths of a random tree; at every node a larger tree adds, no accepted token is lost"
+    target, rng = at(pair[0]), np.random.default_rng(seed)
+    tree = random_tree(rng, nodes, 4)
+    p = target(tree)
+    def score(i):
+        chances = [raw_law(p, tree.parent[a])[tree.token[a]] for a in tree.ancestors(i)]
+        return len(chances), np.prod(np.array(chances, dtype=object))
+    best = max(score(i) for i in range(len(tree)) if passes(rule, p, tree, i))
+    assert score(rule(p, tree, Seeded(0)).node) == best
+    depth, grown = [], Tree((0,))
+    for u, x, q in zip(tree.parent[1:], tree.token[1:], tree.law[1:]):
+        grown.add(u, x, q)
+        depth.append(grown.depth[rule(target(grown), grown, Seeded(0)).node])
+    assert depth == sorted(depth) and depth[-1:] == [best[0]] * (len(tree) > 1)
+
+
+@proves("prop-longest")
+@many
+@given(gates, pairs(), seeds)
+def test_a_tree_of_depth_one(rule, pq, seed):
+    "The most probable draft token that passes; the argmax where it is the only one and was drafted"
+    p, rng = pq[0], np.random.default_rng(seed)
+    tree = star(p, rng.permutation(len(p))[:rng.integers(1, len(p) + 1)].tolist())
+    good = [p[x] for x in tree.token[1:] if x in support(rule, p)]
+    verdict = rule([p] * len(tree), tree, Seeded(0))
+    assert p[verdict.tokens(tree)[0]] == max(good) if good else not verdict.node
+    if np.argmax(p) in tree.token and sum(p == max(p)) == 1: assert verdict.tokens(tree)[0] == np.argmax(p)
+
+
+@proves("prop-longest")
+@many
+@given(gates, models(), at_both, st.integers(1, 3), draws)
+def test_a_chain_is_a_tree(rule, pair, at, gamma, how):
+    "The law of a round on chains: the longest path, and one step after another"
+    target, drafter = at(pair[0]), Branching(pair[1], (1,) * gamma, DRAWS[how])
+    def step_by_step(p, tree, rng):
+        nodes = range(len(tree))
+        last = max(i for i in nodes if passes(rule, p, tree, i))
+        return Verdict(last, rng.pick(rule.step(p, last, 0 * p[last])[1]))
+    assert loop_law(target, drafter, rule, (0,), 3) == loop_law(target, drafter, step_by_step, (0,), 3)
+
+
+LIKELIEST = [(2, 1), (1, 2), (3, 2)]
+
+
+@settings(max_examples=25)
+@given(models(), at_both, st.sampled_from(LIKELIEST), st.sampled_from([typical(), typical(.3, .6)]))
+def test_the_distribution_on_trees(pair, at, shape, rule):
+    "Trees of the draft's likeliest tokens, deterministic: accepted tokens, then one by the target's row"
+    target, drafter = at(pair[0]), Branching(UnwarpedModel(GreedyModel(pair[1])), shape, likeliest_points)
+    want, now = {}, {(): 1}
+    while now:
+        out, w = now.popitem()
+        tree = drafter((0, *out), Seeded(0))
+        p = target(tree)
+        paths = [tree.path(i) for i in range(len(tree)) if passes(rule, p, tree, i)]
+        def chance(path): return np.prod([raw_law(target(Tree((0, *out, *path[:k]))), 0)[x]
+                                          for k, x in enumerate(path)] or [1])
+        path = max(paths, key=lambda path: (len(path), chance(path)))
+        row = target(Tree((0, *out, *path)))[0]
+        for x in np.flatnonzero(row > 0):
+            text = (*out, *path, int(x))[:3]
+            into = want if len(text) == 3 else now
+            into[text] = into.get(text, 0) + w * row[x]
+    assert loop_law(target, drafter, rule, (0,), 3) == want
+
+
+def test_what_a_chain_lacks():
+    "The first child passes and ends there, the second leads further; a chain of the likeliest stops at one"
+    sure = {(0, 0): exact(0, 0, 1), (0, 1): exact(0, 1, 0)}
+    target = TableModel(3, lambda text: sure.get(text[:2], exact(5, 4, 1)))
+    tree = Tree((0,))
+    for u, x in ((0, 0), (0, 1), (1, 1), (2, 1)): tree.add(u, x, points([x], 3, exact=True)(()))
+    p, chain = target(tree), Tree((0,))
+    for u, x in ((0, 0), (1, 1)): chain.add(u, x, points([x], 3, exact=True)(()))
+    assert typical()(p, tree, Seeded(0)) == Verdict(4, 1)
+    assert typical()(target(chain), chain, Seeded(0)) == Verdict(1, 2)
+    with pytest.raises(ValueError, match="wanted a chain"): standard_rule(p, tree, Seeded(0))
+
+
+# Distances
+
+def test_exact_distances_by_hand():
+    """The four tokens, drafts sampled from q, greedy lenience 1/2: each step errs with q(1) + q(2) = 1/2; the
+    third of three tokens is a bonus token, and right, after two accepted ones, (6/10)^2"""
+    p, q = CANON
+    target, rule = GreedyModel(constant(*p)), lenient_greedy(F(1, 2))
+    want = target_law(target, (0,), 3)
+    got = loop_law(target, Chain(constant(*q), 2), rule, (0,), 3)
+    assert position_distances(got, want, 3) == [F(1, 2), F(1, 2), F(16, 25) / 2]
+    assert tv_outcomes(got, want) == 1 - F(13, 100)
+    sampled = constant(*p), constant(*q)   # temperature 1, against p: one token is α_l - β off
+    hot = loop_law(sampled[0], Chain(sampled[1], 2), lenient(F(1, 2)), (0,), 1)
+    assert position_distances(hot, target_law(sampled[0], (0,), 1), 1) == [F(1, 5)]
+
+
+@some
+@given(models(), named, st.integers(1, 3), contexts)
+def test_distances_from_a_text(pair, rule, n, ctx):
+    "Against the greedy text: the probability that a token differs; their mean, the expected share"
+    target = GreedyModel(pair[0])
+    got, want = loop_law(target, Chain(pair[1], 2), rule, ctx, n), target_law(target, ctx, n)
+    (right,), each = want, position_distances(got, want, n)
+    assert each == [sum(w for y, w in got.items() if y[t] != right[t]) for t in range(n)]
+    share = sum(w * F(sum(a != b for a, b in zip(y, right)), n) for y, w in got.items())
+    assert sum(each) / n == share and max(each) <= tv_outcomes(got, want) <= sum(each)
+
+
+def test_lenience_is_strict_at_temperature_zero():
+    "It divides 0 by l: the greedy text with certainty; the ensemble mixes two argmaxes"
+    target, draft = map(GreedyModel, (random_table(3, 5), random_table(3, 6)))
+    want = target_law(target, (0,), 4)
+    assert loop_law(target, Chain(draft, 2), lenient(F(1, 20)), (0,), 4) == want
+    mixed = loop_law(target, Chain(draft, 2), reject_toward(ensemble(F(1, 2))), (0, 1), 1)
+    p, q = (model(Tree((0, 1)))[0] for model in (target, draft))
+    assert tv_outcomes(mixed, target_law(target, (0, 1), 1)) == F(1, 2) * tv(p, q)
+
+
+# Temperature 0
+
+@some
+@given(models(4), seeds)
+def test_greedy_models(pair, seed):
+    "Point masses on the argmax, the model's own rows before the warp"
+    model, tree = pair[0], random_tree(np.random.default_rng(seed), 5, 4)
+    target_contract(GreedyModel(model), tree)
+    p, cooled = GreedyModel(model)(tree), cold(model)(tree)
+    assert all((p[i] == cooled[i]).all() and (raw_law(p, i) == model(tree)[i]).all() for i in range(len(tree)))
+
+
+def chains(model): return Chain(model, 4)
+def trees(model): return Branching(UnwarpedModel(model), (3, 2, 1), likeliest_points)
+def bild(model): return BildDraft(model, 4, .3)
+
+
+N = 36
+LENIENT = {"greedy lenience": (chains, lenient_greedy(.5)), "SpecDec": (chains, top_beta(3, 1.)),
+           "typical": (chains, typical()), "typical, tree": (trees, typical()),
+           "BiLD": (bild, bild_rollback(2.))}
+STRICT = {"greedy lenience": (chains, lenient_greedy(1)), "SpecDec, β": (chains, top_beta(1, inf)),
+          "SpecDec, τ": (chains, top_beta(3, 0)), "typical": (chains, typical(row=warped_law)),
+          "typical, tree": (trees, typical(row=warped_law)), "BiLD": (bild, bild_rollback(0))}
+
+
+@pytest.fixture(scope="module")
+def transformer():
+    "The embedded target and draft by temperature, three prompts, the greedy texts"
+    embedded = pytest.importorskip("specref.models.embedded")
+    models = {t: [embedded.embedded(name, temperature=t) for name in ("target", "small")] for t in (0, 1)}
+    starts = embedded.prompts("english", 3, seed=1)
+    return models, starts, [autoregressive(models[0][0], ctx, N, Seeded(0)).tokens for ctx in starts]
+
+
+def decoded(transformer, drafter, rule, t=0):
+    target, draft = transformer[0][t]
+    if t: target, draft = GreedyModel(target), GreedyModel(draft)
+    return [generate(target, drafter(draft), rule, ctx, N, Seeded(0)).tokens for ctx in transformer[1]]
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_lenient_at_temperature_zero(transformer, name):
+    """Every text differs from the greedy one, by tokens that pass; by the warped row in place of the unwarped
+    none would. `GreedyModel`s of the models at temperature 1 have the same texts"""
+    (drafter, rule), (models, starts, strict) = LENIENT[name], transformer
+    texts = decoded(transformer, drafter, rule)
+    assert all(text != want for text, want in zip(texts, strict))
+    for ctx, text in zip(starts, texts):
+        assert all(x in support(rule, models[1][0].law((*ctx, *text[:i]))) for i, x in enumerate(text))
+    assert decoded(transformer, drafter, replace(rule, row=warped_law)) == strict
+    assert decoded(transformer, drafter, rule, t=1) == texts
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_at_temperature_zero(transformer, name):
+    "At the strict setting of each rule the greedy text"
+    assert decoded(transformer, *STRICT[name]) == transformer[2]
+
+
+@some
+@given(gates, models(), st.integers(1, 3))
+def test_the_warped_row_makes_every_gate_strict(rule, pair, gamma):
+    "On tables: by the warped row a gate with a bound below certainty emits the greedy text"
+    target, want = GreedyModel(pair[0]), target_law(GreedyModel(pair[0]), (0,), 3)
+    assume(len(support(rule, exact(1, 0, 0))) == 1)   # not the settings that accept any token
+    law = loop_law(target, Chain(GreedyModel(pair[1]), gamma), replace(rule, row=warped_law), (0,), 3)
+    assert law == want
 
 
 # Another target

@@ -295,7 +295,7 @@ def verify_chains_kernel(p, q, p_slope, q_slope, p_slopes, q_slopes,   # noqa: P
         w = entry(path.weight, d)
         S = w
         if j > 0: S = tl.sum(residual_blocks(p, q, at, j, past, BLOCK, NB), 0) / ONE
-        looking = tl.where(tl.load(coins + at.node) * (S + 1 - w) < S, 0, 1)
+        looking = tl.where(tl.load(coins + at.node) * (S + (1 - w)) < S, 0, 1)
         d -= looking
     at, j, past = prefix_offer(path, d, token, child, q_row)
     on = (k > 0) & (k <= d)

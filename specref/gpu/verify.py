@@ -366,7 +366,7 @@ def verify_chains(batch, p, q, coins, picks, check=True):  # -> BatchVerdict
         s.node, s.scale = torch.where(here, node, s.node), torch.where(here, w, s.scale)
         ends = torch.where(here, d, ends)
         S = reject_child(s, here, child, w, d)
-        undecided = undecided & ~(here & (coins[node] * (S + 1 - w) < S))
+        undecided = undecided & ~(here & (coins[node] * (S + (1 - w)) < S))
     s.scale = torch.where(s.tried[:, 0] >= 0, s.scale, 1.)
     nodes = [torch.where(ends >= d, node, -1) for d, (node, *_) in enumerate(path) if d]
     return make_verdict(s, nodes, picks)

@@ -46,7 +46,7 @@ def block(p, tree, rng):
     w = prefix_weights(p, tree)
     for i in reversed(w):
         S = excess_mass(p, tree, i, w[i]) if i else 1
-        if i == 0 or rng.coin(S, of=S + 1 - w[i], at=i):
+        if i == 0 or rng.coin(S, of=S + (1 - w[i]), at=i):
             return Verdict(i, rng.pick(block_residual(p, tree, i, w[i]), at=i))
 
 # %% ../../nbs/12_block.ipynb #0ab17cc9

@@ -63,7 +63,7 @@ def random_pair(device, temperature=1., wanted=.8, layers=26, first=2, dtype=tor
     return target, draft
 
 def embedded_pair(device, temperature=1.):
-    "The embedded target and its small draft"
+    "The small target model that ships with the package, and its small draft model"
     return [deepcopy(raw_model(name)).to(device) for name in ("target", "small")]
 
 # %% ../../../nbs/44a_race.ipynb #9711459e
