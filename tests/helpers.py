@@ -30,9 +30,14 @@ def proves(*anchors):
     return pytest.mark.proves(*anchors)
 
 
-def faithful(*systems):
-    "Marks a test of a property of these systems that a toy lacks"
-    return pytest.mark.faithful(*systems)
+def faithful(*systems, subject=None, plain=()):
+    """Marks a test of a property of these systems that a toy lacks. With a `subject`, the part under test, the
+    test takes it as an argument; it must fail for each stand-in in `plain`, {what it is: the plainer part}"""
+    mark, fails = pytest.mark.faithful(*systems), pytest.mark.xfail(strict=True, raises=AssertionError)
+    if subject is None: return mark
+    stand_ins = (pytest.param(part, id=f"fails for {what}", marks=fails) for what, part in plain.items())
+    given = pytest.mark.parametrize("subject", [pytest.param(subject, id="as published"), *stand_ins])
+    return lambda test: mark(given(test))
 
 
 def refuses(name, f, *args, **kw):

@@ -93,7 +93,8 @@ ROWS = [
     # a row and an edge with different vocabularies
     *(("q", lambda f=f, row=row: verdict(f, star(iid(Q), 1), row)) for row in (exact(1, 1, 1), exact(1))
       for f in (
-        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule, typical())),
+        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule,
+        typical())),
     # block
     *(("gamma", lambda bad=bad: mean_accepted_block(*pair(), (0,), bad)) for bad in (-1, 1.5, None)),
     *(("ctx", lambda bad=bad: mean_accepted_block(*pair(), bad, 2)) for bad in ((), (9,), (-1,), None)),

@@ -12,7 +12,7 @@ from helpers import CANON, DRAWS, cold, constant, draws, laws, models, pairs, pr
 from verify_helpers import as_dict
 from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
 from specref.core.law import exact, greedy, overlap, residual, tv
-from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, GreedyModel, accept_set,
+from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, GreedyModel,
                                   bild_rollback, cascade, ensemble, entropy, lenient, lenient_greedy,
                                   position_distances, raw_law, reject_toward, standard_rule, text_law,
                                   token_ranks, top_beta, typical, warped_law)
@@ -176,7 +176,7 @@ def test_lenience_on_a_tape():
 @settings(max_examples=25)
 @given(models(), at_both, named, st.integers(1, 3), st.integers(0, 4), st.sampled_from([(0,), (1, 2, 0)]))
 def test_the_distribution_of_a_text(pair, at, rule, gamma, n, ctx):
-    "Rounds and their bonus tokens, at temperatures 0 and 1, enumerated by the loop and predicted by the phases"
+    "Rounds and their bonus tokens at temperatures 0 and 1, by the loop and predicted by the phases"
     target, draft = at(pair[0]), pair[1]
     assert loop_law(target, Chain(draft, gamma), rule, ctx, n) == text_law(rule, target, draft, gamma, ctx, n)
 
@@ -467,8 +467,8 @@ def test_greedy_models(pair, seed):
     "Point masses on the argmax, the model's own rows before the warp"
     model, tree = pair[0], random_tree(np.random.default_rng(seed), 5, 4)
     target_contract(GreedyModel(model), tree)
-    p, cooled = GreedyModel(model)(tree), cold(model)(tree)
-    assert all((p[i] == cooled[i]).all() and (raw_law(p, i) == model(tree)[i]).all() for i in range(len(tree)))
+    p, cooled, raw = (m(tree) for m in (GreedyModel(model), cold(model), model))
+    assert all((p[i] == cooled[i]).all() and (raw_law(p, i) == raw[i]).all() for i in range(len(tree)))
 
 
 def chains(model): return Chain(model, 4)

@@ -258,7 +258,7 @@ OTHER_ROW = [
     mutant("first row used at every position",
            "mlx-node/mlx-node#11: penalties of the context only", None, WIDE2,
            verify=reject_from(row=lambda p, tree, i: p[0])),
-    mutant("bonus token from the row before", "huggingface/transformers#28166", None,
+    mutant("bonus from the previous row", "huggingface/transformers#28166", None,
            WIDE2,
            verify=reject_from(last=lambda p, tree, i: p[tree.parent[i]])),
     mutant("bonus token sampled from the draft's distribution",

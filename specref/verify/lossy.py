@@ -92,7 +92,7 @@ def text_law(rule, target, draft, gamma, ctx, n):  # -> {text: probability}
         now = {s: w for s, w in after.items() if w}
     return Outcomes(now).of(lambda s: s[0])
 
-# %% ../../nbs/15a_lenience.ipynb #5993e1c2
+# %% ../../nbs/15a_lenience.ipynb #9ce505e7
 class GreedyModel(Target):
     "`model` at temperature 0: point masses on its likeliest tokens, beside the rows before any warp"
     def __init__(self, model): self.model, self.V, self.meter = model, model.V, model.meter
@@ -221,7 +221,7 @@ class CombinedModel(Target):
         p, q = self.target(tree), self.draft(tree)
         return Rows(lambda i: self.f(p[i], q[i]), len(tree), self.V)
 
-# %% ../../nbs/15a_lenience.ipynb #a85f1e6a
+# %% ../../nbs/15a_lenience.ipynb #61e023c9
 def position_distances(got, want, n):  # {text: probability}, the same, tokens -> n distances
     "The total variation of the token at each position; from a single text, the probability that it differs"
     return [tv_outcomes(*(law.of(lambda y: y[t]) for law in (got, want))) for t in range(n)]
