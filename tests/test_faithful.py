@@ -152,8 +152,8 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
 
 @faithful("block verification", subject=block, plain={"token by token": reject})
 def test_a_chain_is_verified_as_a_whole(subject):
-    """All are accepted with the weight of the chain, at least i with 1 - Π (1 - h_j) over j >= i. The weight is
-    above the product of the capped ratios where a token drawn too rarely follows one drawn too often"""
+    """All are accepted with the weight of the chain, at least i with 1 - Π (1 - h_j) over j >= i. The weight
+    is above the product of the capped ratios where a token drawn too rarely follows one drawn too often"""
     target, draft, above = embedded(), embedded("small"), 0
     for r in first(Chain(draft, 4), block, target, prompts("code", 1)[0], 40):
         end, w, product, h = ends(subject, r), 1, 1, []
@@ -201,7 +201,8 @@ def test_equal_siblings_are_separate_trials(subject):
     assert twice > 3 and len(draft.calls) == 3 * 25
 
 
-@faithful("K-SEQ", subject=kseq, plain={"one after the other": reject, "the sure factor": partial(kseq, rho=sure)})
+@faithful("K-SEQ", subject=kseq,
+          plain={"one after the other": reject, "the sure factor": partial(kseq, rho=sure)})
 def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
     "Given three siblings, each is accepted with min(1, p/(ρq)), with the smallest ρ at every position"
     system, rho = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,)), []

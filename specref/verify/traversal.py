@@ -39,7 +39,7 @@ def transfer_mass(p, tree, gives):  # -> {node: probability}, {node: (V,)}
     m, r = {0: p[0].sum()}, LeafResiduals(p)   # one, in the numbers of p
     for c in range(1, len(tree)):
         u, x, q = tree.parent[c], tree.token[c], tree.law[c]
-        if q is None or not m.get(u): continue   # a probe, or nothing can end here
+        if q is None or not m.get(u): continue   # a probe, or u has no mass
         check_same_vocab(r[u], q)
         Z = [v for v in m if v == u or gives(tree, v, u)]
         C = sum(m[v] for v in Z)
