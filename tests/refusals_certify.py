@@ -21,8 +21,8 @@ def pair(floats=True): return [tempered(m, 1.) if floats else m for m in killer(
 def system(drafter=None, verify=reject): return System("under test", drafter or Chain(pair()[1], 2), verify)
 def certify(s=None, target=None, ctx=(0,), **kw):
     return certificates.certify_system(s or system(), target or pair()[0], ctx, **kw)
-def watch(s=None, target=None, ctx=(0,), **kw):
-    return sequential.watch(s or system(), target or pair()[0], ctx, **kw)
+def sequentially(s=None, target=None, ctx=(0,), **kw):
+    return sequential.certify_sequentially(s or system(), target or pair()[0], ctx, **kw)
 def g_test(counts, want, *alpha): return certificates.g_test(counts, want, *alpha)
 HALVES = {0: .5, 1: .5}
 def floats_on_fractions():
@@ -36,7 +36,7 @@ def floats_on_fractions():
 def recorded(n=3, V=3, drafter=None):
     target, draft = random_table(V, 1, zeros=False), random_table(V, 2, zeros=False)
     s = System("recorded", (drafter or partial(Chain, gamma=2))(draft), reject)
-    return list(islice(sequential.play_rounds(s, target, (0,), 5, 3), n))
+    return list(islice(sequential.sample_rounds(s, target, (0,), 5, 3), n))
 @cache
 def folder(): return Path(mkdtemp())
 def save(*witnesses, path=None): return sequential.save_log(path or folder()/"x.npz", list(witnesses))
@@ -99,18 +99,18 @@ ROWS = [
       for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {})),
     ("alpha", lambda: g_test({0: 50, 1: 50}, HALVES, 2)),
     # bets
-    ("system", lambda: watch(reject)), ("target", lambda: watch(target=reject)),
-    ("ctx", lambda: watch(ctx=())),
-    ("most", lambda: watch(most=0)), ("n", lambda: watch(n=0)), ("seed", lambda: watch(seed=-1)),
-    ("alpha", lambda: watch(alpha=0.)), ("alpha", lambda: watch(alpha=2)),
-    *(("like", partial(watch, system(verify=match), like=like))
+    ("system", lambda: sequentially(reject)), ("target", lambda: sequentially(target=reject)),
+    ("ctx", lambda: sequentially(ctx=())),
+    ("most", lambda: sequentially(most=0)), ("n", lambda: sequentially(n=0)), ("seed", lambda: sequentially(seed=-1)),
+    ("alpha", lambda: sequentially(alpha=0.)), ("alpha", lambda: sequentially(alpha=2)),
+    *(("like", partial(sequentially, system(verify=match), like=like))
       for like in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.)),
-    ("witnesses", lambda: sequential.certify_rounds([])),
+    ("records", lambda: sequential.certify_rounds([])),
     # logs
-    ("witnesses", lambda: save()), ("witnesses", lambda: save(1, 2)),
-    ("witnesses", lambda: save(*recorded(), None)),
-    ("witnesses", lambda: save(*recorded(), *recorded(V=4))),
-    ("witnesses", lambda: save(*recorded(drafter=stars))),
+    ("records", lambda: save()), ("records", lambda: save(1, 2)),
+    ("records", lambda: save(*recorded(), None)),
+    ("records", lambda: save(*recorded(), *recorded(V=4))),
+    ("records", lambda: save(*recorded(drafter=stars))),
     ("path", lambda: sequential.save_log(None, recorded())),
     ("path", lambda: save(*recorded(), path=folder())),
     ("log", lambda: log(p=None), "no array 'p'"), ("log", lambda: log(x=None), "no array 'x'"),
@@ -134,7 +134,7 @@ ROWS = [
     ("log", lambda: log(x=np.array([[-1, 2], [3, -1]])), "round 0: x: got .*wanted nothing but padding"),
     ("log", lambda: log(y=np.array([[-1, 2, 3], [3, 3, -1]])),
      "round 0: y: got .*wanted nothing but padding"),
-    ("witnesses", lambda: log(**{k: v[:0] for k, v in GOOD.items()})),
+    ("records", lambda: log(**{k: v[:0] for k, v in GOOD.items()})),
     ("log", lambda: sequential.certify_log(folder()/"none.npz")),
     ("log", lambda: sequential.certify_log(folder())),
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),

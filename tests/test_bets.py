@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, killer, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, Bets, Claim, Report, Trial, certify_log, certify_rounds, load_log
-from specref.certify.sequential import logged_round, play_rounds, save_log, watch
+from specref.certify.sequential import ODDS, Bets, Claim, Report, SequentialTest, certify_log, certify_rounds
+from specref.certify.sequential import certify_sequentially, load_log, logged_round, sample_rounds, save_log
 from specref.verify.block import block
 from specref.core.rng import law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual
@@ -52,7 +52,7 @@ def test_several_rivals_are_one_fair_game():
         claim, top = Claim("draft", "before"), 0
         for i, x in enumerate(y):
             before = target.law((0, *y[:i-1])) if i else None
-            claim.note(target.law((0, *y[:i])), x, draft=draft.law((0, *y[:i])), before=before)
+            claim.observe(target.law((0, *y[:i])), x, draft=draft.law((0, *y[:i])), before=before)
             top = max(top, claim.wealth)
         mean, ever = mean + float(w)*claim.wealth, ever + float(w)*(top >= 20)
     assert mean == pytest.approx(1) and ever <= 1/20
@@ -63,10 +63,10 @@ def test_counts_are_bets_too():
     one_by_one, at_once, rich = Bets(), Bets(), Bets()
     for h in (1, 0, 1, 1): one_by_one.place(.3, h, .6)
     at_once.place(.3, 3, .6, of=4)
-    for bets in (one_by_one, at_once): assert bets.hits == 3 and bets.due == pytest.approx(1.2)
+    for bets in (one_by_one, at_once): assert bets.hits == 3 and bets.expected == pytest.approx(1.2)
     assert one_by_one.wealth == pytest.approx(at_once.wealth)
     for chance in (0., 1., 1.0000001): at_once.place(chance, 1)
-    assert len(at_once.placed) == 1 and Bets().wealth == pytest.approx(1) and Bets().share(10) == np.inf
+    assert at_once.placed == 1 and Bets().wealth == pytest.approx(1) and Bets().share(10) == np.inf
     rich.place(.5, 10**5, of=10**5)
     assert np.isfinite(rich.wealth) and rich.wealth > 1e300
 
@@ -209,7 +209,7 @@ WRONG = {   # drafter, verifier, the check that fails
 def test_incorrect_systems_are_rejected(name):
     "Each by the check that concerns its bug, in fewer than 6,000 rounds"
     drafter, verify, line = WRONG[name]
-    found = watch(system(drafter, verify), target, (0,), most=6000, n=8, like="reject")
+    found = certify_sequentially(system(drafter, verify), target, (0,), most=6000, n=8, like="reject")
     assert not found.passes and found.wrong == (line,) and "FAILED" in str(found), found
     assert int(found.title.split()[0].replace(",", "")) < 6000
 
@@ -218,7 +218,7 @@ def test_incorrect_systems_are_rejected(name):
 def test_correct_systems_pass(name):
     "Every listed system, on trees and chains, in floats"
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
-    found = watch(s, target, (0,), most=120, n=7, seed=4, like=overlap if s.verify is reject else None)
+    found = certify_sequentially(s, target, (0,), most=120, n=7, seed=4, like=overlap if s.verify is reject else None)
     assert found.passes and found.title.startswith("120 rounds") and "1e-09" in found.title
     assert "law      ok" in found.words
 
@@ -229,8 +229,8 @@ TREES = Branching(draft, (2, 2), without_replacement)
 @pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, TREES)])
 def test_correct_rules_pass_a_long_test(verify, drafter):
     "1,000 rounds; 40 % of the tokens from the draft are detectable"
-    trial = Trial(like=overlap)
-    for round in islice(play_rounds(system(drafter, verify), target, (0,), 8, 5), 1000): trial.note(round)
+    trial = SequentialTest(like=overlap)
+    for round in islice(sample_rounds(system(drafter, verify), target, (0,), 8, 5), 1000): trial.observe(round)
     assert not trial.over and trial.law.wealth < 1e3 and trial.law.bets["draft"].share(trial.limit) < .4
 
 
@@ -241,16 +241,16 @@ def test_it_stops_at_the_first_rejection():
     def wrong(p, tree, rng):
         calls.append(1)
         return Verdict(0, 2 if len(calls) == 5 else rng.pick(p[0]))
-    found = watch(system(no_draft, wrong), zero, (0,), most=100)
+    found = certify_sequentially(system(no_draft, wrong), zero, (0,), most=100)
     assert found.wrong == ("law",) and len(calls) == 5
     assert "token 2 has probability 0 (observation 5)" in found.words
-    assert watch(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was drafted
+    assert certify_sequentially(autoregressive, zero, (0,), most=20).lines[-1].passes is None   # nothing was drafted
 
 
 def test_a_larger_rate_rejects_earlier():
     "Of false alarms, for the same incorrect system"
     wrong = system(Chain(draft, 2), reject_from(after=lambda r, q, x: r))
-    titles = [watch(wrong, target, (0,), most=6000, n=8, alpha=a).title for a in (.01, 1e-9)]
+    titles = [certify_sequentially(wrong, target, (0,), most=6000, n=8, alpha=a).title for a in (.01, 1e-9)]
     early, late = (int(title.split()[0].replace(",", "")) for title in titles)
     assert early < late
 
@@ -259,34 +259,34 @@ def test_fractions_and_floats_alike():
     "Bets on a table of fractions"
     exact_target, exact_draft = killer()
     wrong = system(Chain(exact_draft, 2), reject_from(accept=lambda *_: True))
-    assert watch(system(Chain(exact_draft, 2), reject), exact_target, (0,), most=60).passes
-    assert not watch(wrong, exact_target, (0,), most=600).passes
+    assert certify_sequentially(system(Chain(exact_draft, 2), reject), exact_target, (0,), most=60).passes
+    assert not certify_sequentially(wrong, exact_target, (0,), most=600).passes
 
 
 def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
     "Match is exact and accepts fewer: reported by default, rejected only where reject is claimed"
     slow = system(Chain(draft, 2), match)
     played = recorded(700, verify=match)
-    for found in (watch(slow, target, (0,), most=300), certify_rounds(played)):
+    for found in (certify_sequentially(slow, target, (0,), most=300), certify_rounds(played)):
         assert found.passes and found.lines[-1].passes is None
         assert "fewer than by speculative sampling, which is no error" in found.lines[-1].words
     save_log(file := tmp_path/"rounds.npz", played)
     wrong = [certify_log(file, like=like).wrong for like in (None, "match", "reject", overlap)]
     assert wrong == [(), (), ("tokens",), ("tokens",)]
-    assert "fewer than" not in watch(system(Chain(draft, 2), reject), target, (0,), most=200).words
+    assert "fewer than" not in certify_sequentially(system(Chain(draft, 2), reject), target, (0,), most=200).words
 
 
 def test_false_alarms_at_a_measurable_rate():
     "At alpha = 1/10, 25 tests of 60 correct rounds: at most 1/10 false alarms (and six standard deviations)"
     correct, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
-    alarms = sum(not watch(correct, target, (0,), seed=s, **how).passes for s in range(25))
+    alarms = sum(not certify_sequentially(correct, target, (0,), seed=s, **how).passes for s in range(25))
     assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
 
 
 # Recorded rounds
 
 def recorded(n=40, drafter=Chain(draft, 2), verify=reject):
-    return list(islice(play_rounds(system(drafter, verify), target, (0,), 5, 3), n))
+    return list(islice(sample_rounds(system(drafter, verify), target, (0,), 5, 3), n))
 
 
 def test_a_log_holds_what_was_played(tmp_path):
@@ -300,7 +300,7 @@ def test_a_log_holds_what_was_played(tmp_path):
             assert np.allclose(a.p[i], b.p[i], atol=1e-6)
             if i: assert np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6)
     direct, read = certify_rounds(played_rounds, like=overlap), certify_log(file, like=overlap)
-    assert direct.passes and read.passes and [x.check for x in read.lines] == ["law", "draft", "tokens"]
+    assert direct.passes and read.passes and [x.check for x in read.lines] == ["law", "draft", "noise", "tokens"]
     assert direct.lines[2].words == read.lines[2].words and os.listdir(tmp_path) == ["rounds.npz"]
 
 
@@ -334,13 +334,13 @@ def test_drafts_without_probabilities(tmp_path):
     with np.load(file) as a: np.savez(tmp_path/"bare.npz", **{k: a[k] for k in "pxy"})
     full, bare = certify_log(file), certify_log(tmp_path/"bare.npz")
     assert bare.passes and full.lines == bare.lines
-    assert bare.title == f"{full.title}; no array q: each draft token is a point mass"
+    assert bare.title == f"{full.title}; no q: each draft token is a point mass"
 
 
 def test_recorded_rows_are_assumed_correct(tmp_path):
     "The log of an engine that computed wrong rows, used them and logged them passes"
     wrong = TableModel(4, lambda text: target.law(text)[::-1])
-    played = play_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3)
+    played = sample_rounds(system(Chain(draft, 2), reject), wrong, (0,), 5, 3)
     save_log(file := tmp_path/"rounds.npz", list(islice(played, 600)))
     assert certify_log(file).passes
 

@@ -8,6 +8,7 @@ from specref.app.systems import GREEDY_RULES, LOSSY, SYSTEMS
 from specref.certify.certificates import certificate, certify_system
 from specref.core.loop import System, Verdict
 from specref.core.rng import Seeded
+from specref.verify.lossy import GreedyModel
 from specref.verify.reject import Chain
 
 OURS = {"autoregressive", "mass-transfer tree"}   # no paper: plain decoding, a rule of chapter 13

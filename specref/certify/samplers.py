@@ -166,7 +166,7 @@ class RowCase:
         self.tables = [random_table(4, seed, zeros=False) for seed in (4, 7)]
         self.P, self.Q = (TableModel(4, lambda text, k=k: self.pair(text)[k]) for k in (0, 1))
         self.table, self.members = cache(self.table), [np.flatnonzero(self.of == c) for c in range(4)]
-        self.kind = np.unique(self.w, return_inverse=True)[1]
+        self.shares, self.kind = np.unique(self.w, return_inverse=True)
     def pair(self, text):  # -> row of the target, of the draft
         return self.relation(*(table.law((len(text), text[-1])) for table in self.tables))
     def table(self, side, n):  # -> (n, 4, 4): rows at each position, after each class
@@ -358,7 +358,7 @@ class CallRecord:
         kinds = np.where(unused, -1, d.case.kind[np.maximum(d.x, 0)])
         for key, n in counted_rows(np.c_[classes, kinds, (y >= 0).sum(1)][formed]):
             g = sum(c >= 0 for c in key[:self.gamma])
-            draft = key[:g], tuple(np.unique(d.case.w)[[*key[self.gamma:self.gamma + g]]].tolist())
+            draft = key[:g], tuple(d.case.shares[[*key[self.gamma:self.gamma + g]]].tolist())
             self.calls.setdefault(draft, Counter())[key[-1]] += n
     def add_blocks(self, y, rest):
         "Count finished blocks, tokens at each position, and moves from class to class"
@@ -574,7 +574,10 @@ class Kit:
     def shared(self):
         first = dict([*self.made.items()][:1])
         draw = self.drafter or draw_by_cdf
-        return self.run({**first, "half of the drafts rejected": self.place(HALF)}, self.gamma, self.runs, (1,), draw)
+        cases, runs = {**first, "half of the drafts rejected": self.place(HALF)}, self.shared_runs
+        return self.run(cases, self.gamma, runs, (1,), draw)
+    @property
+    def shared_runs(self): return min(self.runs, 4000) if self.interface.batch else self.runs
     @cached_property
     def at_places(self):  # -> [record]: equal above place k, reversed from there on
         cases = {k: PlaceCase(k, self.V) for k in range(self.depth + 1)}
@@ -582,24 +585,24 @@ class Kit:
     @cached_property
     def failed(self): return sum((r.failed for r in self.records.values()), Counter())
 
-    def counted(self, records, side, n, what):  # side: "P" or "Q"
+    def counted(self, records, side, n, what, runs):  # side: "P" or "Q"
         "Counts in each case against target or draft: finished blocks of `n` tokens, or drafts"
         if any(r.failed for r in records.values()): return None, NOT_RUN
         found = {}
         for name, r in records.items():
-            cells, counts = partition(getattr(r.case, side), (0,), n, self.runs), Counter()
+            cells, counts = partition(getattr(r.case, side), (0,), n, runs), Counter()
             for y, k in (r.blocks if side == "P" else r.drafts).items():
                 counts[y if isinstance(y[0], tuple) else cells.of(y)] += k
             found[name] = evidence(cells, counts, self.rate)
             if not found[name].passes: return False, self.difference(name, found[name], what)
-        return self.no_difference(found, what)
+        return self.no_difference(found, what, runs)
     def difference(self, name, found, what):
         return (f"the distribution of {what} differs in the case '{name}': p-value {found.test.p_value:.2g}; "
                 f"{found.where('classes ')}")
-    def no_difference(self, found, what):
+    def no_difference(self, found, what, runs):
         blind = [name for name, e in found.items() if (e.test.tv == 1 if e.test.cells > 1 else e.hidden)]
         if blind: return None, ("no difference detected, but more runs are needed: no distance is detectable "
-                                f"in the case '{blind[0]}' with {self.runs:,} runs")
+                                f"in the case '{blind[0]}' with {runs:,} runs")
         cells, hidden = max(e.test.cells for e in found.values()), max(e.hidden for e in found.values())
         tv = max(e.test.tv for e in found.values())
         return True, (f"no difference detected in {what}; detectable distance: total variation {tv:.3f} in "
@@ -618,7 +621,7 @@ class DistributionChecks(Kit):
                        f"({n:,}, first in the case '{first}'): {what}")
 
     def distribution(self):
-        fits, words = self.counted(self.records, "P", self.gamma + 1, "the finished blocks")
+        fits, words = self.counted(self.records, "P", self.gamma + 1, "the finished blocks", self.runs)
         for check in () if fits is False or words == NOT_RUN else (self.within, self.bits):
             right, more = check()
             if not right: return False, more
@@ -684,10 +687,10 @@ class DistributionChecks(Kit):
 
     def noise(self):
         what = "blocks whose draft was sampled from the same generator"
-        return self.counted(self.shared, "P", self.gamma + 1, what)
+        return self.counted(self.shared, "P", self.gamma + 1, what, self.shared_runs)
     def draft(self):
         if self.drafter is None: return None, "no drafter was given"
-        return self.counted(self.shared, "Q", self.gamma, "the drafted blocks")
+        return self.counted(self.shared, "Q", self.gamma, "the drafted blocks", self.shared_runs)
 
 def position_failed(failed, depth):
     "What failed with long drafts: a limit of the function, or a wrong result"

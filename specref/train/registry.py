@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'TRAINED', 'SHIPPED_DRAFTERS', 'Recipe', 'accuracy_table',
-           'choose_draft_vocab', 'adapted', 'model_and_draw', 'tree_depth', 'chain_drafter', 'eagle_tree',
-           'eagle2_tree', 'medusa_tree', 'falcon_tree', 'head_tree', 'candidate_drafter', 'trained_system',
-           'load_network', 'load_system', 'train_drafter', 'run_recipe', 'encode_corpus', 'provenance']
+           'choose_draft_vocab', 'adapted', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree',
+           'falcon_tree', 'head_tree', 'candidate_drafter', 'trained_system', 'load_network', 'load_system',
+           'train_drafter', 'run_recipe', 'encode_corpus', 'provenance']
 
 # %% ../../nbs/32c_drafters.ipynb #7df2005d
 import hashlib, platform
@@ -18,11 +18,12 @@ import torch
 import transformers
 from .. import __version__
 from ..core.check import check_at_least, look_up
-from ..core.tree import from_choices, to_choices, without_replacement
+from ..core.target import UnwarpedModel
+from ..core.tree import from_choices, to_choices
 from ..core.loop import System
 from ..models.embedded import DATA, DOMAINS, raw_model, corpus, tokenizer, tokenizer_of, windows
 from ..verify.reject import Chain, reject
-from ..draft.shapes import DynamicTree, StaticTree, ParallelHeadTree, medusa_choices
+from ..draft.shapes import DynamicTree, StaticTree, ParallelHeadTree, drawn_at, medusa_choices
 
 # %% ../../nbs/32c_drafters.ipynb #1bb726da
 from ..models.recipe import token_dtype, train_models, write_samples
@@ -34,7 +35,7 @@ from .medusa import (MedusaDraft, HeadMarginals, Medusa, Medusa2, AdaptedStates,
                                   head_accuracy)
 from .hydra import CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from .mtp import Gloeckle, RecursiveMTP, SelfDraft
-from .eagle import EAGLE_TREE, Eagle, UnwarpedModel, likeliest_points
+from .eagle import EAGLE_TREE, Eagle
 from .eagle3 import Eagle3, Hass, frequent_tokens
 from .falcon import Falcon, BlockDraft, block_tree
 
@@ -76,10 +77,6 @@ RECIPES = {
 }
 
 # %% ../../nbs/32c_drafters.ipynb #0d235af5
-def model_and_draw(model, temperature):
-    "A draft model and the draw of its children: without replacement, at temperature 0 the likeliest first"
-    return (model, without_replacement) if temperature else (UnwarpedModel(model), likeliest_points)
-
 MOST_DEPTH = 4   # positions ahead that are drafted by default, also where a network has more
 
 def tree_depth(card, most=MOST_DEPTH):
@@ -93,7 +90,7 @@ def chain_drafter(draft, gamma, exact, temperature, card): return Chain(draft, g
 
 def eagle_tree(draft, gamma, exact, temperature, card):
     "EAGLE's static tree, cut to the depth of the network"
-    (model, draw), most = model_and_draw(draft, temperature), tree_depth(card, len(EAGLE_TREE))
+    (model, draw), most = drawn_at(temperature, draft), tree_depth(card, len(EAGLE_TREE))
     paths = [path for path in to_choices(EAGLE_TREE) if len(path) <= most]
     return StaticTree(model, from_choices(paths[:gamma]), draw)
 
@@ -108,7 +105,7 @@ def medusa_tree(draft, gamma, exact, temperature, card):
 
 def falcon_tree(draft, gamma, exact, temperature, card):
     "Falcon's tree: chains as long as two passes make them, which branch at the first position"
-    (model, draw), k = model_and_draw(draft, temperature), card.get("settings", {}).get("k", 2)
+    (model, draw), k = drawn_at(temperature, draft), card.get("settings", {}).get("k", 2)
     return StaticTree(model, block_tree((max(1, gamma // (2*k)), 1), k), draw)
 
 def head_tree(draft, gamma, exact, temperature, card):
