@@ -12,14 +12,16 @@ import pytest
 
 from house import ROOT
 from specref.app import commands
-from specref.app.commands import build_system, compare_texts, load_pair, main, parser
+from specref.app.commands import build_system, compare_texts, corpus_texts, load_pair, main
+from specref.app.commands import measured_plan, parser
 from specref.app.systems import SYSTEMS
 from specref.certify.sequential import play_rounds, save_log
 from specref.core.cost import Costs
 from specref.core.loop import System, Verdict, match, no_draft
 from specref.core.rng import Seeded
 from specref.core.target import random_table
-from specref.models.embedded import tokenizer
+from specref.draft.shapes import sequoia
+from specref.models.embedded import corpus, tokenizer
 from specref.models.recipe import llama
 from specref.verify.reject import Chain, reject
 
@@ -163,6 +165,39 @@ def test_a_system_has_caches_of_its_own():
     _, p, q = load_pair(None, None, 0.)
     a, b = (build_system("speculative sampling", p, q).drafter.model for _ in range(2))
     assert a is not b and a.model is b.model
+
+
+def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
+    "Sequoia's size is the best for the measured rates and costs, or gamma; each plan is made once"
+    _, p, q = load_pair(None, None, 0.)
+    asked = []
+    def best(rates, costs, most, depth):
+        asked.append((rates, costs))
+        return 5, 3, 1.
+    monkeypatch.setattr(commands, "best_size", best)
+    monkeypatch.setattr(commands, "measure_pair", lambda *args: "costs")
+    plan = measured_plan(p, q, (1, 2, 3, 4))
+    def tree(gamma=None): return build_system("Sequoia", p, q, gamma, plan=plan).drafter.parent
+    first, larger = tree(), tree(gamma=7)
+    (rates, costs), = asked
+    assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
+    assert first == tree() == sequoia(rates, 5, 3)[0] and larger == sequoia(rates, 7, 6)[0]
+
+
+def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
+    "Of another tokenizer too"
+    for name in "target", "letters":
+        tok, p, _ = load_pair(str(folder/name), None, 0.)
+        texts = corpus_texts(tok)
+        assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in "".join(row["text"] for row in corpus())
+
+
+def test_the_draft_has_a_temperature_of_its_own(capsys):
+    _, p, q = load_pair(None, None, 0., None, .5)
+    assert (p.temperature, q.temperature) == (0., .5) and load_pair(None, None, 1.)[2].temperature == 1
+    printed = run(capsys, *X, "--n", "5", "--system", "sampled tree", "--draft-temperature", "1")
+    assert "the texts are equal" in printed
+    fails(capsys, "draft_temperature: got -1", *X, "--n", "5", "--draft-temperature", "-1")
 
 
 def test_certify_counts_on_a_named_model(capsys):
