@@ -189,7 +189,8 @@ def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
     for name in "target", "letters":
         tok, p, _ = load_pair(str(folder/name), None, 0.)
         texts = corpus_texts(tok)
-        assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in "".join(row["text"] for row in corpus())
+        whole = "".join(row["text"] for row in corpus())
+        assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in whole
 
 
 def test_the_draft_has_a_temperature_of_its_own(capsys):

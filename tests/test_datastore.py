@@ -1,8 +1,9 @@
 "Chapter 21a: the suffix array against sorting, lookups by brute force, REST's verifier"
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, laws, models, proves
@@ -12,6 +13,7 @@ from specref.core.rng import Enumerator, law_of, tv_outcomes
 from specref.core.target import target_law
 from specref.core.tree import Tree, add_paths
 from specref.draft.datastore import Datastore, Rest, join_texts, suffix_array
+from specref.draft.lookup import PromptLookup
 from specref.verify.reject import reject
 
 V = 3
@@ -90,12 +92,31 @@ def test_dtypes_and_borders():
 
 # The drafter
 
-@faithful("REST")
+class Unranked(Rest):
+    "The first continuations in sorted order, not the most frequent"
+    def beginnings(self, ctx):
+        return sorted(Rest.beginnings(replace(self, num_draft_tokens=999), ctx))[:self.num_draft_tokens]
+
+
+class ShortEnding(Rest):
+    "The shortest ending, not the longest"
+    def ending(self, ctx): return Rest.ending(replace(self, longest=self.shortest), ctx)
+
+
+class OwnText(Rest):
+    "Prompt lookup: what followed the ending in the text itself"
+    def beginnings(self, ctx):
+        found = PromptLookup(V, self.longest, min(self.num_draft_tokens, self.depth)).find(ctx)
+        return [(found[:i], 1) for i in range(1, len(found) + 1)]
+
+
+@faithful("REST", subject=Rest, plain={"unranked": Unranked, "short endings": ShortEnding, "prompt lookup": OwnText})
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
-def test_retrieval_against_brute_force(texts, ctx, shortest, more, most, depth):
+@example([(0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 1)], (0, 1), 1, 2, 3, 2)
+def test_retrieval_against_brute_force(subject, texts, ctx, shortest, more, most, depth):
     "Weights are the counts of continuations of the longest ending; the heaviest are drafted"
-    rest = Rest(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
+    rest = subject(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
     endings = [ctx[len(ctx)-l:] for l in range(min(shortest + more, len(ctx)), shortest - 1, -1)]
     hit = next((w for w in endings if places(texts, w)), None)
     want, got, tree = counted(texts, hit, depth) if hit else {}, rest.beginnings(ctx), rest(ctx, Enumerator())

@@ -13,13 +13,14 @@ from specref.app.commands import main
 from specref.certify.certificates import certificate
 from specref.core.loop import autoregressive
 from specref.core.rng import Seeded
+from specref.draft.shapes import drawn_at
 from specref.models import recipe
 from specref.models.embedded import DOMAINS, tokenizer
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.train import registry
 from specref.train.harness import read_card
-from specref.train.registry import TRAINED, load_system, model_and_draw, train_drafter, trained_system
+from specref.train.registry import TRAINED, load_system, train_drafter, trained_system
 
 torch.set_num_threads(1)
 
@@ -37,7 +38,7 @@ def test_every_recipe_is_certified(name):
 def test_the_draw_at_temperature_0_is_the_limit(z):
     "Of sampling without replacement at a small temperature"
     z, earlier = np.array(z) / 10, ()
-    (_, warm), (_, cold) = model_and_draw(None, 1), model_and_draw(SimpleNamespace(V=len(z), meter=None), 0)
+    (_, warm), (_, cold) = drawn_at(1, None), drawn_at(0, SimpleNamespace(V=len(z), meter=None))
     q, raw = np.exp((z - z.max()) / .004), np.exp(z - z.max())
     assert warm(q / q.sum())(())[int(z.argmax())] > 1 - 1e-9
     for x in np.argsort(-z).tolist():

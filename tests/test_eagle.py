@@ -1,5 +1,6 @@
 "32_eagle: EAGLE's network and its training, the published tree, and the grown tree of EAGLE-2"
 import json
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -8,32 +9,34 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, models, proves, seeds, tiny
 from specref.core.law import exact
-from specref.core.loop import generate, rounds
-from specref.core.rng import Enumerator, Seeded, law_of
-from specref.core.target import TableModel
-from specref.core.tree import Tree, to_choices
+from specref.core.loop import rounds
+from specref.core.rng import Enumerator, law_of
+from specref.core.target import TableModel, UnwarpedModel
+from specref.core.tree import Tree, add_paths, likeliest_points, to_choices
 from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_nodes, top_tokens
 from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.branching import branching
-from specref.train.eagle import EAGLE_TREE, Eagle, UnwarpedModel, likeliest_points
+from specref.train.eagle import EAGLE_TREE, Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.registry import load_network
+from specref.train.registry import load_network, trained_system
 from specref.verify.reject import reject
 
 torch.set_num_threads(1)
 FOLDER = DATA/"drafters"/"eagle"
 
-def small(V=5):
+def small(V=5, make=Eagle):
     "An untrained network on a tiny target, and a batch of random texts"
     base = TargetModel(tiny(V))
     torch.manual_seed(1)
-    net, x = Eagle(base), torch.randint(V, (4, 12), generator=torch.Generator().manual_seed(0))
+    net, x = make(base), torch.randint(V, (4, 12), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode(): h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
     return net, HFModel(base.model, keep=net.reads, check=False), StateDataset(x, {base.layers: h.clone()})
 
@@ -43,11 +46,30 @@ def shipped(temperature=1.):
 
 # The network and its training
 
-@faithful("EAGLE")
-def test_what_is_trained_and_what_is_shared():
+class OwnHead(Eagle):
+    def __init__(self, base):
+        super().__init__(base)
+        self.head = nn.Linear(base.d, base.V, bias=False)
+    def logits(self, f): return self.head(f)
+class NormedInput(Eagle):
+    def __init__(self, base):
+        super().__init__(base)
+        self.layer.input_layernorm = LlamaRMSNorm(base.d)
+class FeatureAlone(Eagle):
+    def step(self, f, tokens, at, attend): return super().step(f, 0*tokens, at, attend)
+class UnshiftedToken(Eagle):
+    def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
+class WithoutResidual(Eagle):   # of the fused row
+    def step(self, f, tokens, at, attend):
+        u = self.fc(torch.cat([self.base[0].embed(tokens), f], -1))
+        return self.layer(u, f, at, attend)
+
+@faithful("EAGLE", subject=Eagle, plain={
+    "a head of its own": OwnHead, "an input norm": NormedInput})
+def test_what_is_trained_and_what_is_shared(subject):
     "fc is (d, 2d) with a bias, one decoder layer without input norm"
     base = TargetModel(raw_model("target"))
-    net, x = Eagle(base), torch.tensor([prompts("code", 1)[0]])
+    net, x = subject(base), torch.tensor([prompts("code", 1)[0]])
     assert net.fc.weight.shape == (base.d, 2*base.d) and net.fc.bias.shape == (base.d,)
     attention = [f"self_attn.{k}_proj" for k in "qkvo"]
     mlp = [f"mlp.{k}_proj" for k in ("gate", "up", "down")]
@@ -56,6 +78,21 @@ def test_what_is_trained_and_what_is_shared():
     assert isinstance(net.layer.input_layernorm, nn.Identity)
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     assert torch.equal(net.logits(net.enter(dict(enumerate(out.hidden_states)))), out.logits)
+
+@faithful("EAGLE", subject=Eagle, plain={
+    "the feature alone": FeatureAlone, "the token of the feature": UnshiftedToken,
+    "the feature as residual": WithoutResidual})
+def test_a_feature_is_read_beside_the_next_token(subject):
+    """The row of x_i reads its true feature and the embedding of x_{i+1}, and is the residual of the layer;
+    it is trained on the feature of x_{i+1}"""
+    net, _, batch = small(make=subject)
+    base, f = net.base[0], batch.states[net.reads[0]]
+    at = torch.arange(11).expand(4, -1)
+    u = torch.cat([base.embed(batch.x[:, 1:]), f[:, :-1]], -1) @ net.fc.weight.T + net.fc.bias
+    with torch.no_grad(): out = net.layer(u, u, at, causal_attention)
+    assert torch.allclose(net.guesses(batch, 1)[0], base.head(out), atol=1e-10)
+    net.noise = 0
+    assert abs(net.loss(batch, 0.) - net.feature_loss(out, f[:, 1:])) < 1e-10
 
 def test_embedding_first():
     "The first half of fc reads the next token, the second the feature; at first both have the same scale"
@@ -146,16 +183,35 @@ def certainty(model, tree):
     q = model(tree)
     return max(q[u][tree.token[c]] * q[0][tree.token[u]] for u in tree.children(0) for c in tree.children(u))
 
-@faithful("EAGLE", "EAGLE-2")
-def test_one_static_tree_and_a_dynamic_one_for_each_text():
+class ByToken(DynamicTree):
+    "Ranked by the probability of the last token, not of the path"
+    def __call__(self, ctx, rng):
+        pool = {}
+        for layer in expand_pool(self.model, ctx, self.width, self.depth): pool.update(layer)
+        own = sorted(pool, key=lambda path: -pool[path] / pool.get(path[:-1], 1))
+        return add_paths(Tree(ctx), own[:self.n], self.model.V, rng)
+class ByLayer(DynamicTree):
+    "Filled layer by layer"
+    def __call__(self, ctx, rng):
+        *_, pool = expand_pool(self.model, ctx, self.width, self.depth)
+        return add_paths(Tree(ctx), [*pool][:self.n], self.model.V, rng)
+
+def eagle_1(draft, temperature=0): return trained_system("EAGLE")(draft, temperature=temperature).drafter
+def eagle_2(draft): return trained_system("EAGLE-2")(draft).drafter
+def by_token(draft): return ByToken(UnwarpedModel(draft), 6, 5, 25)
+def by_warped_rows(draft): return DynamicTree(draft, 6, 5, 25)
+
+@faithful("EAGLE", "EAGLE-2", subject=(eagle_1, eagle_2), plain={
+    "one static tree for both": (eagle_1, eagle_1), "a grown tree for both": (eagle_2, eagle_2),
+    "the warped rows": (eagle_1, by_warped_rows)})
+def test_one_static_tree_and_a_dynamic_one_for_each_text(subject):
     "By ranks EAGLE-1's tree is one for all texts; EAGLE-2's varies, deeper where the draft is confident"
-    draft, hot = UnwarpedModel(shipped(0)), UnwarpedModel(shipped())
-    static, dynamic, depth = set(), set(), {}
+    (planned, grown), cold, hot = subject, shipped(0), shipped()
+    draft, static, dynamic, depth = UnwarpedModel(cold), set(), set(), {}
     for text in (t for domain in DOMAINS for t in prompts(domain, 5)):
-        one = StaticTree(draft, EAGLE_TREE, likeliest_points)(text, Enumerator())
-        two = DynamicTree(draft, 4, 8, 25)(text, Enumerator())
+        one, two = planned(cold)(text, Enumerator()), grown(cold)(text, Enumerator())
         assert len(one) == len(two) == 26
-        assert two.key() == DynamicTree(hot, 4, 8, 25)(text, Enumerator()).key()
+        assert two.key() == grown(hot)(text, Enumerator()).key()
         static.add(ranks(draft, one))
         dynamic.add(ranks(draft, two))
         depth[certainty(draft, two)] = np.mean(two.depth)
@@ -170,9 +226,13 @@ def test_the_published_tree():
     assert all(p[:-1] in paths or len(p) == 1 for p in paths)
     assert all((*p[:-1], r) in paths for p in paths for r in range(p[-1]))
 
-@faithful("EAGLE-2")
+def planned_as_large(model, width, depth, n):
+    return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
+
+@faithful("EAGLE-2", subject=DynamicTree, plain={
+    "a static tree": planned_as_large, "the last token's probability": ByToken, "layer by layer": ByLayer})
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_the_heaviest_of_the_pool(domain):
+def test_the_heaviest_of_the_pool(domain, subject):
     """On real texts: the nodes are connected, and no connected choice of as many from the pool weighs more
     (all are enumerated)"""
     draft = UnwarpedModel(shipped())
@@ -180,10 +240,10 @@ def test_the_heaviest_of_the_pool(domain):
     for text in prompts(domain, 2):
         *_, pool = (dict(p) for p in expand_pool(draft, text, 2, 3))
         for n in (3, 5):
-            tree = DynamicTree(draft, 2, 3, n)(text, Enumerator())
+            tree = subject(draft, 2, 3, n)(text, Enumerator())
             mine = {tree.path(i) for i in range(1, len(tree))}
             best = max(sum(pool[p] for p in some) for some in combinations(pool, n) if connected(some))
-            assert len(mine) == n and connected(mine) and abs(sum(pool[p] for p in mine) - best) < 1e-12
+            assert len(mine) == n and connected(mine) and abs(sum(pool.get(p, 0) for p in mine) - best) < 1e-12
 
 @proves("prop-grown")
 @given(seeds, st.integers(1, 5))
@@ -229,35 +289,53 @@ def test_the_figures_of_the_card():
     assert noise["0"]["recipe"] == card["recipe"] | dict(name="eagle-0")
     assert np.allclose(noise["0.1"]["overlaps"], noise["0"]["overlaps"], atol=.02)
 
-@faithful("EAGLE-2")
-def test_the_grown_tree_is_accepted_longer():
-    """Temperature 0, twenty-five nodes each, paired over held-out prompts: EAGLE-2 emits more a round,
-    beyond two standard errors"""
-    gap = []
-    for text in (t for domain in DOMAINS for t in prompts(domain, 5, seed=5)):
-        planned = lambda d: StaticTree(d, EAGLE_TREE, likeliest_points)
-        grown = lambda d: DynamicTree(d, 4, 8, 25)
-        count = []
-        for drafter in (planned, grown):
-            draft = shipped(0)
-            out = generate(draft.target, drafter(UnwarpedModel(draft)), reject, text, 32, Seeded(0))
-            count.append(len(out.ledger.rounds))
-        gap.append(32/count[1] - 32/count[0])
-    assert np.mean(gap) > 2*np.std(gap, ddof=1)/len(gap)**.5 > 0
+@cache
+def mean_tokens(drafter):  # -> (texts,)
+    "The expected tokens of a round after held-out prompts, given the tree of points and the target's rows"
+    draft, means = shipped(), []
+    for text in (t for domain in DOMAINS for t in prompts(domain, 24, seed=5)):
+        tree = drafter(draft)(text, Enumerator())
+        p, reached = draft.target(tree), [1.]
+        for u, x in zip(tree.parent[1:], tree.token[1:]): reached.append(reached[u] * p[u][x])
+        means.append(sum(reached))
+    return np.array(means)
 
-@faithful("EAGLE-2")
-def test_confidence_is_acceptance():
-    """Point masses of the shipped drafter after true tokens, binned by its confidence: the acceptance rate
-    is close to the confidence"""
+@faithful("EAGLE-2", subject=eagle_2,
+          plain={"the static tree": eagle_1, "the last token's probability": by_token})
+def test_the_grown_tree_is_accepted_longer(subject):
+    """Twenty-five nodes each, expectations given the tree, paired over 48 held-out prompts: EAGLE-2 emits
+    more a round, by three standard errors"""
+    gain = mean_tokens(subject) - mean_tokens(eagle_1)
+    assert np.mean(gain) > 3*np.std(gain, ddof=1)/len(gain)**.5 > 0
+
+@cache
+def held_out_states():
+    base = TargetModel(raw_model("target"))
+    x = torch.tensor([p for d in DOMAINS for p in prompts(d, 24, length=96, seed=9)])
+    with torch.no_grad(): h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
+    return base, StateDataset(x, {base.layers: h})
+
+def with_sharpness(scale):
+    "The shipped network with its logits times `scale`"
     net = load_network("eagle")
-    base, x = net.base[0], torch.tensor([p for d in DOMAINS for p in prompts(d, 12, length=96, seed=9)])
-    with torch.inference_mode():
-        h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
-        q = net.guesses(StateDataset(x, {24: h}), 1)[0][:, :-1].softmax(-1)
-        p = base.head(h[:, 1:-1]).softmax(-1)
+    logits = net.logits
+    net.logits = lambda f: scale * logits(f)
+    return net
+
+@faithful("EAGLE-2", subject=lambda base: with_sharpness(1), plain={
+    "untrained": Eagle, "logits a quarter larger": lambda base: with_sharpness(1.25),
+    "logits a fifth smaller": lambda base: with_sharpness(.8)})
+def test_confidence_is_acceptance(subject):
+    """Point masses of the shipped drafter after true tokens, binned by its confidence: the mean acceptance
+    probability is within .08 of the confidence (logits a quarter larger: .16 off)"""
+    base, batch = held_out_states()
+    with torch.no_grad():
+        q = subject(base).guesses(batch, 1)[0][:, :-1].softmax(-1)
+        p = base.head(batch.states[base.layers][:, 1:-1]).softmax(-1)
     stated, y = q.max(-1)
     accepted = p.gather(-1, y[..., None])[..., 0]
     bins = [(stated >= a) & (stated < b) for a, b in ((0, .2), (.2, .4), (.4, .6), (.6, .8), (.8, 1.01))]
+    assert min(b.sum() for b in bins) > 300
     shares = [accepted[b].mean().item() for b in bins]
     assert shares == sorted(shares)
-    assert max(abs(accepted[b].mean() - stated[b].mean()).item() for b in bins) < .1
+    assert max(abs(accepted[b].mean() - stated[b].mean()).item() for b in bins) < .08

@@ -14,13 +14,13 @@ from helpers import faithful, laws, proves, seeds
 from specref.core.law import overlap
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, law_of
-from specref.core.target import TableModel, target_law
+from specref.core.target import TableModel, UnwarpedModel, target_law
 from specref.core.tree import Tree
 from specref.draft.shapes import DynamicTree
 from specref.models.embedded import DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train import eagle3
-from specref.train.eagle import Eagle, UnwarpedModel
+from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, frequent_tokens, top_k_loss, vocab_maps
 from specref.train.features import FeatureDraft, causal_attention, unroll
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, save_network,

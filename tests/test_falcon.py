@@ -16,13 +16,12 @@ from helpers import faithful, g_test, proves, random_table, seeds, tiny
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Enumerator, Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree, to_choices
+from specref.core.target import TableModel, UnwarpedModel, target_law
+from specref.core.tree import Tree, likeliest_points, to_choices
 from specref.draft.shapes import StaticTree
 from specref.models.embedded import raw_model
 from specref.models.transformer import HFModel
 from specref.train.branching import chain_tokens, following
-from specref.train.eagle import UnwarpedModel, likeliest_points
 from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_tokens, block_tree, glancing_mask,
                                   overlap_within, relaxed_causal_mask)
 from specref.train.harness import StateDataset, TargetModel

@@ -1,20 +1,22 @@
 "Chapter 21b: suffix trees and automata against counts by hand, and the drafters that use them"
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import floor
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, models, proves
+from helpers import faithful, models, proves, seeds
 from specref.core.law import one_hot
 from specref.core.loop import Drafter, loop_law, match
 from specref.core.rng import Enumerator
 from specref.core.target import TableModel, random_table, target_law
-from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding, SuffixTree
+from specref.draft.lookup import PromptLookup
+from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding, SuffixNode, SuffixTree
 from specref.verify.reject import Chain, reject
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
@@ -51,21 +53,34 @@ def spelled(tree):
     return found
 
 
-def read(texts, depth):
-    tree = SuffixTree(depth)
+def read(texts, tree):
     for t in texts: tree.read(t)
     return tree
 
 
 # The tree
 
+class Trie(SuffixTree):
+    "A node for each token of each string"
+    def onward(self, u, x):
+        v = u.below.setdefault(x, SuffixNode(self.text, 0, 1, 0))
+        v.text, v.start, v.count = self.text, len(self.text) - 1, v.count + 1
+        return v
+
+
+class OneText(SuffixTree):
+    "The strings of the text itself, none of past texts"
+    def read(self, text): self.held.append(tuple(text))
+
+
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding")
+@faithful("SuffixDecoding", subject=SuffixTree, plain={"a trie": Trie, "one text": OneText})
 @settings(max_examples=80)
 @given(collections, texts, st.integers(1, 7))
-def test_counts_of_every_string(past, text, depth):
+@example(((0, 1, 2),), (0, 1, 1), 3)
+def test_counts_of_every_string(subject, past, text, depth):
     "After every token each string of up to `depth` tokens with its count, in two nodes a token"
-    tree = read(past, depth)
+    tree = read(past, subject(depth))
     for i, x in enumerate(text, 1):
         tree.add(x)
         assert spelled(tree) == counts((*past, text[:i]), depth)
@@ -74,22 +89,36 @@ def test_counts_of_every_string(past, text, depth):
         if 1 <= len(s) <= depth: assert tree.count(s) == counts((*past, text), depth)[s]
 
 
+class Kept(SuffixTree):
+    "Texts are added, never removed"
+    def remove(self, text): self.held.remove(tuple(text))
+
+
+class Unmerged(SuffixTree):
+    "A removed text leaves a node for each of its branches"
+    def forget(self, ending):
+        for k in range(len(ending)):
+            (u, _), (v, j) = self.find(ending[:k]), self.find(ending[:k+1])
+            v.count -= j == 1
+            if not v.count: return u.below.pop(ending[k])
+
+
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding")
+@faithful("SuffixDecoding", subject=SuffixTree, plain={"texts stay": Kept, "branches stay": Unmerged})
 @settings(max_examples=80)
-@given(collections, collections, st.integers(1, 7), st.data())
-def test_removed_texts(past, more, depth, data):
+@given(collections, collections, st.integers(1, 7), seeds)
+@example(((0, 1), (0, 2)), ((1,),), 3, 0)
+def test_removed_texts(subject, past, more, depth, seed):
     "Texts removed in any order leave the tree of the others; removed oldest first, no node refers to them"
-    order = data.draw(st.permutations(past))
-    k = data.draw(st.integers(0, len(past)))
-    tree = read(past, depth)
-    for t in order[:k]: tree.remove(list(t))
-    assert tree.root.form() == read(order[k:], depth).root.form()
-    assert spelled(tree) == counts(order[k:], depth)
-    tree = read(past, depth)
+    order, fresh = np.random.default_rng(seed).permutation(len(past)), lambda texts: read(texts, SuffixTree(depth))
+    for k in range(len(past) + 1):
+        tree, others = read(past, subject(depth)), [past[i] for i in order[k:]]
+        for i in order[:k]: tree.remove(list(past[i]))
+        assert tree.root.form() == fresh(others).root.form() and spelled(tree) == counts(others, depth)
+    tree = read(past, subject(depth))
     for k in range(len(past) + 1):
         now = (*past, *more)[k:]
-        assert tree.hold(now) is tree and tree.root.form() == read(now, depth).root.form()
+        assert tree.hold(now) is tree and tree.root.form() == fresh(now).root.form()
         assert {tuple(v.text) for v, _ in nodes(tree)} <= set(now)
         assert len({id(v.text) for v, _ in nodes(tree)}) <= len(tree.held)
 
@@ -114,19 +143,43 @@ def by_hand(drafter, past, text):
 
 
 @st.composite
-def drafters(draw):
+def options(draw):
     some = lambda *xs: draw(st.sampled_from(xs))
     sizes = some(1, 2, 4, 6), some(2, 3, 5, 7), some(0., .5, 1., 2.5), some(-1., 0., 1.5)
-    bounds = some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5)
-    return SuffixDecoding(3, *sizes, *bounds, past=draw(collections), exact=True)
+    return *sizes, some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5)
+
+
+def suffix(options, past, kind=SuffixDecoding): return kind(3, *options, past=past, exact=True)
+
+
+class LongestMatch(SuffixDecoding):
+    "The commonest continuation of the longest match, as of an n-gram map"
+    def best_draft(self, tree, text):
+        lengths, only = range(1, min(len(text), self.max_tree_depth) + 1), copy(self)
+        p = max((p for p in lengths if tree.find(text[-p:])), default=0)
+        object.__setattr__(only, "budget", lambda length: self.budget(p) if length == p else 0)
+        return SuffixDecoding.best_draft(only, tree, text)
+
+
+class FixedBudget(SuffixDecoding):
+    "As many tokens after a short match as after a long one"
+    def budget(self, p): return self.num_draft_tokens
+
+
+class OwnText(SuffixDecoding):
+    "The draft of the text itself, not of past texts"
+    def __call__(self, ctx, rng): return SuffixDecoding.__call__(replace(self, past=()), ctx, rng)
 
 
 @proves("prop-suffix-score")
-@faithful("SuffixDecoding")
+@faithful("SuffixDecoding", subject=SuffixDecoding,
+          plain={"the longest match": LongestMatch, "a fixed budget": FixedBudget, "its own text": OwnText})
 @settings(max_examples=120)
-@given(drafters(), texts.filter(len))
-def test_the_best_draft(drafter, text):
+@given(options(), collections, texts.filter(len))
+@example((4, 5, 1., 1.5, .1, 1, 0), ((2, 1, 1, 1), (0, 2, 1, 0)), (1, 2, 0, 0, 2))
+def test_the_best_draft(subject, options, past, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
+    drafter = suffix(options, past, subject)
     trees = drafter.own(text), drafter.shared.hold(drafter.past)
     own, shared = (drafter.best_draft(tree, text) for tree in trees)
     for draft, past in ((own, (text,)), (shared, drafter.past)):
@@ -168,8 +221,8 @@ def test_a_finished_request_makes_another_drafter():
 
 # The automaton
 
-def automaton(text, links=list):
-    a = SuffixAutomaton()
+def automaton(text, links=list, a=None):
+    a = a or SuffixAutomaton()
     a.link = links(a.link)
     for x in text: a.add(x)
     return a
@@ -209,34 +262,62 @@ def test_states_are_classes_of_strings_with_the_same_ends(text):
         assert a.below[0] == {x: state((x,)) for x in set(t)}
 
 
-SHAPES = {"a": [0]*5000, "ab": [0] + [1]*4999, "abbbc": [0] + [1]*4998 + [2], "aab": ([0]*49 + [1])*100,
-          "two": np.random.default_rng(0).integers(0, 2, 5000).tolist()}
+RUNS, TWO = ([0]*49 + [1])*20, np.random.default_rng(0).integers(0, 2, 1000).tolist()
+HARD = [0]*1000, [0] + [1]*999, [0] + [1]*998 + [2], RUNS, TWO
+
+
+class EveryEnding(SuffixAutomaton):
+    "Follows all links after each token, as if all endings were counted"
+    def add(self, x):
+        super().add(x)
+        p = self.last
+        while p >= 0: p = self.link[p]
+
+
+class FromTheRoot(SuffixAutomaton):
+    "A cursor that goes back to the root before each token"
+    def follow(self, at, x):
+        s = at[0]
+        while s > 0: s = self.link[s]
+        return super().follow(at, x)
 
 
 @proves("thm-automaton")
-@faithful("SAM")
-@pytest.mark.parametrize("name", SHAPES)
-def test_linear_work(name):
+@faithful("SAM", subject=SuffixAutomaton, plain={"every ending": EveryEnding, "from the root": FromTheRoot})
+def test_linear_work(subject):
     "At most 2n - 1 states, 3n transitions, 4n links followed; as few for a cursor on another text"
-    text, n = SHAPES[name], len(SHAPES[name])
-    a = automaton(text, Counting)
-    clones = len(a.link) - 1 - n
-    assert len(a.link) <= 2*n - 1 and sum(map(len, a.below)) <= 3*n and a.link.reads - clones <= 4*n
-    a.link.reads, cursor = 0, SuffixCursor(a)
-    for x in SHAPES["two"] + [7] + SHAPES["aab"]: cursor.add(x)
-    assert a.link.reads <= 2*n*2
+    for text in HARD:
+        a, n = automaton(text, Counting, subject()), len(text)
+        clones = len(a.link) - 1 - n
+        assert len(a.link) <= 2*n - 1 and sum(map(len, a.below)) <= 3*n and a.link.reads - clones <= 4*n
+        a.link.reads, cursor = 0, SuffixCursor(a)
+        for x in TWO + [7] + RUNS: cursor.add(x)
+        assert a.link.reads <= 2*n*2
 
 
 def longest(found, text): return max(k for k in range(len(text) + 1) if not k or found(text[len(text)-k:]))
 
 
+class Unsplit(SuffixAutomaton):
+    "A string shares the state of a longer one with more ends"
+    def clone(self, p, x, q): return q
+
+
+class ThreeGrams(SuffixAutomaton):
+    "Matches of at most three tokens, as of prompt lookup"
+    def follow(self, at, x):
+        s, n = super().follow(at, x)
+        return s, min(n, 3)
+
+
 @proves("cor-cursor")
-@faithful("SAM")
+@faithful("SAM", subject=SuffixAutomaton, plain={"without clones": Unsplit, "n-grams": ThreeGrams})
 @settings(max_examples=80)
 @given(texts, texts)
-def test_matched_length(text, other):
+@example((0, 1, 2, 0, 1, 2, 0, 2, 1), (1, 2, 0, 1))
+def test_matched_length(subject, text, other):
     "At every step the longest ending that occurred earlier, by the link and by a cursor; of another text too"
-    a = SuffixAutomaton()
+    a = subject()
     ahead = SuffixCursor(a)
     for i, x in enumerate(text, 1):
         ahead.add(x)
@@ -251,39 +332,56 @@ def test_matched_length(text, other):
         assert beside.at[1] == k and (k == 0 or a.first[beside.at[0]] == ends(text, other[i-k:i])[0])
 
 
+def copy_by_hand(texts, string, n):
+    "The tokens after the first place of the longest ending with enough of them, else of the one with most"
+    places = [next((t, i) for t in texts for i in ends(t, string[j:])) for j in range(len(string))]
+    follow = [t[i+1:][:n] for t, i in places]
+    return next((f for f in follow if len(f) == n), max(follow, key=len, default=()))
+
+
 @settings(max_examples=80)
 @given(texts.filter(len), st.integers(1, 5))
 def test_copied(text, n):
-    "The tokens after the first place of the longest ending with enough of them, else of the one with most"
+    "By the automaton and by hand"
     a = automaton(text)
     s = a.link[a.last]
-    follow = [text[ends(text, text[len(text)-k:])[0] + 1:][:n] for k in range(a.length[s], 0, -1)]
-    assert tuple(a.copied(s, n)) == next((f for f in follow if len(f) == n), max(follow, key=len, default=()))
+    assert tuple(a.copied(s, n)) == copy_by_hand([text], text[len(text)-a.length[s]:], n)
 
 
+class Copies(SAM):
+    "Prompt lookup: n-grams of at most three tokens, no threshold, no corpus"
+    def __call__(self, ctx, rng): return PromptLookup(3, 3, self.num_draft_tokens, True)(ctx, rng)
+
+
+def unbiased(V, n, threshold, bias, *corpus, **kw): return SAM(V, n, threshold, 0, *corpus, **kw)
+
+
+@faithful("SAM", subject=SAM, plain={"prompt lookup": Copies, "no bias": unbiased})
 @settings(max_examples=80)
 @given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
-@faithful("SAM")
-def test_the_switch(corpus, text, n, threshold, bias):
+@example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)
+def test_the_switch(subject, corpus, text, n, threshold, bias):
     "A copy only when the longer match reaches the threshold, the corpus less its bias; within its text"
-    sam = SAM(3, n, threshold, bias, corpus, exact=True)
+    sam = subject(3, n, threshold, bias, corpus, exact=True)
     here = longest(lambda s: len(ends(text, s)) > 1, text)
     there = longest(lambda s: any(ends(t, s) for t in corpus), text)
     assert [m[0] for m in sam.matches(text)] == [here, there - bias]
     tokens = tuple(sam(text, Enumerator()).token[1:])
     if max(here, there - bias) < threshold: assert not tokens
-    elif here >= there - bias: assert tokens and ends(text, tokens)
-    else: assert any(ends(t, (text[-1], *tokens)) for t in corpus)
+    elif here >= there - bias: assert tokens == copy_by_hand([text], text[len(text)-here:], n)
+    else: assert tokens == copy_by_hand(corpus, text[len(text)-there:], n)
 
 
-@faithful("SAM")
-def test_the_switch_at_five():
+@faithful("SAM", subject=SAM, plain={
+    "any match": partial(SAM, threshold=1), "no bias": partial(SAM, len_bias=0),
+    "prompt lookup": lambda V, corpus=(): PromptLookup(V)})
+def test_the_switch_at_five(subject):
     "The published numbers: after a match of four the other drafter, from five a copy; in the corpus ten"
     model, again = Chain(TableModel(30, lambda text: one_hot(29, 30)), 2), tuple(range(12))
     for k in range(1, 9):
-        tree = Fallback(SAM(30), model)((*again, 20, *again[2:2+k]), Enumerator())
+        tree = Fallback(subject(30), model)((*again, 20, *again[2:2+k]), Enumerator())
         assert tree.token[1:] == ([29, 29] if k < 5 else [*again[2+k:], 20, *again[2:2+k]])
-    either = Fallback(SAM(30, corpus=(again, again[::-1])), model)
+    either = Fallback(subject(30, corpus=(again, again[::-1])), model)
     for k in range(1, 12):
         assert either((20, *again[:k]), Enumerator()).token[1:] == ([29, 29] if k < 10 else [*again[k:]])
 
@@ -310,10 +408,11 @@ def test_a_fallback_updates_both():
 
 @proves("prop-either")
 @settings(max_examples=20)
-@given(models(), contexts, drafters(), collections, st.integers(1, 2), st.sampled_from([reject, match]))
-def test_exact(pair, ctx, tree, corpus, threshold, verify):
+@given(models(), contexts, options(), collections, collections, st.integers(1, 2),
+       st.sampled_from([reject, match]))
+def test_exact(pair, ctx, options, past, corpus, threshold, verify):
     "Each, alone or with a fallback, is exact and has correct edges"
-    sam = SAM(3, 3, threshold, 1, corpus, exact=True)
+    tree, sam = suffix(options, past), SAM(3, 3, threshold, 1, corpus, exact=True)
     either = Fallback(sam, Chain(pair[1], 2)), Fallback(tree, Fallback(sam, Chain(pair[1], 1)))
     for drafter in (tree, sam, *either):
         drafter_contract(drafter, ctx)

@@ -8,20 +8,22 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, Plan, constant, laws, models, pairs, plans, proves, refuses, seeds
-from verify_helpers import as_dict, depends, star
+from verify_helpers import PEAK, SGL, as_dict, depends, star
 from specref.core.rng import Seeded, tv_outcomes, law_of
-from specref.core.law import exact, overlap, one_hot, residual
+from specref.core.law import exact, overlap, one_hot, residual, warp
 from specref.core.loop import loop_law, match
 from specref.verify.reject import reject
 from specref.verify.siblings import Branching
 from specref.core.target import target_law
 from specref.verify.kseq import expected_trials, kseq, smallest_rho
-from specref.verify.transport import (choose_then_verify, greedy_draft, importance, importance_choice,
+from specref.verify.transport import (best_chosen_law, best_levels, bin_starts, choose_then_verify,
+                                      greedy_draft, highest_level, hub_pairs, importance, importance_choice,
                                       maximal_choice, maximal_plan, optimal_acceptance,
-                                      optimal_acceptance_iid, ratio_prefixes, sibling_sets, sibling_sets_at,
-                                      spechub, transport, transport_lp)
+                                      optimal_acceptance_iid, optimal_acceptance_pair, ratio_prefixes,
+                                      sibling_sets, sibling_sets_at, spechub, support_by_ratio, transport,
+                                      transport_iid, transport_lp)
 from specref.verify.traversal import all_donors, traversal
-from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
+from specref.core.tree import Tree, iid, in_sequence, likeliest_points, points, without_replacement
 
 few = settings(max_examples=12)
 some = settings(max_examples=25)
@@ -60,7 +62,7 @@ def is_plan(f, p, sets):
     return True
 
 
-WAYS = {**DRAWS, "greedy": greedy_draft(2), "spechub": spechub}
+WAYS = {**DRAWS, "greedy": greedy_draft(2), "hub pairs": hub_pairs}
 ways = st.sampled_from(sorted(WAYS))
 
 
@@ -314,19 +316,187 @@ def test_greedy_draft(pq, n):
 
 @proves("thm-greedy-draft")
 @given(pairs(st.integers(2, 5)))
-def test_spechub_offers_the_greedy_sets(pq):
+def test_hub_pairs_have_the_greedy_sets(pq):
     p, q = pq
-    assert sibling_sets(spechub(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
-    assert token_law(joint(reject, p, spechub(q), 2)) == as_dict(p)
+    assert sibling_sets(hub_pairs(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
+    assert token_law(joint(reject, p, hub_pairs(q), 2)) == as_dict(p)
 
 
-new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), spechub])
+new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), hub_pairs])
 
 
 @few
 @given(models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
 def test_the_drafter_contract(pair, shape, draw):
     drafter_contract(Branching(pair[1], shape, draw), (0, 1))
+
+
+# SpecHub
+
+@proves("thm-spechub")
+@settings(max_examples=120)
+@given(pairs(st.integers(2, 5)))
+def test_spechub_reaches_the_optimum_of_its_pairs(pq):
+    "Exact; accepts p(hub) + Σ min(p, tail), as `reject` on the greedy draft; never less than on the pairs"
+    p, q = pq
+    law, hub = joint(spechub, p, hub_pairs(q), 2), int(np.argmax(q))
+    rate, tail = acceptance(law), without_replacement(q)((hub,))
+    assert token_law(law) == as_dict(p) and rate == p[hub] + overlap(np.delete(p, hub), np.delete(tail, hub))
+    assert rate == optimal_acceptance(p, sibling_sets(hub_pairs(q), 2)) == by_reject(p, greedy_draft(2)(q), 2)
+    assert rate >= by_reject(p, hub_pairs(q), 2)
+
+
+def test_spechub_accepts_more_than_reject():
+    "On the book's pair, and on more than half of 200 random pairs strictly more"
+    p, q = CANON
+    draws = (spechub, hub_pairs), (reject, hub_pairs), (reject, without_replacement)
+    found = [acceptance(joint(verify, p, draw(q), 2)) for verify, draw in draws]
+    assert found == [F(23, 30), F(29, 40), F(107, 140)]
+    rng = np.random.default_rng(0)
+    random_pairs = [[exact(*map(int, rng.integers(1, 30, 5))) for _ in range(2)] for _ in range(200)]
+    gains = [by_reject(p, greedy_draft(2)(q), 2) - by_reject(p, hub_pairs(q), 2) for p, q in random_pairs]
+    assert min(gains) >= 0 and sum(gain > 0 for gain in gains) > 100
+
+
+@proves("thm-spechub")
+@few
+@given(models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
+def test_spechub_in_the_loop(pair, cold, shape):
+    "Pairs and single children; in the cold the limit of the pairs, the two likeliest as points, or one"
+    (target, draft), draw = pair, likeliest_points if cold else hub_pairs
+    law = loop_law(target, Branching(draft, shape, draw), spechub, (0,), 2)
+    assert law == target_law(target, (0,), 2)
+
+
+# Levels: the optimum of independent siblings
+
+def law_by_levels(p, q, levels, z, choose=lambda xs: xs[0]):
+    "The emitted token with two siblings, where `choose` takes one of those at the highest level"
+    def run(rng):
+        tokens = [rng.pick(q) for _ in range(2)]
+        last = [rng.pick(levels.of(x)) for x in tokens]
+        x = choose([x for x, level in zip(tokens, last) if level == max(last)])
+        return x if rng.coin(p[x], of=z[x]) else rng.pick(residual(p, z))
+    return law_of(run)
+
+
+def chosen(q, levels): return q * levels.ratio[levels.bin]
+
+
+@proves("thm-levels", "thm-clipped")
+@some
+@given(small, counts)
+def test_transport_iid_is_optimal(pq, k):
+    "Exact; accepts as often as the closed form and as `transport` with all sets listed"
+    (p, q), k = pq, min(k, 6 - len(pq[0]))
+    law = joint(transport_iid, p, iid(q), k)
+    assert token_law(law) == as_dict(p)
+    assert acceptance(law) == optimal_acceptance_iid(p, q, k) == acceptance(joint(transport, p, iid(q), k))
+
+
+@pytest.mark.parametrize("pq,want", [(CANON, {2: F(79, 100), 3: F(871, 1000)}),
+                                     (SGL, {2: F(99, 100)}),
+                                     (PEAK, {2: F(49, 100), 3: F(571, 1000)})])
+def test_known_values(pq, want):
+    "Optima of three pairs of the literature, computed elsewhere by linear programming"
+    for k, rate in want.items():
+        law = joint(transport_iid, pq[0], iid(pq[1]), k)
+        assert acceptance(law) == rate and token_law(law) == as_dict(pq[0])
+
+
+@proves("thm-levels")
+@few
+@given(models(), st.sampled_from([(2,), (3,), (2, 1), (1, 2)]), st.sampled_from([1, 2, 9]))
+def test_levels_in_the_loop(pair, shape, bins):
+    "Whole generations, with any number of bins"
+    target, draft = pair
+    def verify(p, tree, rng): return transport_iid(p, tree, rng, bins=bins)
+    law = loop_law(target, Branching(draft, shape, iid), verify, (0,), 2)
+    assert law == target_law(target, (0,), 2)
+
+
+@proves("thm-levels", "thm-clipped")
+@settings(max_examples=100)
+@given(pairs(st.integers(2, 30)), st.integers(1, 6), st.sampled_from([1, 2, 5, 99]))
+def test_exchanges(pq, k, bins):
+    "Probabilities that preserve the levels; z adds up to one; the optimum, or less by at most the bound"
+    p, q = pq
+    levels, order = best_levels(p, q, k, bins), support_by_ratio(p, q)
+    m = np.array([q[order][levels.bin[order] == b].sum() for b in range(len(levels.ratio))])
+    assert len(levels.exchanges) < len(m) <= max(1, bins)
+    assert all(0 < a <= 1 and 0 < b <= 1 and m[i]*a == m[j]*b for i, j, a, b in levels.exchanges)
+    W = np.array([levels.of(next(x for x in order if levels.bin[x] == b)) for b in range(len(m))])
+    assert (W.sum(1) == 1).all() and (m @ W == m).all()
+    assert (W @ highest_level(m, k) == levels.ratio).all() and chosen(q, levels).sum() == 1
+    best, z = optimal_acceptance_iid(p, q, k), best_chosen_law(p[order], q[order], k)
+    assert z.sum() == 1 and overlap(p[order], z) == best
+    ratio, start = z / q[order], bin_starts(q[order], z, bins)
+    spans = np.maximum.reduceat(ratio, start) - np.minimum.reduceat(ratio, start)
+    assert 0 <= best - overlap(p, chosen(q, levels)) <= (m * spans).sum() / 4
+
+
+def test_fewer_bins_accept_less():
+    "With two bins for the four tokens the output is exact, and the acceptance below the optimum"
+    p, q = CANON[0], exact(1, 1, 1, 1)
+    law = joint(lambda p, tree, rng: transport_iid(p, tree, rng, bins=2), p, iid(q), 2)
+    assert token_law(law) == as_dict(p) and acceptance(law) < 1 == optimal_acceptance_iid(p, q, 2)
+
+
+def test_wrong_levels_change_the_distribution():
+    "Exchanges that do not preserve the levels, z* for another choice, a choice that depends on the tokens"
+    p, q = CANON
+    levels, coarse = best_levels(p, q, 2), best_levels(p, q, 2, bins=2)
+    order, z = support_by_ratio(p, q), 0*q
+    z[order] = best_chosen_law(p[order], q[order], 2)
+    def token(levels, z, *choose): return tv_outcomes(law_by_levels(p, q, levels, z, *choose), as_dict(p))
+    assert token(levels, z) == token(coarse, chosen(q, coarse)) == 0
+    assert token(levels, z, lambda xs: xs[-1]) == 0   # a choice by the place among the siblings is allowed
+    same_rates = [(i, j, a, a) for i, j, a, _ in levels.exchanges]
+    assert token(levels._replace(exchanges=same_rates), z) > 0
+    assert token(levels._replace(exchanges=levels.exchanges[:1]), z) > 0 and token(coarse, z) > 0
+    assert token(levels, z, lambda xs: max(xs, key=lambda x: p[x] / q[x])) > 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [1, .02])
+def test_levels_in_floats(temperature):
+    "3,000 tokens in bins: rows of W against z, its column sums, the loss; a sampled verdict"
+    rng = np.random.default_rng(1)
+    logits = 3 * rng.standard_normal(3000)
+    p, q = warp(logits, temperature), warp(logits + rng.standard_normal(3000), temperature)
+    levels = best_levels(p, q, 4, bins=200)
+    m = np.bincount(levels.bin, q, len(levels.ratio))
+    W = np.array([levels.of(np.flatnonzero((levels.bin == b) & (q > 0))[0]) for b in range(len(m))])
+    assert np.allclose(W.sum(1), 1, rtol=0, atol=1e-12) and np.allclose(m @ W, m, rtol=0, atol=1e-12)
+    assert np.allclose(W @ highest_level(m, 4), levels.ratio, rtol=1e-9, atol=1e-12)
+    z = chosen(q, levels)
+    assert abs(z.sum() - 1) < 1e-12 and 0 <= optimal_acceptance_iid(p, q, 4) - overlap(p, z) + 1e-12 < 1e-3
+    verdict = transport_iid([p]*5, star(iid(q), 4, Seeded(0)), Seeded(1))
+    assert p[verdict.token] > 0
+
+
+def test_levels_of_a_point_mass():
+    "At temperature 0 there is one bin and no exchange"
+    p, q = np.full(50_000, 1/50_000), one_hot(7, 50_000)
+    levels = best_levels(p, q, 4)
+    assert len(levels.ratio) == 1 and not levels.exchanges and (chosen(q, levels) == q).all()
+
+
+@proves("prop-pair")
+@settings(max_examples=100)
+@given(pairs(st.integers(2, 5)))
+def test_pairs_without_replacement(pq):
+    "The closed form against the list of sets, also for point masses"
+    p, q = pq
+    assert optimal_acceptance_pair(p, q) == optimal_acceptance(p, sibling_sets(without_replacement(q), 2))
+
+
+def test_pairs_of_a_near_point_mass():
+    "In floats, where 1 - q of the likeliest token has lost its digits"
+    p, tail = np.array([.1, .2, .3, .4]), np.array([1e-15, 3e-15, 4e-15])
+    q = np.array([1 - tail.sum(), *tail])
+    want = optimal_acceptance_pair(exact(1, 2, 3, 4), exact(*map(F, q)))
+    assert optimal_acceptance_pair(p, q) == pytest.approx(float(want), abs=1e-12)
 
 
 # Wrong sets, large vocabularies, whole numbers
@@ -360,7 +530,7 @@ def test_a_large_vocabulary_with_small_supports():
     assert kseq([p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0)).token < 512
 
 
-@pytest.mark.parametrize("verify", [transport, importance, kseq])
+@pytest.mark.parametrize("verify", [transport, importance, kseq, transport_iid])
 def test_rows_of_whole_numbers(verify):
     "A deterministic target in integers: only its token is emitted"
     q = CANON[1].astype(float)
@@ -389,4 +559,5 @@ def test_a_number_of_children_that_depends_on_tokens_is_refused(below):
     drafter_contract(drafter, ctx)
     for verify in (reject, traversal, all_donors):
         assert loop_law(target, drafter, verify, ctx, 2) == target_law(target, ctx, 2)
-    for verify in (transport, importance, kseq): refuses("tree", loop_law, target, drafter, verify, ctx, 2)
+    for verify in (transport, importance, kseq, transport_iid, spechub):
+        refuses("tree", loop_law, target, drafter, verify, ctx, 2)

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'PEAK', 'SPECIAL', 'LAYOUTS', 'BET_SIZES', 'NOT_RUN', 'CHECKS', 'WIDTH',
            'TILES', 'TextEvidence', 'why_no_text', 'certify_sampler', 'NumpyRng', 'draw_by_cdf', 'text_sampler',
-           'rule_on_rows', 'token_classes', 'class_shares', 'point_table', 'fixed_laws', 'RowCase', 'PlaceCase',
-           'choose_class', 'Drafts', 'chain_drafts', 'draw_each', 'two_branches', 'tree_drafts', 'Interface', 'indices',
-           'token_rows', 'CallRecord', 'well_formed', 'finished', 'counted_rows', 'run_calls', 'mixed_calls',
-           'EdgeGenerator', 'SeedGenerator', 'expected_lengths', 'check_cases', 'FewerTokensBet', 'SamplerReport',
-           'Kit', 'DistributionChecks', 'position_failed', 'tile_cells', 'bet_on', 'SamplerChecks', 'partial_noises',
-           'impossible_token', 'as_views', 'edge_words', 'check_kit', 'certify_rows']
+           'rule_on_rows', 'token_classes', 'class_shares', 'point_table', 'fixed_laws', 'token_parts', 'RowCase',
+           'PlaceCase', 'choose_class', 'Drafts', 'chain_drafts', 'draw_each', 'two_branches', 'tree_drafts',
+           'Interface', 'indices', 'token_rows', 'CallRecord', 'well_formed', 'finished', 'counted_rows', 'run_calls',
+           'mixed_calls', 'EdgeGenerator', 'SeedGenerator', 'expected_lengths', 'check_cases', 'FewerTokensBet',
+           'SamplerReport', 'Kit', 'DistributionChecks', 'position_failed', 'tile_cells', 'bet_on', 'SamplerChecks',
+           'partial_noises', 'impossible_token', 'as_views', 'edge_words', 'check_kit', 'certify_rows']
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
@@ -158,6 +158,9 @@ SPECIAL = {   # for a token that is class 0 alone: half of the mass, never draft
     "drafted": fixed_laws(exact(1, 3, 3, 1), exact(5, 1, 1, 1))}
 
 # %% ../../nbs/17b_samplers.ipynb #04949ddc
+@cache
+def token_parts(V): return (np.arange(V)*.7548776662466927 % 1 * 4).astype(int)   # four parts of each class
+
 class RowCase:
     "A target and a draft of four classes: `relation`s of two random rows, spread over `V` tokens"
     def __init__(self, relation, V, first=0, last=-1):
@@ -337,6 +340,7 @@ class CallRecord:
         self.blocks, self.lengths, self.drafts, self.failed = Counter(), Counter(), Counter(), Counter()
         self.places = np.zeros((gamma + 1, case.V), int)      # position, token
         self.moves = np.zeros((gamma + 1, 4, 4, 4), int)      # position, two classes before, class
+        self.pairs = np.zeros((gamma + 1, 4, 4, 4), int)      # position, part before, class, part
         self.calls = {}                                       # (classes, shares) of a draft: {emitted: count}
     def add(self, d, y, failed, rest):
         "Calls with the drafts `d` that returned `y`"
@@ -367,10 +371,12 @@ class CallRecord:
         c = np.where(inside, case.of[np.where(inside, y, 0)], 0)
         before, used = np.c_[0*k, c[:, :-1]], np.arange(y.shape[1]) < k[:, None]
         possible = (~used | inside & (P[np.arange(y.shape[1]), before, c] > 0)).all(1)
+        part = token_parts(case.V)[np.where(inside, y, 0)]
         for i in range(y.shape[1]):
             np.add.at(self.places[i], y[inside[:, i], i], 1)
             at = used[:, i] & possible
             np.add.at(self.moves[i], (before[at, i-1] if i > 1 else 0*k[at], before[at, i], c[at, i]), 1)
+            np.add.at(self.pairs[i], (part[at, i-1] if i else 0*k[at], c[at, i], part[at, i]), 1)
         for key, n in counted_rows(y[~possible]): self.blocks[(tuple(v for v in key if v >= 0),)] += n
         for key, n in counted_rows(finished(case, c[possible], k[possible], rest)): self.blocks[key] += n
         self.lengths.update(dict(enumerate(np.bincount(k).tolist())))
@@ -407,23 +413,26 @@ def run_calls(verify, cases, interface, gamma, runs, seed, address, draw=None, m
     "Call `verify` `runs` times in each case; with `draw` the draft is sampled by the call's own generator"
     records = {name: CallRecord(case, gamma) for name, case in cases.items()}
     own, rest = (numpy_generator(seed, *address, k) for k in (0, 1))
-    V = max(case.V for case in cases.values())
-    step = max(interface.batch, most // ((2*gamma + 1)*V*len(cases)), 1)
-    for start in range(0, runs, step):
-        n, drafts, noises = min(step, runs - start), {}, []
-        for k, (name, case) in enumerate(cases.items()):
-            each = interface.noises(n, seed, *address, 2, k, start)
-            drafts[name] = interface.drafts(case, n, gamma, own, draw, interface.generators(each) if draw else ())
-            noises += each
-        y, failed = mixed_calls(verify, interface, [*drafts.values()], noises, gamma + 2, own)
-        for k, (name, d) in enumerate(drafts.items()):
-            mine = {i - k*n: e for i, e in failed.items() if k*n <= i < (k + 1)*n}
-            records[name].add(d, y[k*n:(k + 1)*n], mine, rest)
+    rows, order = (2*gamma + 1)*max(case.V for case in cases.values()), list(enumerate(records.items()))
+    for group in [order] if interface.batch else [[one] for one in order]:   # a batch has strangers in it
+        step = max(interface.batch, most // (rows*len(group)), 1)
+        for start in range(0, runs, step):
+            n, drafts, noises = min(step, runs - start), [], []
+            for k, (_, record) in group:
+                each = interface.noises(n, seed, *address, 2, k, start)
+                rngs = interface.generators(each) if draw else ()
+                drafts.append(interface.drafts(record.case, n, gamma, own, draw, rngs))
+                noises += each
+            y, failed = mixed_calls(verify, interface, drafts, noises, gamma + 2, own)
+            for i, (_, (_, record)) in enumerate(group):
+                mine = {j - i*n: e for j, e in failed.items() if i*n <= j < (i + 1)*n}
+                record.add(drafts[i], y[i*n:(i + 1)*n], mine, rest)
     return records
 
 def mixed_calls(verify, interface, drafts, noises, width, own):  # -> (n, width), {call: why it failed}
     "The calls of all cases; in batches each has strangers beside it, in random order"
-    order = own.permutation(len(noises)) if interface.batch else np.arange(len(noises))
+    if not interface.batch: return interface.call(verify, interface.arguments(drafts[0]), noises, width)
+    order = own.permutation(len(noises))
     arrays = [np.concatenate(a)[order] for a in zip(*map(interface.arguments, drafts))]
     y, failed = interface.call(verify, arrays, [noises[i] for i in order], width)
     out = np.empty_like(y)
@@ -437,7 +446,7 @@ class EdgeGenerator(np.random.Generator):
         super().__init__(np.random.PCG64(seed))
         self.at, self.top, self.bits, self.drawn = at, top, bits, 0
     def random(self, size=None, dtype=np.float64, out=None):
-        a = np.array(super().random(size, dtype, out))
+        a = np.array(super().random(size, dtype, out), dtype if out is None else out.dtype)
         k, self.drawn = self.at - self.drawn, self.drawn + a.size
         bits = min(self.bits, 24) if a.dtype == np.float32 else self.bits
         if 0 <= k < a.size: a.flat[k] = 1 - 2.**-bits if self.top else 0
@@ -553,7 +562,7 @@ class Kit:
     @property
     def rate(self):
         "The false-alarm rate of one test: blocks and lengths of each case; bits; noise; drafts; places; classes"
-        within = 2*(self.gamma + 1)*(1 + len(self.tiles))*(self.V > 4)
+        within = 2*(self.gamma + 1)*(5 + len(self.tiles))*(self.V > 4)
         return self.alpha / (2*len(self.made) + 5 + within + 2*(self.depth + 1) + 1)
     @property
     def tiles(self): return [size for size in TILES if size < self.V]
@@ -640,6 +649,11 @@ class DistributionChecks(Kit):
                 f"the tokens of class {c} at position {i} of a block do not have the distribution of their row "
                 f"within the class, on cells of {of}: p-value {t.p_value:.2g} (G = {t.G:.1f}, "
                 f"limit {t.limit:.1f})")
+        follow = [t for r in (self.follow_test(i, b, c) for i in range(1, self.gamma + 1) for b in range(4)
+                              for c in (1, 2)) for t in r]
+        if not all(t.fits for t in follow):
+            return False, "a token's place within its class depends on the token before: p-value {:.2g}".format(
+                min(t.p_value for t in follow))
         least = min([1., *(t.tv for t in tests.values())])
         words = f"; within a class total variation {least:.3f} (at the position with the most power)"
         return True, words if least < 1 else ""
@@ -654,6 +668,13 @@ class DistributionChecks(Kit):
         found, want = (dict(enumerate(np.bincount(cell[mine], a[mine]))) for a in (n, class_shares(self.V)))
         return g_test({k: int(v) for k, v in found.items()}, want, self.rate, 10)
 
+    def follow_test(self, i, b, c):  # -> list of at most one GTest
+        "Parts of the tokens of class `c` at position `i` after a token of part `b`, against `w`"
+        n, mine = sum(self.records[name].pairs[i, b, c] for name in self.cases), token_classes(self.V) == c
+        want = np.bincount(token_parts(self.V)[mine], class_shares(self.V)[mine], 4)
+        if not n.any() or mine.sum() == 1: return []
+        return [g_test(dict(enumerate(n.tolist())), dict(enumerate(want)), self.rate, 10)]
+
     def bits(self):
         "Bets on the emitted tokens: are they more likely under the draft, or in the row before? (Theorem bets)"
         claim = bet_on(self.records.values())
@@ -665,11 +686,11 @@ class DistributionChecks(Kit):
         failed = sum((r.failed for r in self.at_places), Counter())
         if failed and self.failed: return None, NOT_RUN
         if failed: return position_failed(failed, self.depth)
-        counts = np.array([np.roll(r.moves[k].sum((0, 1)), -r.case.peak) for k, r in enumerate(self.at_places)])
-        ranges = [(k, k + 1) for k in range(self.depth + 1)] + [(k, self.depth + 1) for k in range(self.depth + 1)]
-        tests = {at: self.place_test(counts[slice(*at)].sum(0)) for at in ranges}
         if any(isinstance(y[0], tuple) for r in self.at_places for y in r.blocks):
             return False, f"a token of probability 0 under the target, with drafts of {self.depth}"
+        counts = np.array([np.roll(r.moves[k].sum((0, 1)), -r.case.peak) for k, r in enumerate(self.at_places)])
+        ranges = [(k, k + 1) for k in range(self.depth + 1)] + [(k, self.depth + 1) for k in range(self.depth + 1)]
+        tests = {at: self.place_test(counts[slice(*at)].sum(0)) for at in ranges if counts[slice(*at)].any()}
         (a, b), worst = max(tests.items(), key=lambda kv: kv[1].G - kv[1].limit)
         if not worst.fits: return False, (
             f"with drafts of {self.depth}, the tokens at {f'position {a}' if b == a + 1 else f'positions {a} to {b - 1}'} "
@@ -713,7 +734,7 @@ def bet_on(records):  # -> Claim
         p, q = r.case.table(0, n), r.case.table(1, n)
         for i, a, b, c in zip(*(k.tolist() for k in r.moves.nonzero())):
             draft, before = q[i, b] if i < r.gamma else None, p[i-1, a] if i else None
-            claim.note(p[i, b], c, int(r.moves[i, a, b, c]), draft=draft, before=before)
+            claim.observe(p[i, b], c, int(r.moves[i, a, b, c]), draft=draft, before=before)
     return claim
 
 # %% ../../nbs/17b_samplers.ipynb #a155898c
@@ -754,16 +775,12 @@ class SamplerChecks(DistributionChecks):
         return self.interface.noises(n, self.seed, 9, k, 1)
     def batch(self, relation, k, n=1): # -> Drafts
         return self.interface.drafts(self.place(relation), n, self.gamma, numpy_generator(self.seed, 9, k))
-    def once(self, d, noises, arrays=None):  # -> tokens of each draft, whether impossible, changed arrays
+    def once(self, d, noises, arrays=None):  # -> tokens of each draft, whether one is impossible
         "Calls with the drafts `d`"
         given = self.interface.arguments(d) if arrays is None else arrays
-        before = [a.copy() for a in given]
-        y, failed = self.interface.call(self.verify, given, noises, self.gamma + 2)
-        names = "p", "q", "x", *("links",)*(len(given) - 3)
-        changed = [name for name, a, b in zip(names, given, before) if not np.array_equal(a, b, equal_nan=True)]
+        y = self.interface.call(self.verify, given, noises, self.gamma + 2)[0]
         tokens = [tuple(row[row >= 0].tolist()) for row in y]
-        return SimpleNamespace(y=tokens, impossible=[impossible_token(d.case, row) for row in tokens],
-                               changed=changed, failed=failed)
+        return SimpleNamespace(y=tokens, impossible=[impossible_token(d.case, row) for row in tokens])
 
     def seeds(self):
         d, n = self.batch(FAIR, 0, 40), range(2)
@@ -792,10 +809,12 @@ class SamplerChecks(DistributionChecks):
         ends, relations = Counter(), [*self.cases.values(), HALF, SAME, FAIR]
         for k, relation in enumerate(relations):
             d, noises = self.batch(relation, k, 6), partial_noises(self, k)
-            first, second = (self.once(d, noises()) for _ in range(2))
-            views = self.once(d, noises(), as_views(self.interface.arguments(d)))
-            for found, how in ((first, ""), (views, ", given as views of one buffer")):
-                if found.changed: return False, f"{', '.join(found.changed)} changed by a call{how}"
+            given, views = self.interface.arguments(d), as_views(self.interface.arguments(d))
+            before = self.interface.arguments(d)
+            first, second, views = (self.once(d, noises(), arrays) for arrays in (given, given, views))
+            changed = sorted({name for name, a, b in zip(("p", "q", "x", *["links"]*3), given, before)
+                              if not (a == b).all()})
+            if changed: return False, f"{', '.join(changed)} changed by a call"
             if first.y == second.y != views.y: return False, "other tokens when p and q are views of one buffer"
             ends.update("accepted" if len(y) > self.gamma else "rejected" for y in first.y if y)
         if not ends: return None, NOT_RUN
@@ -805,29 +824,23 @@ class SamplerChecks(DistributionChecks):
     def zeros(self):
         "One uniform number at the end of its range, all others random"
         if self.interface.batch: return None, "the function receives seeds, no uniform numbers"
-        bits, drawn, returned = 24 if self.interface.dtype == "float32" else 53, 0, 0
-        found = None
-        for d, at, top in self.edges():
-            rng = EdgeGenerator(at, top, bits)
-            got = self.once(d, [rng])
-            drawn, returned = drawn + rng.drawn, returned + bool(got.y[0])
-            if not got.impossible[0]: continue
-            found = top, got.y[0], tuple(d.x[0].tolist())
-            coarse = EdgeGenerator(at, top, 24)
-            if not top or self.once(d, [coarse]).impossible[0]: return False, edge_words(*found, bits)
-            if self.interface.dtype: return False, edge_words(*found, bits)
+        bits, found, returned, drawn = 24 if self.interface.dtype == "float32" else 53, None, 0, 0
+        for d in (self.batch(f, k) for f in (INNER, SAME, CASES["zeros at both ends"]) for k in range(4)):
+            plain = EdgeGenerator(-1)
+            returned, drawn = returned + bool(self.once(d, [plain]).y[0]), drawn + plain.drawn
+            for at, top in ((i, top) for i in self.edges(plain.drawn) for top in (False, True)):
+                got = self.once(d, [EdgeGenerator(at, top, bits)])
+                if not got.impossible[0]: continue
+                found = edge_words(top, got.y[0], tuple(d.x[0].tolist()), bits)
+                coarse = top and not self.interface.dtype and self.once(d, [EdgeGenerator(at, top, 24)])
+                if not coarse or coarse.impossible[0]: return False, found
         if not returned: return None, NOT_RUN
         if not drawn: return None, "the function took no uniform number from the generator"
-        if found: return None, f"{edge_words(*found, bits)}, at 1 - 2^-24 none; `dtype` states which applies"
+        if found: return None, f"{found}, at 1 - 2^-24 none; `dtype` states which applies"
         return True, f"no token of probability 0 at a uniform number of 0 or of 1 - 2^-{bits}"
-    def edges(self):  # -> (drafts of one, index of the uniform number, largest?)
-        for relation in (INNER, SAME, CASES["zeros at both ends"]):
-            for k in range(4):
-                d, rng = self.batch(relation, k), EdgeGenerator(-1)
-                self.once(d, [rng])
-                n, V = rng.drawn, self.V
-                at = range(n) if n <= 16 else sorted({0, 1, n - 1, *(V*i + e for i in range(n//V) for e in (0, V-1))})
-                yield from ((d, i, top) for i in at for top in (False, True))
+    def edges(self, n):  # -> indices of the uniform numbers that are set to an end of their range
+        ends = (self.V*i + e for i in range(n//self.V) for e in (0, self.V - 1))
+        return range(n) if n <= 16 else sorted({0, 1, n - 1, *ends})
 
     def nan(self):
         "A row of NaN in q: its own token, and in a batch those beside it"

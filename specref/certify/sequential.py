@@ -14,6 +14,7 @@ __all__ = ['ODDS', 'SIGMAS', 'RIVAL', 'STARTS', 'LAGS', 'MEMORY', 'SOURCES', 'WI
 
 # %% ../../nbs/17a_bets.ipynb #589a2a2b
 import json, os
+from bisect import bisect_right
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,18 +39,20 @@ SIGMAS = NormalDist().inv_cdf(1 - MISS)
 class Bets:
     "Wealth, initially 1, of bettors on odds `odds` times those stated, for each event (Theorem bets)"
     def __init__(self, odds=ODDS, tolerance=0., starts=(0,)):
-        self.odds, self.log_odds, self.starts = odds, np.log(odds), np.array(starts)
-        self.tolerance = np.where(odds > 1, tolerance, 0), np.where(odds > 1, 0, tolerance)
-        self.log, self.cost, self.sums = np.zeros((len(starts), len(odds))), 0., np.zeros(7)
+        self.odds, self.log_odds, self.starts, self.tolerance = odds, np.log(odds), starts, tolerance
+        self.log, self.cost, self.sums = np.zeros((len(starts), len(odds))), np.zeros(len(odds)), [0.]*7
     def place(self, chance, hits, rival=0., of=1, at=0):
         "Events of stated probability `chance` happened `hits` times in `of`; a `rival` states another"
         if not 0 < chance < 1: return
-        (more, less), d = self.tolerance, rival - chance
-        bound = chance*(1 - less) + more*min(chance, 1 - chance)   # the worst case (Theorem tolerance)
-        cost = of*np.log1p(bound*(self.odds - 1))
-        self.log = self.log + np.outer(at >= self.starts, hits*self.log_odds - cost)
-        self.cost = self.cost + cost
-        self.sums += 1, hits, of*chance, of*chance*(1 - chance), of*d, of*d*(1 - 2*chance), of*d*d
+        cost, d = of*np.log1p(self.bound(chance)*(self.odds - 1)), rival - chance
+        self.log[:bisect_right(self.starts, at)] += hits*self.log_odds - cost
+        self.cost += cost
+        more = 1, hits, of*chance, of*chance*(1 - chance), of*d, of*d*(1 - 2*chance), of*d*d
+        self.sums = [a + b for a, b in zip(self.sums, more)]
+    def bound(self, chance):
+        "The probability that favours each bettor most (Theorem tolerance)"
+        if not self.tolerance: return chance
+        return chance + self.tolerance*np.where(self.odds > 1, min(chance, 1 - chance), -chance)
     @property
     def wealth(self): return mean_wealth(self.log.ravel())
     @property
@@ -96,11 +99,11 @@ class Claim:
             self.impossible = int(given), self.tokens
             return
         law = np.asarray(law, float)   # a bet needs no fractions
-        for name, rival in dict(rivals, squared=law*law / (law*law).sum()).items():
+        for name, rival in dict(rivals, squared=law*law / (law @ law)).items():
             if rival is None: continue
             rival = np.asarray(rival, float)
             on = (rival > law) & (law > 0) if self.tolerance else rival > law
-            self.bets[name].place(float(law[on].sum()), times*bool(on[token]), float(rival[on].sum()), times, at)
+            self.bets[name].place(float(law @ on), times*bool(on[token]), float(rival @ on), times, at)
         if self.tolerance: self.bets["zeros"].place(self.tolerance, times*(not law[token] > 0), 1., times)
     @property
     def wealth(self):
@@ -123,7 +126,7 @@ class Claim:
         found = found.replace(" from", " of the tokens from", 1)
         return f"detectable with power {1 - MISS}: {found}"
 
-# %% ../../nbs/17a_bets.ipynb #1c8aa394
+# %% ../../nbs/17a_bets.ipynb #1058a5d5
 class SparseRow:
     "The stated tokens of a row, in increasing order; all others are one class (Lemma sparse)"
     def __init__(self, tokens, weights):  # (k,), (k,)
@@ -177,7 +180,7 @@ class Report:
     def __str__(self): return self.words
     __repr__ = __str__
 
-# %% ../../nbs/17a_bets.ipynb #bd301acb
+# %% ../../nbs/17a_bets.ipynb #871452b4
 LAGS, MEMORY = 4, 1024   # rounds or tokens back; texts
 SOURCES = tuple(f"{what}, {k} before" for k in range(1, LAGS + 1)
                 for what in ("the token", "the same place of the round", "the same place of the text's round"))
@@ -187,23 +190,23 @@ NO_CELLS = np.full((2, 2), np.nan)
 
 def cells_of(p, y, q=None):  # (V,), token, (V,) or None -> (2, 2), (V + 1,)
     "The token's cells of [0, 1): in the order of tokens, and of q/p (NaN without q); all ends in the first order"
-    ends = np.append(0., np.cumsum(p))
+    ends = np.concatenate(([0.], np.cumsum(p)))
     ends /= ends[-1]
     if not (0 <= y < len(p) and p[y] > 0): return NO_CELLS, ends
     if q is None: return np.array([ends[y:y+2], NO_CELLS[0]]), ends
     ratio = q / np.maximum(p, 1e-300)
-    below, same = (p[part].sum() / p.sum() for part in (ratio > ratio[y], ratio == ratio[y]))
+    below, same = ((p @ part) / p.sum() for part in (ratio > ratio[y], ratio == ratio[y]))
     return np.array([ends[y:y+2], (below, below + same)]), ends
 
 def density(cell, source, widths):  # (..., 2), (..., 2), (k,) -> (..., k)
     "Probability of the cell for a number uniform in the widened source, over the stated one; 1 where NaN"
-    low, high = (np.clip(source[..., i, None] + (2*i - 1)*widths, 0, 1) for i in (0, 1))
+    low, high = np.maximum(source[..., 0, None] - widths, 0), np.minimum(source[..., 1, None] + widths, 1)
     a, b = cell[..., 0, None], cell[..., 1, None]
     both = np.maximum(np.minimum(b, high) - np.maximum(a, low), 0)
     d = both / (np.maximum(high - low, 1e-9) * np.maximum(b - a, 1e-300))
     return np.where(np.isnan(d), 1, d)
 
-# %% ../../nbs/17a_bets.ipynb #8de0e7b1
+# %% ../../nbs/17a_bets.ipynb #3d73b5ea
 class TextState:
     "What is remembered of an unfinished text: its place in the memory, its last rounds, the repeat's weights"
     def __init__(self, number):
@@ -227,7 +230,7 @@ class TextMemory:
         if state.rounds >= self.most[0]: return None
         return self.cells.setdefault((state.rounds, place), np.full((MEMORY, 2, 2), np.nan))
 
-# %% ../../nbs/17a_bets.ipynb #36ae16a0
+# %% ../../nbs/17a_bets.ipynb #7587e173
 class NoiseBets:
     "Wealth of bettors that an earlier token's random number returns (Theorem noise)"
     def __init__(self, tolerance=0.):
@@ -237,55 +240,59 @@ class NoiseBets:
         self.earlier, self.recent = deque(maxlen=LAGS), deque(maxlen=LAGS)
     def observe(self, text, tokens):
         "The tokens of a round of `text`, each as its `cells_of`"
+        if not tokens: return
         state, mine = self.memory.state(text), [cells for cells, _ in tokens]
-        for place, (cells, ends) in enumerate(tokens):
-            past = self.memory.at(state, place)
-            sources = self.sources(state, place, past)
-            self.place(cells, sources)
-            self.expect(ends, sources[1, 0])
-            if past is not None: self.place_repeat(state, cells, past)
+        past = [self.memory.at(state, place) for place in range(len(mine))]
+        sources = []
+        for place, cells in enumerate(mine):
+            sources.append(self.sources(state, place, past[place]))
             self.earlier.appendleft(cells)
+        self.place(np.array(mine), np.array(sources))
+        if not state.rounds % 4:   # the power is estimated from one round in four
+            for (_, ends), found in zip(tokens, sources): self.expect(ends, *found[1][0])
+        if past[0] is not None: self.place_repeat(state, np.array(mine), past)
         self.recent.appendleft(mine)
         state.recent.appendleft(mine)
         state.rounds += 1
-    def sources(self, state, place, past):  # -> (sources, 2, 2)
+    def sources(self, state, place, past):  # -> list of (2, 2)
         found = [NO_CELLS] * len(SOURCES)
         found[0:3*len(self.earlier):3] = self.earlier
         for first, rounds in (1, self.recent), (2, state.recent):
             for k, cells in enumerate(rounds):
                 if place < len(cells): found[first + 3*k] = cells[place]
         if past is not None and self.memory.begun > 1: found[-1] = past[state.slot - 1]
-        return np.array(found)
-    def place(self, cells, sources):
-        placed = ~np.isnan(sources[..., 0] + cells[..., 0])[..., None, None]
-        d = density(cells, sources, WIDTHS)[..., None]
-        self.log += np.log1p(STAKES*(d - 1)) - placed*self.price
-        self.tokens += 1
+        return found
+    def place(self, cells, sources):  # (k, 2, 2), (k, sources, 2, 2)
+        d = density(cells[:, None], sources, WIDTHS)
+        self.log += np.log1p(STAKES*(d[..., None] - 1)).sum(0)
+        self.log -= (~np.isnan(sources[..., 0] + cells[:, None, :, 0])).sum(0)[..., None, None]*self.price
+        self.tokens += len(cells)
     def place_repeat(self, state, cells, past):
         "The bettor that the whole text repeats the numbers of one earlier text, each with its weight"
         used = min(self.memory.begun, MEMORY)
-        d = 1 + STAKES[-1]*(density(cells[0], past[:used, 0], WIDTHS[:1])[:, 0] - 1)
-        weights = state.weights[:used] * d
+        d = density(cells[:, None, 0], np.array([a[:used, 0] for a in past]), WIDTHS[:1])[..., 0]
+        weights = state.weights[:used] * np.prod(1 + STAKES[-1]*(d - 1), 0)
         mean = state.other + weights.sum()
         state.weights[:used], state.other = weights/mean, state.other/mean
-        self.repeat += np.log(mean) - self.repeat_price
-        past[state.slot] = cells
-    def expect(self, ends, source):
+        self.repeat += np.log(mean) - len(cells)*self.repeat_price
+        for a, cell in zip(past, cells): a[state.slot] = cell
+    def expect(self, ends, low, high):
         "Mean and second moment of the log factor of one bettor: if the number returns, and if it does not"
-        low, high = source
         if not low < high: return
-        first, last = np.searchsorted(ends, low, "right") - 1, np.searchsorted(ends, high)
+        first, last = ends.searchsorted(low, "right") - 1, ends.searchsorted(high)
         e = ends[first:last + 1]
-        p, q = np.diff(e), np.diff(np.clip(e, low, high)) / (high - low)
+        inside = np.minimum(np.maximum(e, low), high)
+        p, q = e[1:] - e[:-1], (inside[1:] - inside[:-1]) / (high - low)
         gain = np.log1p(STAKES*(q / np.maximum(p, 1e-300) - 1)[:, None])
         lost = np.log1p(-STAKES)
         rest = max(1 - p.sum(), 0.)
-        self.sums += q@gain, q@gain**2, p@gain + rest*lost, p@gain**2 + rest*lost**2, self.price
+        square = gain**2
+        self.sums += np.array((q@gain, q@square, p@gain + rest*lost, p@square + rest*lost**2, self.price))
     @property
     def wealth(self): return (mean_wealth(self.log.ravel()) + float(np.exp(min(self.repeat, 700)))) / 2
     def share(self, limit):  # -> scalar in (0, 1], or inf
         "The least share of tokens with the numbers of the round before, detected with probability 1 - MISS"
-        again, again2, fresh, fresh2, price = self.sums
+        again, again2, fresh, fresh2, price = 4*self.sums
         def gain(s): return s*again + (1-s)*fresh - price - SIGMAS*np.sqrt(s*again2 + (1-s)*fresh2)
         return least_share(gain, limit*2*self.log.size/len(STAKES))
     def words(self, limit):
@@ -353,7 +360,7 @@ class TextCheck:
         if self.n: words += f"; {short:,} of fewer than {self.n} tokens without a stop token"
         return [Finding("text", True, words)]
 
-# %% ../../nbs/17a_bets.ipynb #e65e1f94
+# %% ../../nbs/17a_bets.ipynb #87683c72
 class SequentialTest:
     "Tests of the rounds of any tree; `like(p, q)`: acceptance probability of the claimed rule, or None"
     def __init__(self, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):
@@ -643,7 +650,7 @@ def why_no_record(found):  # -> str
     if not isinstance(found.get("text"), (int, str, type(None))): return "text: wanted a number or a name"
     return ""
 
-# %% ../../nbs/17a_bets.ipynb #3237d101
+# %% ../../nbs/17a_bets.ipynb #a8f114e5
 def log_records(path):  # -> (place, {name: value}), one by one
     "The records of a log, told apart by its first byte"
     with reading(path, "a log"), open(path, "rb") as file: first = file.read(1)
