@@ -21,7 +21,7 @@ PUBLIC = {   # module: the names that stand here as well
     "verify.siblings": "Branching acceptance_prob",
     "verify.block": "block",
     "verify.traversal": "traversal",
-    "verify.transport": "transport spechub",
+    "verify.transport": "transport transport_iid hub_pairs spechub",
     "verify.kseq": "kseq",
     "verify.coupled": "coupled PositionKeyed",
     "verify.lossy": "AcceptanceRule lenient typical top_beta",

@@ -18,8 +18,9 @@ from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching, acceptance_prob, acceptance_prob_iid, round_robin
 from specref.verify.kseq import kseq, smallest_rho
-from specref.verify.transport import (greedy_draft, importance, optimal_acceptance_iid, sibling_sets, spechub,
-                                      transport)
+from specref.verify.transport import (greedy_draft, hub_pairs, importance, optimal_acceptance_iid,
+                                      optimal_acceptance_pair, sibling_sets, spechub, transport,
+                                      transport_iid)
 from specref.verify.traversal import (acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted,
                                       traversal)
 
@@ -59,6 +60,11 @@ def grown_twice():
     return tree
 
 
+def other_tail(earlier):
+    "Pairs around token 3, but the token after the hub is drawn from the wrong distribution"
+    return exact(1, 1, 1, 0) if earlier == (3,) else hub_pairs(Q)(earlier)
+
+
 def flat(): return star(iid(np.full(512, 1/512)), 2)
 
 
@@ -93,7 +99,8 @@ ROWS = [
     # a row and an edge with different vocabularies
     *(("q", lambda f=f, row=row: verdict(f, star(iid(Q), 1), row)) for row in (exact(1, 1, 1), exact(1))
       for f in (
-        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, standard_rule,
+        block, reject, traversal, layer_donors, all_donors, transport, importance, kseq, transport_iid,
+        standard_rule,
         typical())),
     # block
     *(("gamma", lambda bad=bad: mean_accepted_block(*pair(), (0,), bad)) for bad in (-1, 1.5, None)),
@@ -104,13 +111,20 @@ ROWS = [
     ("ctx", lambda: mean_accepted(two(), Chain(two(), 1), traversal, (2,))),
     ("drafter", lambda: acceptance_bound(two(), Chain(three(), 1), (0,))),
     # transport
-    *(("tree", lambda f=f: verdict(f, added(0, 0)), "draw does not explain|drawn independently")
-      for f in (transport, importance, kseq)),
-    *(("tree", lambda f=f, seed=seed: verdict(f, ragged(seed)), "may depend on their tokens|independently")
-      for f in (transport, importance, kseq) for seed in (0, 3)),
-    *(("tree", lambda tree=tree: verdict(kseq, tree()), "wanted those of `iid`") for tree in (
+    *(("tree", lambda f=f: verdict(f, added(0, 0)), "draw does not explain|drawn independently|drawn by one")
+      for f in (transport, importance, kseq, transport_iid, spechub)),
+    *(("tree", lambda f=f, seed=seed: verdict(f, ragged(seed)),
+       "may depend on their tokens|independently|drawn by one")
+      for f in (transport, importance, kseq, transport_iid, spechub) for seed in (0, 3)),
+    *(("tree", lambda f=f, tree=tree: verdict(f, tree()), "wanted those of `iid`")
+      for f in (kseq, transport_iid) for tree in (
         grown_twice, lambda: star(without_replacement(Q), 2), lambda: star(points([3, 2], 4, exact=True), 2),
-        lambda: star(greedy_draft(2)(Q), 2), lambda: star(spechub(Q), 2))),
+        lambda: star(greedy_draft(2)(Q), 2), lambda: star(hub_pairs(Q), 2))),
+    *(("tree", lambda draw=draw, k=k: verdict(spechub, star(draw, k)), "a pair of it, or its first")
+      for draw, k in (
+        (iid(Q), 1), (iid(Q), 2), (without_replacement(Q), 2), (greedy_draft(2)(Q), 2), (other_tail, 2))),
+    ("q", lambda: verdict(spechub, star(hub_pairs(Q), 2), exact(1, 1, 1))),
+    ("q", lambda: optimal_acceptance_pair(P, exact(1, 1))),
     ("rho", lambda: kseq([P]*3, star(iid(Q), 2), Seeded(0), rho=lambda *_: P.sum()),
      "residual would be negative"),
     ("top_k", lambda: verdict(transport, flat(), np.full(512, 1/512)), "ways to draw"),
@@ -120,7 +134,7 @@ ROWS = [
     ("n", lambda: sibling_sets(iid(Q), -1)),
     *(("q", lambda f=f: f(P, exact(1, 1), 2)) for f in (optimal_acceptance_iid, smallest_rho)),
     *(("q", lambda f=f, bad=bad: f(np.array(bad))) for bad in ([.5, .6], [[1.]])
-      for f in (spechub, greedy_draft(2))),
+      for f in (hub_pairs, greedy_draft(2))),
     # coupled
     *(("q", lambda f=f: f(P, Q[:3])) for f in (inverse_cdf_coupling, gumbel_max_coupling, list_match_prob)),
     ("q", lambda: reused_noise_law(P, Q[:3], gumbel_max_coupling)),

@@ -1,5 +1,7 @@
 "Chapter 17a: bets at fair odds, tests of rounds, and the file of recorded rounds"
+import json
 import os
+import tracemalloc
 from fractions import Fraction
 from itertools import islice, product
 
@@ -8,12 +10,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, killer, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, Bets, Claim, Report, SequentialTest, certify_log, certify_rounds
+from specref.certify.sequential import ODDS, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
+from specref.certify.sequential import SequentialTest, SparseRow, cells_of, certify_log, certify_rounds, density
 from specref.certify.sequential import certify_sequentially, load_log, logged_round, sample_rounds, save_log
 from specref.verify.block import block
-from specref.core.rng import law_of, numpy_generator
+from specref.core.rng import Seeded, Streams, Uniforms, law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual
-from specref.core.loop import System, Verdict, match, no_draft, autoregressive, rounds
+from specref.core.loop import System, Verdict, clip, match, no_draft, autoregressive, rounds
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.app.systems import SYSTEMS
@@ -205,7 +208,7 @@ WRONG = {   # drafter, verifier, the check that fails
 }
 
 
-EARLIER = {"argmax of the target": "noise", "always token 2": "noise"}   # without randomness: repetition
+EARLIER = {"argmax of the target": "noise"}   # without randomness: repetition
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -218,8 +221,9 @@ def test_incorrect_systems_are_rejected(name):
         if test.over: break
     found = test.report()
     assert not found.passes and found.wrong == (EARLIER.get(name, line),) and "FAILED" in str(found), found
+    bets = dict(law=test.law, draft=test.draft, tokens=test.accepted)[line]
     for round in islice(sample_rounds(system(drafter, verify), target, (0,), 8, 1), 6000 - test.rounds):
-        if line in test.report().wrong: break
+        if bets.wealth >= test.limit: break
         test.observe(round)
     assert line in test.report().wrong and test.rounds < 6000
 
@@ -293,6 +297,268 @@ def test_false_alarms_at_a_measurable_rate():
     assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
 
 
+# Repeated random numbers
+
+@proves("thm-noise")
+@pytest.mark.parametrize("tolerance", [0., .1])
+def test_bets_on_repeated_numbers_are_a_fair_game(tolerance):
+    "All futures of three texts of two rounds; with a tolerance, rows that are wrong within it: at most 1"
+    rows = {x: np.roll([.5, .3, .2], x) for x in range(3)}
+    q = np.array([.2, .5, .3])
+    worst = {x: p*np.array([1 + tolerance, 1 - tolerance, 1 - tolerance]) for x, p in rows.items()}
+    true = {x: w + tolerance*(w == w.max())*(1 - w.sum()) for x, w in worst.items()} if tolerance else rows
+    mean = ever = total = 0.
+    for y in product(range(3), repeat=6):
+        noise, weight, top = NoiseBets(tolerance), 1., 0.
+        for k in range(3):
+            for x, last in ((y[2*k], 0), (y[2*k + 1], y[2*k])):
+                weight *= true[last][x] / true[last].sum()
+                noise.observe(k, [cells_of(rows[last], x, q)])
+            top = max(top, noise.wealth)
+        mean, ever, total = mean + weight*noise.wealth, ever + weight*(top >= 3), total + weight
+    assert total == pytest.approx(1) and 0 < ever <= 1/3
+    assert mean == pytest.approx(1) if not tolerance else mean < 1
+
+
+@proves("thm-noise")
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=6).filter(any), st.integers(0, 8), st.integers(1, 8))
+def test_the_factor_is_the_mean_over_the_transform(weights, first, length):
+    "Over the tokens the mean is 1; given a token it is the share of the cell inside, in any order of the cells"
+    p, q = np.array(weights) / sum(weights), np.arange(len(weights)) % 3 / 3
+    low, high = first/16, (first + length)/16
+    v = (np.arange(4000) + .5) / 4000
+    means = []
+    for order in (0, 1):
+        seen = [cells_of(p, x, q)[0][order] for x in range(len(p))]
+        d = np.array([density(c, np.array([low, high]), WIDTHS[:1])[0] for c in seen])
+        means.append(p @ d)
+        for (a, b), mine in zip(seen, d):
+            u = a + (b - a)*v
+            if b > a: assert mine == pytest.approx(((low <= u) & (u < high)).mean() / (high - low), abs=5e-3)
+    assert means == pytest.approx([1, 1])
+
+
+class Kept(Seeded):
+    "The numbers of the first round in every round"
+    def at(self, i): return super().at(0)
+
+
+class KeptByVerifier(Seeded):
+    def at(self, i): return Streams(super().at(i).draft, super().at(0).verify)
+
+
+class ByNode(Uniforms):
+    "Numbers keyed by the text, the node and the kind of draw, not by the round"
+    def __init__(self, *address): self.address = address
+    def at(self, i): return Streams(ByNode(*self.address, 0), ByNode(*self.address, 1))
+    def uniform(self, kind, at, key):
+        return numpy_generator(0, *self.address, kind == "coin", at or 0).random()
+
+
+GENERATORS = {   # rng of text k, tokens that suffice
+    "kept between rounds": (lambda k: Kept(0, (0, k)), 500),
+    "kept by the verifier": (lambda k: KeptByVerifier(0, (0, k)), 2500),
+    "keyed without the round": (ByNode, 500),
+    "shared between texts": (lambda k: Seeded(0), 120),
+    "reseeded each round": (lambda k: Kept(0), 120)}
+
+
+def run_test(rng, tokens, n=32, verify=reject):
+    "The test of rounds of a generator, up to a number of tokens"
+    test = SequentialTest()
+    for round in sample_rounds(system(Chain(draft, 2), verify), target, (0,), n, 0, rng):
+        test.observe(round)
+        if test.over or test.noise.tokens >= tokens: return test
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_repeated_numbers_are_found(name):
+    "A correct rule with a generator that repeats itself, within the stated number of tokens"
+    rng, most = GENERATORS[name]
+    test = run_test(rng, most)
+    assert test.report().wrong == ("noise",) and test.noise.tokens < most, test.report()
+    assert "random numbers return" in " ".join(test.report().words.split())
+
+
+def test_new_numbers_are_no_repetition():
+    "The right engine beside the mutants, over as many tokens as the slowest needs"
+    for verify in (reject, block):
+        test = run_test(lambda k: Seeded(0, (0, k)), 1500, verify=verify)
+        assert not test.over and test.noise.wealth < 10 and test.noise.share(test.limit) < .25
+
+
+@pytest.mark.parametrize("bits", [16, 62])
+def test_short_seeds(bits):
+    "Seeds of 16 bits repeat whole texts of 32 tokens after some hundred; those of 62 bits do not"
+    noise, p = NoiseBets(), np.array([.4, .3, .2, .1])
+    for k in range(500):
+        u = numpy_generator(int(numpy_generator(5, k).integers(2**bits))).random(32)
+        noise.observe(k, [cells_of(p, int(x)) for x in p.cumsum().searchsorted(u)])
+        if noise.wealth >= 4e9: break
+    assert (noise.wealth >= 4e9) == (bits == 16) and (bits == 16) == (noise.tokens < 16_000)
+    assert ("texts before" in noise.source()) == (bits == 16)
+
+
+def test_requests_of_one_batch_share_no_numbers():
+    "Texts whose rounds alternate in a log: one generator for all of them is found"
+    def batch(rng):
+        parts = [sample_rounds(system(Chain(draft, 2), reject), target, (k,), 400, 0, rng) for k in range(3)]
+        for rounds_of_all in zip(*parts):
+            for k, r in enumerate(rounds_of_all): yield RecordedRound(r.tree, r.p, r.verdict, (k, r.text))
+    shared = certify_rounds(islice(batch(lambda k: Seeded(0, (0, k))), 600))
+    own = (Seeded(0, (0, k)) for k in range(10**6))
+    assert shared.wrong == ("noise",) and certify_rounds(islice(batch(lambda k: next(own)), 600)).passes
+
+
+def test_wrong_only_in_long_contexts():
+    "Bettors that begin late in each text need a third of the tokens; the right rule stays poor"
+    everything = reject_from(accept=lambda *_: True)
+    def late(p, tree, rng): return (everything if len(tree.ctx) > 34 else reject)(p, tree, rng)
+    needed = {}
+    for starts in (0, 32, 128, 512), (0,):
+        test = SequentialTest()
+        test.law = Claim("draft", "before", starts=starts)
+        for r in islice(sample_rounds(system(Chain(draft, 2), late), target, (0,), 48, 0), 3000):
+            test.observe(r)
+            if test.over: break
+        needed[starts] = test.law.tokens
+        assert test.report().wrong == ("law",)
+    assert 2*needed[0, 32, 128, 512] < needed[0,]
+
+
+# Texts as returned
+
+def returned(cut, n=12, texts=60):
+    "Rounds of texts whose blocks an engine cuts by `cut(tokens, room)`"
+    for k in range(texts):
+        room = n
+        for r in rounds(target, Chain(draft, 2), reject, (0,), Seeded(1, (0, k))):
+            y = cut(r.tokens, room)
+            room -= len(y)
+            yield RecordedRound(r.tree, r.p, Verdict(len(y) - 1, y[-1]), k)
+            if room <= 0 or y[-1] == 3: break
+
+
+CUTS = {"": lambda tokens, room: clip(tokens, room, (3,)),
+        "after a stop token": lambda tokens, room: tokens[:room],
+        "more than 12 tokens": lambda tokens, room: clip(tokens, 99, (3,))}
+
+
+@pytest.mark.parametrize("kind", ["npz", "jsonl"])
+@pytest.mark.parametrize("words", CUTS)
+def test_texts_are_judged_as_returned(tmp_path, words, kind):
+    "A stop token that is seen at the end of a block only, and a text that is too long; clipping hides both"
+    save_log(file := tmp_path/f"rounds.{kind}", returned(CUTS[words]))
+    found = certify_log(file, stop=(3,), n=12)
+    assert found.wrong == (("text",) if words else ()) and words in found.words
+    assert certify_log(file).passes
+    if not words: assert certify_log(file, n=13).passes and "60 texts" in found.words
+
+
+def test_without_the_numbers_of_texts_a_stop_token_ends_a_round():
+    plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS[""])]
+    assert certify_rounds(plain, stop=(3,)).passes
+    plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS["after a stop token"])]
+    assert certify_rounds(plain, stop=(3,)).wrong == ("text",)
+
+
+# Rounded and sparse rows
+
+def bfloat16(a):
+    return ((np.asarray(a, np.float32).view(np.uint32) + 0x8000) & 0xffff0000).view(np.float32)
+
+
+@proves("thm-tolerance")
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([.004, .05, .3]))
+def test_bets_are_fair_within_the_tolerance(seed, tolerance):
+    "Random rows within the tolerance of a stated row with zeros: no claim, bet or acceptance gains on average"
+    rng = numpy_generator(seed)
+    p = rng.dirichlet(np.ones(5)) * (rng.random(5) < .8)
+    p = (p + (p.sum() == 0)) / (p + (p.sum() == 0)).sum()
+    q, source = rng.dirichlet(np.ones(5)), np.sort(rng.random(2))
+    true = p*(1 + tolerance*rng.choice([-1, 1, 0], 5))
+    slack = 1 - true.sum()
+    zero = p == 0
+    move = zero if slack > 0 and zero.any() and slack <= tolerance else p > 0
+    true = true + slack*(move*(true + zero)) / (move*(true + zero)).sum()
+    if (abs(true - p)[p > 0] > tolerance*p[p > 0] + 1e-12).any(): return
+    mean = np.zeros(3)
+    for x in range(5):
+        claim, noise = Claim("draft", tolerance=tolerance), NoiseBets(tolerance)
+        claim.observe(p, x, draft=q)
+        assert np.isfinite(claim.wealth)
+        noise.place(cells_of(p, x, q)[0][None], np.tile(source, (1, 13, 2, 1)))
+        mean += true[x]*np.array([claim.wealth, noise.wealth*2 - 1, 1])
+    assert mean[2] == pytest.approx(1) and (mean[:2] <= 1 + 1e-9).all()
+    test, q_true = SequentialTest(like="reject", tolerance=tolerance), q*(1 - tolerance)
+    assert test.acceptance(p, q) <= np.minimum(true, q_true).sum() + 1e-12
+    assert SequentialTest(like="match", tolerance=tolerance).acceptance(p, q) <= true @ q_true + 1e-12
+
+
+def test_rounded_logs():
+    "bfloat16 rows with small weights recorded as 0: infinite wealth without a tolerance, little loss with it"
+    played = list(islice(sample_rounds(system(Chain(draft, 2), reject), target, (0,), 8, 3), 300))
+    def rough(rows): return [r * (r > r.max()/15) for r in bfloat16(rows)]
+    def again(r):
+        g = len(r.tree) - 1
+        q = rough([r.tree.law[i] for i in range(1, g + 1)])
+        return logged_round(rough([r.p[i] for i in range(g + 1)]), q, r.tree.token[1:], r.tokens, r.text, slack=.15)
+    coarse = [again(r) for r in played]
+    assert "has probability 0" in certify_rounds(coarse).words
+    found = certify_rounds(coarse, tolerance=.15)
+    assert found.passes and "relative error of 0.15" in found.title
+    wrong = [again(r) for r in islice(sample_rounds(
+        system(Chain(draft, 2), reject_from(accept=lambda *_: True)), target, (0,), 8, 3), 900)]
+    assert certify_rounds(wrong, tolerance=.15).wrong == ("law",)
+    zeros = Claim("draft", tolerance=.004)
+    for x in [2]*14: zeros.observe(np.array([.5, .5, 0.]), x, draft=np.ones(3)/3)
+    assert zeros.wealth > 4e9 and "stated probability 0" in zeros.words(4e9)
+
+
+def test_the_power_lost_by_a_tolerance():
+    "Detectable shares grow with the tolerance; at .004, by less than a fiftieth of the tokens"
+    shares = []
+    for tolerance in (0, .004, .05):
+        test = SequentialTest(tolerance=tolerance)
+        for r in islice(sample_rounds(system(Chain(draft, 2), reject), target, (0,), 8, 5), 400): test.observe(r)
+        shares.append((test.law.bets["draft"].share(test.limit), test.noise.share(test.limit)))
+    none, little, much = np.array(shares)
+    assert (little - none <= .02).all() and (much >= little).all() and (much > none).any()
+
+
+@proves("lem-sparse")
+def test_sparse_rows_are_classes():
+    "Bets on sparse rows equal those on the classes; the acceptance probability is a lower bound"
+    rng = numpy_generator(3)
+    for p, q in rng.dirichlet(np.ones(6), (50, 2)):
+        at = rng.permutation(6)[:3]
+        sparse, other = SparseRow(at, p[at]), SparseRow(rng.permutation(6)[:3], q[:3])
+        at = sparse.tokens
+        classes = np.append(p[at], 1 - p[at].sum())
+        weights = []
+        for x in range(6):
+            full, part = Claim("draft"), Claim("draft")
+            part.observe(sparse, x, draft=q)
+            full.observe(classes, list(at).index(x) if x in at else 3, draft=np.append(q[at], 1 - q[at].sum()))
+            assert part.wealth == pytest.approx(full.wealth)
+            weights.append(part.wealth)
+        assert p @ weights == pytest.approx(1)
+        test = SequentialTest(like="reject")
+        assert test.acceptance(sparse, q) <= overlap(p, q) + 1e-12
+        assert test.acceptance(p, q) == pytest.approx(overlap(p, q))
+        assert test.acceptance(sparse, other) <= 1
+
+
+def test_a_sparse_log_rejects_and_passes(tmp_path):
+    "The two most likely of four tokens of each row: enough for the same results"
+    for name, wrong in ((None, ()), ("everything accepted", ("law",)), ("argmax stated as sampled", ("draft",))):
+        drafter, verify, _ = WRONG.get(name, (Chain(draft, 2), reject, None))
+        save_log(file := tmp_path/"rounds.jsonl", recorded(900, drafter, verify), top=2)
+        assert '"p": [{"' in file.read_text()[:400] and certify_log(file, like="reject").wrong == wrong
+
+
 # Recorded rounds
 
 def recorded(n=40, drafter=Chain(draft, 2), verify=reject):
@@ -311,7 +577,10 @@ def test_a_log_holds_what_was_played(tmp_path):
             if i: assert np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6)
     direct, read = certify_rounds(played_rounds, like=overlap), certify_log(file, like=overlap)
     assert direct.passes and read.passes and [x.check for x in read.lines] == ["law", "draft", "noise", "tokens"]
-    assert direct.lines[2].words == read.lines[2].words and os.listdir(tmp_path) == ["rounds.npz"]
+    assert direct.lines[3].words == read.lines[3].words and os.listdir(tmp_path) == ["rounds.npz"]
+    save_log(lines := tmp_path/"rounds.jsonl", played_rounds)
+    assert certify_log(lines, like=overlap) == direct and [r.text for r in load_log(lines)] == [
+        r.text for r in load_log(file)] == [r.text for r in played_rounds]
 
 
 def test_logs_of_all_lengths(tmp_path):
@@ -379,3 +648,23 @@ def test_a_report_in_words():
     assert all(len(l) <= 92 for l in found.words.splitlines())
     words = " ".join(found.words.split())
     assert "detectable with power 0.999: " in words and " of the tokens from the draft" in words
+
+
+@pytest.mark.parametrize("kind", ["npz", "jsonl"])
+def test_memory_does_not_grow_with_the_log(tmp_path, kind):
+    "Twenty times the rounds, the same peak within a tenth of what the file grows by"
+    rng, peaks, sizes = numpy_generator(0), [], []
+    for N in (10, 200):
+        p = rng.dirichlet(np.ones(500), (N, 2)).astype(np.float32)
+        y = np.array([[rng.choice(500, p=row.astype(float)/row.sum(dtype=float)), -1] for row in p[:, 0]])
+        x = np.where(np.arange(N)[:, None] % 2, y[:, :1], (y[:, :1] + 1) % 500)
+        file = tmp_path/f"{N}.{kind}"
+        if kind == "npz": np.savez(file, p=p, x=x, y=y)
+        else: file.write_text("".join(json.dumps(dict(p=a.tolist(), x=b.tolist(), y=c[:1].tolist())) + "\n"
+                                      for a, b, c in zip(p, x, y)))
+        tracemalloc.start()
+        assert sum(1 for _ in load_log(file)) == N
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        sizes.append(file.stat().st_size)
+    assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 10

@@ -1,14 +1,19 @@
 "Chapter 01: enumeration against hand-computed distributions, keyed noise, merged loops, seeds and tapes"
 from collections import Counter
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
+from itertools import count
 from math import nextafter
+from time import perf_counter
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, Recorder, g_test, laws, pairs, proves
-from specref.core.rng import Seeded, Tape, law_of, mean_of, merged_law, verdict_tape
+from specref.core.rng import Irreproducible, PathSampler, Seeded, Tape, difference, estimated_paths, in_time
+from specref.core.rng import law_of, mean_of, merged_law, step_law, verdict_tape
 from specref.core.law import exact, overlap
 from specref.core.loop import generate
 from specref.app.systems import SYSTEMS
@@ -107,6 +112,106 @@ def test_merged_states_have_the_distribution_of_all_paths(rows, patience, n):
         while not done(s): s = step(s, rng)
         return s
     assert merged_law(step, (0, 0), done) == law_of(whole)
+
+class Uniform:
+    "A numpy generator's `integers` by the picks of an rng"
+    def __init__(self, rng): self.rng = rng
+    def integers(self, k): return self.rng.pick(exact(*[1]*k))
+
+@proves("prop-knuth")
+@settings(max_examples=40)
+@given(programs)
+def test_the_mean_of_the_estimate_is_the_number_of_paths(program):
+    "Over all random walks, exactly; and an equal number of outcomes on every path needs one walk"
+    def walk(rng):
+        sampler = PathSampler(Uniform(rng))
+        run(program, sampler)
+        return sampler.paths
+    assert mean_of(walk) == law_of(lambda rng: run(program, rng)).paths
+    assert estimated_paths(lambda rng: [rng.pick(CANON[0]) for _ in range(5)], walks=1) == 4**5
+
+def test_a_long_enumeration_is_refused_at_once():
+    "With the estimate and a time, after the first thousand paths; one a little longer is not"
+    start = perf_counter()
+    with pytest.raises(ValueError, match=r"^limit: got about 3e9 paths, (some|more)[^;]*; wanted at most 200,000"):
+        law_of(lambda rng: [rng.pick(exact(1, 1, 1)) for _ in range(20)] and None)
+    assert perf_counter() - start < 1
+    assert law_of(lambda rng: sum(rng.pick(exact(1, 1, 1)) for _ in range(7)), 2187).paths == 3**7
+    with pytest.raises(ValueError, match="walked 2,186 paths"):
+        law_of(lambda rng: sum(rng.pick(exact(1, 1, 1)) for _ in range(7)), 2186)
+
+@pytest.mark.parametrize("seconds,words", [(3, "some 3 seconds"), (100, "some 100 seconds"), (1e4, "some 3 hours"),
+                                           (240, "some 4 minutes"), (2e6, "some 20 days"), (1e9, "more than ten")])
+def test_times_in_words(seconds, words): assert in_time(seconds).startswith(words)
+
+@proves("thm-pushforward")
+@settings(max_examples=30)
+@given(programs, programs, pairs(st.just(3)))
+def test_two_stages_are_one_program(a, b, pq):
+    "The same distribution and number of paths, also with a key that both stages use; the first runs less often"
+    calls = []
+    def first(rng): return calls.append(1) or (run(a, rng), rng.pick(pq[0], key=1))
+    def then(x, rng): return x, run(b, rng), rng.pick(pq[1], key=1)
+    law, runs = step_law(first, then, 10**5), len(calls)
+    whole = law_of(lambda rng: then(first(rng), rng))
+    assert law == whole and law.paths == whole.paths and runs == law_of(first).paths
+
+# What has no distribution: state outside, randomness outside, states that hide a part
+
+@dataclass(frozen=True)
+class Hidden:
+    at: int
+    hidden: object = field(compare=False, default=0)
+
+class Opaque:
+    "A state that equals itself alone"
+    def __init__(self, at): self.at = at
+
+def forgetful(make, rounds=3):
+    "A loop of coins whose state is `make(coins so far, heads)`"
+    def step(s, rng): return make(s.at + 1, rng.coin(1, of=2))
+    return merged_law(step, make(0, False), lambda s: s.at == rounds, careful=True)
+
+def test_hidden_state_is_refused():
+    "A field left out of the comparison that differs; the same where it is equal, or compared, passes"
+    with pytest.raises(Irreproducible, match="compare equal and differ in Hidden.hidden"):
+        forgetful(Hidden)
+    with pytest.raises(Irreproducible, match="differ in Hidden.hidden.1"):
+        forgetful(lambda at, heads: Hidden(at, (0, [heads])))
+    assert len(forgetful(lambda at, heads: Hidden(at, at))) == 1
+    assert len(forgetful(lambda at, heads: Hidden(at, (3, lambda: at)))) == 1
+    assert len(forgetful(lambda at, heads: Opaque(at))) == 8   # never merged, and never wrong
+
+def test_answers_from_outside_are_refused():
+    "Randomness and state outside the rng, in the outcome or in the draws; refused by replaying"
+    coin, half = np.random.default_rng(0), exact(1, 1)
+    def programs():
+        yield lambda s, rng: (rng.pick(half), int(coin.integers(2)))
+        yield lambda s, rng, calls=count(): (rng.pick(half), next(calls) % 2)
+        yield lambda s, rng, calls=count(): (rng.pick(half), next(calls) // 3)
+        yield lambda s, rng, calls=count(): (rng.pick(half if next(calls) < 2 else exact(1, 3)), 0)
+        yield lambda s, rng: (sum(rng.pick(half) for _ in range(int(coin.integers(1, 4)))), 0)
+    for step in programs():
+        with pytest.raises(Irreproducible, match="answers differ on the same random choices"):
+            for _ in range(9): merged_law(step, None, lambda s: s is not None, careful=True)
+
+SAME = [(1, 1), ((1, [2]), (1, [2])), ({1: "a"}, {1: "a"}), (np.ones(2), np.ones(2)), (Hidden(1), Hidden(1)),
+        (*(lambda: x for x in (1, 1)), ), (Opaque((1,)), Opaque((1,))), ({1}, {1}), (partial(max, 1), partial(max, 1))]
+OTHER = [(1, 2, "int"), (1, 1., "int"), ((1, [2]), (1, [3]), "tuple.1"), ({1: "a"}, {2: "a"}, "dict"),
+         (np.ones(2), np.zeros(2), "ndarray"), (Hidden(1, 2), Hidden(1, 3), "Hidden.hidden"),
+         (Opaque([1]), Opaque([2]), "Opaque.at"), (Opaque({1}), Opaque({2}), "Opaque.at"),
+         (partial(max, 1), partial(max, 2), "partial.args")]
+
+@pytest.mark.parametrize("a,b", SAME)
+def test_no_difference(a, b): assert difference(a, b) == ""
+
+@pytest.mark.parametrize("a,b,where", OTHER)
+def test_a_difference_is_named(a, b, where): assert difference(a, b).startswith(where)
+
+def test_a_value_that_contains_itself():
+    a, b = ([], 1), ([], 1)
+    for x in a, b: x[0].append(x)
+    assert difference(a, b) == ""
 
 units = st.floats(0, 1, exclude_max=True)
 weights = st.sampled_from([0., 1e-300, 1e-17, .1, .3, 1., 7.])

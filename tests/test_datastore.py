@@ -110,7 +110,8 @@ class OwnText(Rest):
         return [(found[:i], 1) for i in range(1, len(found) + 1)]
 
 
-@faithful("REST", subject=Rest, plain={"unranked": Unranked, "short endings": ShortEnding, "prompt lookup": OwnText})
+@faithful("REST", subject=Rest,
+          plain={"unranked": Unranked, "short endings": ShortEnding, "prompt lookup": OwnText})
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
 @example([(0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 1)], (0, 1), 1, 2, 3, 2)

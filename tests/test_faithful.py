@@ -1,6 +1,7 @@
 "What a toy lacks, by enumeration given the draft; each test must fail for a plainer part in its place"
 from fractions import Fraction as F
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,17 +12,18 @@ from specref.core.rng import Seeded, law_of
 from specref.verify.block import block
 from specref.verify.coupled import PositionKeyed, coupled
 from specref.core.law import overlap
-from specref.core.loop import generate, match, no_draft, rounds
+from specref.core.loop import Round, generate, match, no_draft, rounds
 from specref.draft.lookup import PromptLookup
 from specref.models.embedded import raw_model, embedded, prompts
 from specref.verify.reject import Chain, reject
 from specref.core.target import Meter, Target
+from specref.core.tree import Tree, iid
 from specref.verify.siblings import Branching
 from specref.app.systems import SYSTEMS
 from specref.models.transformer import HFModel
 from specref.verify.kseq import kseq, smallest_rho
 from specref.verify.lossy import lenient
-from specref.verify.transport import optimal_acceptance, sibling_sets_at
+from specref.verify.transport import hub_pairs, optimal_acceptance_iid, spechub, transport_iid
 from specref.verify.traversal import all_donate, all_donors, parent_donates, transfer_mass, traversal
 
 N = 32
@@ -214,43 +216,51 @@ def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
     assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
 
 
-@faithful("SpecHub")
-def test_every_pair_has_the_hub():
-    "The hub, the draft's likeliest token, is one of the two; the other is a sample of the other tokens"
-    system = SYSTEMS["SpecHub"](embedded("small"), shape=(2,))
-    hits, chances, hub_first = [], [], 0
-    for r in first(system.drafter, system.verify, embedded(), prompts("code", 1)[0], 90):
-        p, q, (a, b) = r.p[0], r.tree.law[1], r.tree.children(0)
+class Fixed:
+    "An rng whose picks are given tokens: a tree with these children"
+    def __init__(self, tokens): self.tokens = iter(tokens)
+    def pick(self, law, at=None, key=None): return next(self.tokens)
+
+
+def with_children(r, draw, tokens):
+    "The round with these children of the root, drawn by `draw`, and none below them"
+    tree = Tree(r.tree.ctx)
+    tree.grow(0, draw, Fixed(tokens), len(tokens))
+    return Round(tree, [r.p[0]] * len(tree), r.verdict)
+
+
+@faithful("SpecHub", subject=spechub, plain={"one after the other": reject})
+def test_every_hub_pair_is_transported_whole(subject):
+    "Averaged over the pairs of a real row, around its likeliest token: p(hub) + Σ min(p, tail), the optimum"
+    system, hub_first = SYSTEMS["SpecHub"](embedded("small", top_k=6), shape=(2,)), 0
+    for r in first(system.drafter, spechub, embedded(top_k=6), prompts("code", 1)[0], 25):
+        p, q, tokens = r.p[0], r.tree.law[1], r.tree.token[1:]
         hub = int(np.argmax(q))
-        assert hub in (r.tree.token[a], r.tree.token[b]) and r.tree.token[a] != r.tree.token[b]
-        hub_first += r.tree.token[a] == hub
-        tail = np.where(np.arange(len(q)) == hub, 0, q) / (1 - q[hub])
-        hits.append(r.verdict.node > 0)
-        chances.append(p[hub] + np.minimum(p, tail)[np.arange(len(p)) != hub].sum())
-    assert agree(hits, chances) and 0 < hub_first < 90
+        assert hub in tokens and tokens[0] != tokens[1]
+        hub_first += tokens[0] == hub
+        tail = np.where(np.arange(len(q)) == hub, 0, q) / np.delete(q, hub).sum()
+        pairs = {(x, hub): q[x] for x in np.flatnonzero(tail)}
+        pairs |= {(hub, x): q[hub] * tail[x] for x in np.flatnonzero(tail)}
+        mean = sum(w * accepts(subject, with_children(r, hub_pairs(q), t)) for t, w in pairs.items())
+        assert near(mean, p[hub] + np.delete(np.minimum(p, tail), hub).sum())
+    assert 0 < hub_first < 25
 
 
-@faithful("optimal transport")
-def test_siblings_are_accepted_as_often_as_possible():
-    """On the eight likeliest tokens of real rows a child is accepted as often as the closed form allows any
-    exact rule, and more often than in sequence"""
-    system = SYSTEMS["optimal transport"](embedded("small", top_k=8), shape=(2,))
-    hits, chances, in_turn = [], [], []
-    for r in first(system.drafter, system.verify, embedded(top_k=8), prompts("code", 1)[0], 80):
-        hits.append(r.verdict.node > 0)
-        chances.append(optimal_acceptance(r.p[0], sibling_sets_at(r.tree, 0)))
-        in_turn.append(two_in_sequence(r.p[0], r.tree.law[1]))
-    assert agree(hits, chances) and (np.array(chances) >= np.array(in_turn) - 1e-9).all()
-    assert np.mean(chances) > np.mean(in_turn) + .001
-
-
-def two_in_sequence(p, q):
-    "The acceptance probability of two children without replacement, verified one after the other"
-    residual = np.maximum(p - q, 0)
-    if residual.sum() <= 1e-9: return 1.
-    def second(x): return np.where(np.arange(len(q)) == x, 0, q) / (1 - q[x])
-    rejected = [(x, max(q[x] - p[x], 0)) for x in np.flatnonzero(q)]
-    return overlap(p, q) + sum(w * overlap(residual / residual.sum(), second(x)) for x, w in rejected)
+@faithful("optimal transport", subject=transport_iid,
+          plain={"one after the other": reject, "K-SEQ": kseq, "two bins": partial(transport_iid, bins=2)})
+def test_siblings_are_accepted_as_often_as_possible(subject):
+    "Averaged over the pairs of a real row, a child is accepted as often as any exact rule can accept one"
+    system, in_turn = SYSTEMS["optimal transport"](embedded("small", top_k=4), shape=(2,)), []
+    for r in first(system.drafter, transport_iid, embedded(top_k=4), prompts("code", 1)[0], 10):
+        p, q = r.p[0], r.tree.law[1]
+        assert r.tree.law[2] is q
+        rate = 0
+        for pair in product(np.flatnonzero(q).tolist(), repeat=2):
+            found = ends(subject, with_children(r, iid(q), pair), picks=True)
+            rate += q[list(pair)].prod() * (1 - found.get(0, 0))
+        assert near(rate, optimal_acceptance_iid(p, q, 2))
+        in_turn.append(rate - overlap(p, q))
+    assert np.mean(in_turn) > .01
 
 
 @faithful("mass-transfer tree", subject=all_donors,

@@ -3,13 +3,15 @@ block"""
 from collections import Counter
 from fractions import Fraction
 from math import prod
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 from torch import nn
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, g_test, proves, random_table, seeds, tiny
@@ -20,7 +22,8 @@ from specref.core.target import TableModel, UnwarpedModel, target_law
 from specref.core.tree import Tree, likeliest_points, to_choices
 from specref.draft.shapes import StaticTree
 from specref.models.embedded import raw_model
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, RowTrie
+from specref.train import falcon
 from specref.train.branching import chain_tokens, following
 from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_tokens, block_tree, glancing_mask,
                                   overlap_within, relaxed_causal_mask)
@@ -30,12 +33,13 @@ from specref.verify.reject import Chain, reject
 from specref.verify.traversal import traversal
 
 torch.set_num_threads(1)
+first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
-def small(V=3, k=2):
+def small(V=3, k=2, make=Falcon):
     "An untrained network on a tiny target; and the target"
     base = TargetModel(tiny(V))
     torch.manual_seed(1)
-    net = Falcon(base, k=k).double().eval()
+    net = make(base, k=k).double().eval()
     with torch.no_grad():
         for w in net.parameters(): w.mul_(2 if w.dim() > 1 else 1)
     return net, HFModel(base.model, keep=net.reads, check=False)
@@ -52,11 +56,30 @@ def chain(ctx, tokens):
 
 # The network
 
-@faithful("Falcon")
-def test_what_is_trained_and_what_is_shared():
+class OneLSTMLayer(Falcon):
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        self.lstm = nn.LSTM(2*base.d, base.d, batch_first=True)
+class NormedInput(Falcon):
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        self.layer.input_layernorm = LlamaRMSNorm(base.d)
+class TokenFirst(Falcon):
+    def run_lstm(self, f, tokens, state=None):
+        out = self.lstm(torch.cat([self.base[0].embed(tokens), f], -1))
+        return out[0], None
+class UnscaledHalves(Falcon):
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        self.lstm.reset_parameters()
+
+@faithful("Falcon", subject=Falcon, plain={
+    "one LSTM layer": OneLSTMLayer, "an input norm": NormedInput, "the token first": TokenFirst,
+    "halves of other sizes": UnscaledHalves})
+def test_what_is_trained_and_what_is_shared(subject):
     "Two LSTM layers from 2d to d, feature first, both halves as large at the start"
     base = TargetModel(raw_model("target"))
-    net, d = Falcon(base).eval(), base.d
+    net, d = subject(base).eval(), base.d
     lstm = {f"lstm.{w}_{side}_l{i}" for w in ("weight", "bias") for side in ("ih", "hh") for i in (0, 1)}
     layer = [*(f"self_attn.{k}_proj" for k in "qkvo"), *(f"mlp.{k}_proj" for k in ("gate", "up", "down")),
              "post_attention_layernorm"]
@@ -121,18 +144,40 @@ def test_any_history(k, history):
         assert off(draft, tree) < 1e-10
         ctx = (*tree.text(at % len(tree)), x)[:most]
 
-@faithful("Falcon")
+def causal(k): return relaxed_causal_mask(1)
+
+def blocks_alone(k):
+    "A row attends to its own block alone"
+    def attend(q, keys, values):
+        block = torch.arange(q.shape[2]) // k
+        see = block[:, None] == block
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=see, enable_gqa=True)
+    return attend
+
+def bidirectional(k): return relaxed_causal_mask(10**6)
+
+def with_mask(mask):
+    "Falcon, trained with another attention mask"
+    class Other(Falcon):
+        def text_features(self, f, tokens):
+            at = torch.arange(f.shape[1]).expand(f.shape[:2])
+            return self.block_features(self.run_lstm(f, tokens)[0], at, mask(self.k))
+    return Other
+
+@faithful("Falcon", subject=Falcon, plain={
+    "a causal mask": with_mask(causal), "independent blocks": with_mask(blocks_alone),
+    "a bidirectional mask": with_mask(bidirectional)})
 @proves("thm-anywhere")
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_training_blocks_are_those_of_every_place(k):
+@torch.inference_mode()
+def test_training_blocks_are_those_of_every_place(subject):
     "The training pass, at every shift of its blocks, gives the rows that `guesses` gives at every place"
-    net, target = small(7, k)
-    batch = batch_of(target, [text(7, 15)])
-    with torch.inference_mode():
+    for k in (1, 2, 3):
+        net, target = small(7, k, subject)
+        batch = batch_of(target, [text(7, 15)])
         z, grid = net.guesses(batch, 3*k), net.text_features(batch.states[2][:, :12], batch.x[:, 1:13])[0]
         for t in range(k - 1, 12, k):
             for r in range(k): assert (net.logits(grid[t-k+1+r]) - z[r][0, t]).abs().max() < 1e-10
-    assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
+        assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
 
 @proves("thm-anywhere")
 @given(st.integers(1, 3), seeds)
@@ -146,21 +191,27 @@ def test_stored_rows_do_not_depend_on_k(k, seed):
     assert torch.equal(s, t) and all(map(torch.equal, a.keys(u, at), b.keys(v, at)))
     assert (a.text_features(f, x) - b.text_features(f, x)).abs().max() > 1e-6
 
-@faithful("Falcon")
+def one_a_pass(net, target): return BlockDraft(small(7, 1)[0], target)
+class Uncached(BlockDraft):
+    def answers(self, tree):
+        self.trie, self.memory.n = RowTrie(), 0
+        return super().answers(tree)
+
+@faithful("Falcon", subject=BlockDraft, plain={"a pass a token": one_a_pass, "no cache": Uncached})
 @proves("thm-in-blocks")
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_passes(k):
+def test_passes(subject):
     "A chain of gamma takes ceil(gamma/k) passes, in every round"
-    net, target = small(7, k)
-    for gamma in (1, 4, 5):
-        draft, calls = BlockDraft(net, target), []
-        for _ in zip(range(4), rounds(target, Chain(draft, gamma), reject, text(7, 8), Seeded(gamma))):
-            calls.append(draft.meter.calls)
-        assert np.diff([0, *calls]).tolist() == [-(-gamma//k)]*4
-    draft = BlockDraft(net, target)
-    Chain(draft, 5)(text(7, 8), Seeded(0))
-    assert draft.meter.tokens == 7 + 4//k*k
-    assert draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
+    for k in (1, 2, 3):
+        net, target = small(7, k)
+        for gamma in (1, 4, 5):
+            draft, calls = subject(net, target), []
+            for _ in zip(range(4), rounds(target, Chain(draft, gamma), reject, text(7, 8), Seeded(gamma))):
+                calls.append(draft.meter.calls)
+            assert np.diff([0, *calls]).tolist() == [-(-gamma//k)]*4
+        draft = subject(net, target)
+        Chain(draft, 5)(text(7, 8), Seeded(0))
+        assert draft.meter.tokens == 7 + 4//k*k
+        assert draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
 
 def test_a_short_context_and_a_failed_pass():
     "Without a block rows are uniform and no pass is made; after a failed pass rows are right"
@@ -175,28 +226,37 @@ def test_a_short_context_and_a_failed_pass():
     net.block_features = ask
     assert off(draft, chain(text(3, 9), (1, 2, 0, 1))) < 1e-10
 
-@faithful("Falcon")
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_relaxed_mask(k):
+@faithful("Falcon", subject=relaxed_causal_mask, plain={
+    "a causal mask": causal, "independent blocks": blocks_alone, "a bidirectional mask": bidirectional})
+def test_the_relaxed_mask(subject):
     "Row i attends to row j if j is before it or in its block: k x k squares on the diagonal, causal across"
-    q, eye = torch.zeros(1, 1, 7, 4, dtype=torch.float64), torch.eye(7, dtype=torch.float64)[None, None]
-    seen = relaxed_causal_mask(k)(q, q, eye)[0, 0] > 0
-    assert all(seen[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
+    for k in (1, 2, 3):
+        q, eye = torch.zeros(1, 1, 7, 4, dtype=torch.float64), torch.eye(7, dtype=torch.float64)[None, None]
+        seen = subject(k)(q, q, eye)[0, 0] > 0
+        assert all(seen[i, j] == (j <= i or j//k == i//k) for i in range(7) for j in range(7))
 
 # The training
 
-@faithful("Falcon")
+def a_coin_for_each(wrong, share): return torch.rand(wrong.shape) < share
+def the_misses(wrong, share):
+    "The first misses, where they are"
+    return wrong & (wrong.cumsum(1) <= (share * wrong.sum(1, keepdim=True)).floor())
+def a_run_of_the_text(wrong, share): return glancing_mask(torch.ones_like(wrong), share)
+
+@faithful("Falcon", subject=glancing_mask, plain={
+    "a coin for each row": a_coin_for_each, "the misses themselves": the_misses,
+    "a share of the text": a_run_of_the_text})
 @proves("prop-glances")
 @given(seeds, st.integers(1, 40), st.floats(0, 1))
-@settings(max_examples=25)
-def test_a_run_of_the_misses(seed, T, share):
+@settings(max_examples=25, **first_failure)
+def test_a_run_of_the_misses(subject, seed, T, share):
     "In every text as many as floor(share x misses), in a row; which places were wrong does not matter"
     torch.manual_seed(seed)
     wrong = torch.rand(6, T) < torch.rand(6, 1)
     masks = []
     for misses in (wrong, wrong[:, torch.randperm(T)]):
         torch.manual_seed(seed)
-        masks.append(glancing_mask(misses, share))
+        masks.append(subject(misses, share))
     assert torch.equal(*masks)
     for row, miss in zip(masks[0], wrong):
         at = row.nonzero()[:, 0]
@@ -219,12 +279,33 @@ def watched(net):
     net.feature_loss = lambda out, true, came: seen.append((out, true, came)) or missed(out, true, came)
     return seen
 
-@faithful("Falcon")
+class Unglanced(Falcon):
+    def __init__(self, base, **kw): super().__init__(base, glance=0., **kw)
+
+class FeaturesAlone(Falcon):
+    "Reveals features without their tokens"
+    def loss(self, batch, at):
+        grid = self.text_features
+        def half(f, tokens): return grid(f, batch.x[:, 1:1+tokens.shape[1]])
+        with patch.object(self, "text_features", half): return super().loss(batch, at)
+
+class CoinGlances(Falcon):
+    def loss(self, batch, at):
+        with patch.object(falcon, "glancing_mask", a_coin_for_each): return super().loss(batch, at)
+
+class OnePass(Falcon):
+    "Glances without a first pass: the share is of all rows"
+    def loss(self, batch, at):
+        with patch.object(falcon, "glancing_mask", a_run_of_the_text): return super().loss(batch, at)
+
+@faithful("Falcon", subject=Falcon, plain={
+    "no glancing": Unglanced, "features alone": FeaturesAlone, "a coin for each row": CoinGlances,
+    "a share of the text": OnePass})
 @proves("prop-glances")
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_pairs_are_revealed_whole(k):
+def test_pairs_are_revealed_whole(k, subject):
     "Pass one has no gradient; pass two reads, in runs of floor(.4 misses), the true pair of the row"
-    net, target = small(11, k)
+    net, target = small(11, k, subject)
     batch, seen = batch_of(target, [text(11, 40, s) for s in range(5)]), watched(net)
     net.loss(batch, 0.).backward()
     (f, x, first), (g, y, second), (_, true, came) = seen
@@ -247,18 +328,25 @@ def test_at_the_end_nothing_is_revealed():
 
 # Trees
 
-@faithful("Falcon")
-@pytest.mark.parametrize("shape, k, count", [((3, 1), 2, 12), ((4, 1, 1), 2, 24), ((2, 2), 3, 18),
-                                             ((1, 1, 1, 1), 1, 4), ((2,), 4, 8)])
-def test_trees_in_blocks(shape, k, count):
+SHAPES = [((3, 1), 2, 12), ((4, 1, 1), 2, 24), ((2, 2), 3, 18), ((1, 1, 1, 1), 1, 4), ((2,), 4, 8)]
+
+def siblings_anywhere(shape, k): return block_tree([n for n in shape for _ in range(k)], 1)
+def branches_apart(shape, k): return block_tree((prod(shape), *[1]*(len(shape) - 1)), k)
+def one_path(shape, k): return block_tree([1]*len(shape), k)
+
+@faithful("Falcon", subject=block_tree, plain={
+    "siblings at every level": siblings_anywhere, "branches at the root alone": branches_apart,
+    "a chain": one_path})
+def test_trees_in_blocks(subject):
     "m passes, n branches, k tokens; siblings only where a block begins; a pass for every k levels"
-    (net, target), paths = small(7, k), to_choices(block_tree(shape, k))
-    assert len(paths) == count == k*sum(prod(shape[:i+1]) for i in range(len(shape)))
-    assert max(map(len, paths)) == k*len(shape)
-    assert all(p[-1] == 0 for p in paths if (len(p) - 1) % k)
-    draft = BlockDraft(net, target)
-    tree = StaticTree(UnwarpedModel(draft), block_tree(shape, k), likeliest_points)(text(7, 9), Enumerator())
-    assert len(tree) == count + 1 and draft.meter.calls == len(shape) and off(draft, tree) < 1e-10
+    for shape, k, count in SHAPES:
+        (net, target), paths = small(7, k), to_choices(subject(shape, k))
+        assert len(paths) == count == k*sum(prod(shape[:i+1]) for i in range(len(shape)))
+        assert max(map(len, paths)) == k*len(shape)
+        assert all(p[-1] == 0 for p in paths if (len(p) - 1) % k)
+        draft = BlockDraft(net, target)
+        tree = StaticTree(UnwarpedModel(draft), subject(shape, k), likeliest_points)(text(7, 9), Enumerator())
+        assert len(tree) == count + 1 and draft.meter.calls == len(shape) and off(draft, tree) < 1e-10
 
 # The bound of a block
 
@@ -305,13 +393,27 @@ WAYS = {"chain, by block": (lambda q: Chain(q, 3), block),
         "tree, without replacement": (lambda q: StaticTree(q, block_tree((2,), 2)), reject),
         "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2), independent), traversal)}
 
-@faithful("Falcon")
+def as_stated(drafter): return drafter
+
+def as_if_sequential(drafter):
+    "Wrong: states rows that have read their block for tokens that were drawn without"
+    net, target = small(2, 1)
+    rows = BlockDraft(net, target)
+    def draft(ctx, rng):
+        tree = drafter(ctx, rng)
+        q = rows(tree)
+        for i in range(1, len(tree)):
+            if tree.depth[i] % 2 == 0: tree.law[i] = q[tree.parent[i]]
+        return tree
+    return draft
+
+@faithful("Falcon", subject=as_stated, plain={"rows of a sequential drafter stated": as_if_sequential})
 @pytest.mark.parametrize("way", WAYS)
-def test_other_verifiers(way):
+def test_other_verifiers(way, subject):
     """Block and traversal verification of a sampled block: three tokens of a vocabulary of two have the
     target's distribution to 1e-12"""
     (net, target), (drafter, verify) = small(2), WAYS[way]
-    found = loop_law(target, drafter(BlockDraft(net, target)), verify, (0, 1, 1), 3)
+    found = loop_law(target, subject(drafter(BlockDraft(net, target))), verify, (0, 1, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, check=False), (0, 1, 1), 3)) < 1e-12
 
 def rows_of(q, k=2):

@@ -4,15 +4,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
 from helpers import faithful, proves, random_table, shapes, tiny
 from specref.core.loop import rounds
 from specref.core.rng import Seeded
-from specref.core.tree import Tree
-from specref.models.transformer import HFModel
+from specref.core.tree import Tree, add_paths
+from specref.models.transformer import HFModel, RowTrie
 from specref.train.harness import TargetModel
 from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft,
                                  ScaledUnitRMS, module_at, unit_rms)
@@ -22,13 +22,14 @@ torch.set_num_threads(1)
 FAMILIES = {"hydra": (Hydra, PathDraft), "hydra++": (HydraPlus, PrefixDraft),
             "mlp": (MLPSpeculator, PathDraft)}
 CTX = (1, 4, 0, 2)
+first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 def target_on(V=5): return TargetModel(tiny(V))
 
 def network(make, base, **settings):
     "A network with random weights, none of them zero"
     torch.manual_seed(0)
-    net = make(base, **{"stages" if make is MLPSpeculator else "heads": 3, **settings})
+    net = make(base, **{"stages" if issubclass(make, MLPSpeculator) else "heads": 3, **settings})
     with torch.no_grad():
         for w in net.parameters(): w.copy_(torch.randn(w.shape) * (2 / w.shape[-1]**.5))
     return net.double().eval()
@@ -36,16 +37,35 @@ def network(make, base, **settings):
 def reader(base, temperature=1.):
     return HFModel(base.model, temperature=temperature, keep=(base.layers,), check=False)
 
-@faithful("Hydra")
+class WithoutTokens(Hydra):
+    "A Medusa head: the draft tokens are not read"
+    def step(self, s, x, i): return torch.cat([s, 0*self.base[0].embed(x)], -1)
+class NewestToken(Hydra):
+    "Reads the newest token alone"
+    def step(self, s, x, i):
+        return torch.cat([s[..., :self.base[0].d], 0*s[..., self.base[0].d:], self.base[0].embed(x)], -1)
+class RandomStep(Hydra):
+    "Heads that are not the projection at first"
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        for block in self.first: block.linear.reset_parameters()
+class OwnHead(Hydra):
+    "A head that does not begin as the target's"
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        for lm in self.lm: lm.reset_parameters()
+
+@faithful("Hydra", subject=Hydra, plain={
+    "no draft token": WithoutTokens, "the newest token alone": NewestToken, "a random step": RandomStep,
+    "a random head": OwnHead})
 @pytest.mark.parametrize("layers", [1, 4])
-def test_heads_read_the_growing_concatenation(layers):
+def test_heads_read_the_growing_concatenation(layers, subject):
     "Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i}"
     base, xs = target_on(), (3, 1, 4, 2)
-    net, scaled = (Hydra(base, heads=4, layers=layers, gain=gain).double() for gain in (1., 3.))
+    net, scaled = (subject(base, heads=4, layers=layers, gain=gain).double() for gain in (1., 3.))
     s = want = torch.randn(base.d, dtype=torch.float64)
-    for i, x in enumerate(xs):
-        s, want, block = net.step(s, torch.tensor(x),
-                                  i), torch.cat([want, base.embed(torch.tensor(x))]), net.first[i]
+    for i, x in enumerate(map(torch.tensor, xs)):
+        s, want, block = net.step(s, x, i), torch.cat([want, base.embed(x)]), net.first[i]
         assert torch.equal(s, want)
         assert block.res_connection.weight.shape == block.linear.weight.shape == (base.d, (i + 2)*base.d)
         assert not block.linear.weight.any()
@@ -53,11 +73,27 @@ def test_heads_read_the_growing_concatenation(layers):
     assert torch.equal(scaled.step(s, torch.tensor(2), 4), torch.cat([s, 3*base.embed(torch.tensor(2))]))
     assert len(net.again) == (4 if layers > 1 else 0) and len(net.lm) == 1
 
-@faithful("Hydra++")
-def test_four_layers_and_a_prefix_layer_of_llama():
+class WithoutPrefix(HydraPlus):
+    def enter(self, states, *args): return states[self.reads[0]]
+class WithoutNorm(HydraPlus):
+    "The last norm of the prefix layer left out"
+    def enter(self, states, *args):
+        self.norm = torch.nn.Identity()
+        return super().enter(states, *args)
+class OneLayer(HydraPlus):
+    "One residual layer a head, as in Hydra"
+    def logits(self, s, i): return module_at(self.lm, i)(self.first[i](s))
+class OneNewLayer(HydraPlus):
+    "Two residual layers a head: the second block applied once"
+    def logits(self, s, i): return module_at(self.lm, i)(self.again[i](self.first[i](s)))
+
+@faithful("Hydra++", subject=HydraPlus, plain={
+    "no prefix layer": WithoutPrefix, "no last norm": WithoutNorm, "one residual layer": OneLayer,
+    "two residual layers": OneNewLayer})
+def test_four_layers_and_a_prefix_layer_of_llama(subject):
     "Four residual layers a head, the last three of them one block"
     base = target_on()
-    net, f = network(HydraPlus, base, layers=4), torch.randn(2, 7, base.d, dtype=torch.float64)
+    net, f = network(subject, base, layers=4), torch.randn(2, 7, base.d, dtype=torch.float64)
     s = torch.randn(2*base.d, dtype=torch.float64)
     h = net.first[0](s)
     for _ in range(3): h = h + F.silu(net.again[0].linear(h))
@@ -67,14 +103,26 @@ def test_four_layers_and_a_prefix_layer_of_llama():
     model.layers[0].load_state_dict({k: w for k, w in net.prefix.state_dict().items() if k in own})
     model.norm.load_state_dict(net.norm.state_dict())
     with torch.no_grad():
-        ours, theirs = net.enter({base.layers: f}), model(inputs_embeds=f, use_cache=False).last_hidden_state
+        theirs, ours = model(inputs_embeds=f, use_cache=False).last_hidden_state, net.enter({base.layers: f})
     assert abs(ours - theirs).max() < 1e-4 < .1 < abs(ours - f).max()
 
-@faithful("MLP Speculator")
-def test_the_speculators_tables_are_its_own():
+class TargetTables(MLPSpeculator):
+    "Shares the target's embedding"
+    def __init__(self, base, stages=3, **kw):
+        super().__init__(base, stages, **kw)
+        for i in range(len(self.emb)): self.emb[i] = base.embed
+class OneTable(MLPSpeculator):
+    "One embedding for all stages"
+    def __init__(self, base, stages=3, **kw):
+        super().__init__(base, stages, **kw)
+        for i in range(len(self.emb)): self.emb[i] = self.emb[0]
+
+@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+    "the target's embedding": TargetTables, "one embedding": OneTable})
+def test_the_speculators_tables_are_its_own(subject):
     "An embedding, a head and a norm for each stage, none of the target's"
     base = target_on()
-    net, tied = network(MLPSpeculator, base), MLPSpeculator(base, stages=3, tie_weights=True)
+    net, tied = network(subject, base), subject(base, stages=3, tie_weights=True)
     assert len({e.weight.data_ptr() for e in (*net.emb, base.embed)}) == 4
     assert [len(m) for m in (net.emb, net.head, net.proj, net.ln)] == [3, 3, 3, 3]
     assert [len(m) for m in (tied.emb, tied.head, tied.proj, tied.ln)] == [1, 1, 2, 1]
@@ -84,11 +132,10 @@ def test_the_speculators_tables_are_its_own():
 
 GELU = 1/3 + 1/(2*math.pi*3**.5)   # the mean square of gelu(z), z a unit normal
 
-def ratios(base, stages, seed=0, power=1.):
+def ratios(base, stages, make, seed):
     "Var(token term) / Var(state term) at every stage, at initialisation"
     torch.manual_seed(seed)
-    net, out = MLPSpeculator(base, stages=stages, inner=256, scale_input=True), []
-    net.weight *= power
+    net, out = make(base, stages=stages, inner=256, scale_input=True), []
     s = net.enter({base.layers: 3*torch.randn(400, base.d)})
     for i in range(stages):
         x = torch.randint(base.V, (400,))
@@ -97,17 +144,34 @@ def ratios(base, stages, seed=0, power=1.):
         s = net.step(s, x, i)
     return np.array(out)
 
-@faithful("MLP Speculator")
+class EqualTerms(MLPSpeculator):
+    "No weight on the token"
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        self.weight = 1.
+class UnscaledInput(MLPSpeculator):
+    def __init__(self, base, scale_input=True, **kw): super().__init__(base, scale_input=False, **kw)
+class HalfAtEachStage(MLPSpeculator):
+    "The share of state_0 is a half after one stage"
+    def __init__(self, base, **kw):
+        super().__init__(base, **kw)
+        self.w_s, self.weight = .5**.5, (kw.get("inner", base.d)/2)**.5
+
+@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+    "no weight": EqualTerms, "the state as it is": UnscaledInput, "a half at each stage": HalfAtEachStage})
 @proves("prop-half")
 @pytest.mark.parametrize("stages", [3, 5])
-def test_the_variances_of_the_terms(stages):
-    "Ratio 2^(1/n) - 1 at the first stage, over twice GELU's mean square later; another weight is detected"
+def test_the_variances_of_the_terms(stages, subject):
+    """Ratio 2^(1/n) - 1 at the first stage, exactly for weights of their mean square, and over twice GELU's
+    mean square later"""
     base, want = target_on(61), 2**(1/stages) - 1
-    found = np.mean([ratios(base, stages, seed) for seed in range(8)], 0)
+    found = np.mean([ratios(base, stages, subject, seed) for seed in range(8)], 0)
     assert abs(found[0]/want - 1) < .03 and np.all(abs(found[1:]/want*2*GELU - 1) < .1)
+    net = subject(base, stages=stages, inner=256, scale_input=True)
+    state = net.enter({base.layers: 3*torch.randn(400, base.d)}).square().mean(-1)
+    assert torch.allclose(net.weight**2/256 / state, torch.full((400,), want), rtol=1e-4)
     # the share of state_0 in the variance
-    assert MLPSpeculator(base, stages=stages).w_s**(2*stages) == pytest.approx(.5)
-    assert abs(ratios(base, stages, power=256**-.25)[0]/want - 1) > .5
+    assert net.w_s**(2*stages) == pytest.approx(.5)
     z = np.linspace(-10, 10, 20001)
     weight = np.exp(-z*z/2) / (2*math.pi)**.5 * (z[1] - z[0])
     assert abs((weight * F.gelu(torch.from_numpy(z)).numpy()**2).sum() - GELU) < 1e-9
@@ -123,16 +187,34 @@ def test_the_norm_subtracts_no_mean():
 
 # Paths
 
+def as_it_is(model): return model
+
+def forgetful(model):
+    "Runs every head again in each call"
+    class Forgetful(model):
+        def answers(self, tree):
+            self.ctx = None
+            return super().answers(tree)
+    return Forgetful
+
+def one_by_one(model):
+    "A pass for each path"
+    class OneByOne(model):
+        def extend(self, new, j):
+            for path in new: super().extend([path], j)
+    return OneByOne
+
 @proves("thm-paths")
-@faithful("Hydra", "Hydra++", "MLP Speculator")
+@faithful("Hydra", "Hydra++", "MLP Speculator", subject=as_it_is, plain={
+    "no memory of the paths": forgetful, "a pass for each path": one_by_one})
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=10)
+@settings(max_examples=10, **first_failure)
 @given(st.lists(st.tuples(shapes(6), st.lists(st.integers(0, 2), min_size=6, max_size=6)), min_size=2,
                 max_size=2))
-def test_each_path_is_evaluated_once(family, trees):
+def test_each_path_is_evaluated_once(family, subject, trees):
     "A head is evaluated once for each distinct path of a context, in one pass for each depth"
     base, (make, model) = target_on(), FAMILIES[family]
-    draft, seen = model(network(make, base), reader(base)), set()
+    draft, seen = subject(model)(network(make, base), reader(base)), set()
     for parent, tokens in (*trees, trees[0]):
         tree, before = Tree(CTX), draft.meter.copy()
         for u, x in zip(parent[1:], tokens):
@@ -145,29 +227,54 @@ def test_each_path_is_evaluated_once(family, trees):
         assert spent.calls == len({len(path) for path in new}) + bool(prefix)
         seen |= paths
 
-@faithful("Hydra++")
-def test_the_prefix_layer_reads_new_rows_only():
+class WholePrefix(PrefixDraft):
+    "Reads the whole prefix in every round"
+    def start_state(self, ctx):
+        self.trie, self.memory.n = RowTrie(), 0
+        return super().start_state(ctx)
+class RowByRow(PrefixDraft):
+    "A pass for each row"
+    def read(self, start, end, ctx):
+        for r in range(start, end): super().read(r, r + 1, ctx)
+
+@faithful("Hydra++", subject=PrefixDraft, plain={
+    "the whole prefix in every round": WholePrefix, "a pass for each row": RowByRow})
+def test_the_prefix_layer_reads_new_rows_only(subject):
     "Each round feeds the rows that were accepted since, and no others"
     base = target_on()
     net, target, fed, emitted = network(HydraPlus, base), reader(base), [], []
-    draft = PrefixDraft(net, target)
+    draft = subject(net, target)
     read, enter = draft.read, net.enter
     draft.read = lambda start, end, ctx: (fed.append(end - start), read(start, end, ctx))
     for _, r in zip(range(12), rounds(target, Chain(draft, 2), reject, (1, 2, 3), Seeded(0))):
         emitted.append(len(r.tokens))
-    # one pass for the prompt's states, then one a round
+    # one pass for the prompt's states, then one a round; two heads are run in a round of two drafts
     assert fed == [2, *emitted[:-1]] and target.meter.calls <= 12 + 1
+    assert draft.meter.calls == 12 * (1 + 2)
     net.enter = lambda *a: 1/0
     with pytest.raises(ZeroDivisionError): draft(Tree((*CTX, 3)))
     net.enter = enter
-    assert abs(draft(Tree((*CTX, 3)))[0] - PrefixDraft(net, reader(base))(Tree((*CTX, 3)))[0]).max() < 1e-12
+    assert abs(draft(Tree((*CTX, 3)))[0] - subject(net, reader(base))(Tree((*CTX, 3)))[0]).max() < 1e-12
 
 # Candidates
 
-@faithful("MLP Speculator")
-@settings(max_examples=20)
+def every_sequence(model, ks, n, exact): return CandidateTree(model, ks, 10**6, exact)
+def likeliest_chain(model, ks, n, exact): return CandidateTree(model, (1,)*len(ks), n, exact)
+def by_last_token(model, ks, n, exact):
+    "Ranked by the probability of the last token, not of the sequence"
+    def draft(ctx, rng):
+        every = CandidateTree(model, ks, 10**6, exact)(ctx, rng)
+        q, ends = model(every), [i for i in range(len(every)) if not every.children(i)]
+        best = sorted(ends, key=lambda i: -q[every.parent[i]][every.token[i]])[:n]
+        return add_paths(Tree(ctx), [every.path(i) for i in best], model.V, rng, exact)
+    return draft
+
+@faithful("MLP Speculator", subject=CandidateTree, plain={
+    "every sequence": every_sequence, "the likeliest chain": likeliest_chain,
+    "the last token's probability": by_last_token})
+@settings(max_examples=20, **first_failure)
 @given(st.integers(0, 10**6), st.integers(1, 6))
-def test_the_best_sequences_are_chosen(seed, n):
+def test_the_best_sequences_are_chosen(subject, seed, n):
     "Against an enumeration of all sequences: the n of largest probability, a shared prefix once"
     model, ks = random_table(4, seed), (3, 2, 2)
     law = lambda path: model.law((0, *path))
@@ -175,7 +282,7 @@ def test_the_best_sequences_are_chosen(seed, n):
     every = {(): 1}
     for k in ks: every = {(*path, x): w*law(path)[x] for path, w in every.items() for x in top(path, k)}
     best = sorted(every, key=lambda path: -every[path])[:n]
-    tree = CandidateTree(model, ks, n, exact=True)((0,), Seeded(0))
+    tree = subject(model, ks, n, exact=True)((0,), Seeded(0))
     assert {tree.path(i) for i in range(len(tree)) if not tree.children(i)} == set(best)
     assert len(tree) - 1 == len({path[:i] for path in best for i in (1, 2, 3)})
     assert all(max(tree.law[i]) == 1 for i in range(1, len(tree)))

@@ -1,5 +1,6 @@
 "Chapter 22: greedy decoding as a fixed point, alone and in the loop; the last iterate as a draft"
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from specref.core.loop import autoregressive, generate, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import TableModel, random_table, target_law
 from specref.draft.jacobi import Jacobi, ResampledJacobi, jacobi, jacobi_sweep
+from specref.draft.lookup import PromptLookup
 from specref.models.embedded import embedded, prompts
 from specref.verify.block import block
 from specref.verify.reject import reject
@@ -145,16 +147,34 @@ def test_whole_loops(pair, kind, shape, verify, first, stop):
 def fresh(): return embedded("target", dtype=torch.float64, temperature=0)
 
 
-@faithful("Jacobi")
-def test_the_target_drafts_for_itself():
+@cache
+def greedy_run(prompt, m):
+    "The text of plain decoding, and all Jacobi iterates"
+    return autoregressive(fresh(), prompt, m, Seeded(0)), jacobi(fresh(), prompt, m, (0,)*m)
+
+
+class Restarted(Jacobi):
+    "Each round drafts the start token at all places"
+    def learn(self, round): return replace(super().learn(round), iterate=())
+
+
+class Shifted(Jacobi):
+    "The last accepted token's row counts for the next place as well"
+    def learn(self, round):
+        after = super().learn(round)
+        return replace(after, iterate=round.tokens[-1:] + after.iterate[:-1])
+
+
+@faithful("Jacobi", subject=Jacobi,
+          plain={"restarts": Restarted, "shifted by one place": Shifted, "prompt lookup": PromptLookup})
+def test_the_target_drafts_for_itself(subject):
     "Greedy, in double precision: the text of plain decoding; each draft is the previous round's argmax"
     prompt, m = prompts("code", 1)[0], 16
-    g, target, out = autoregressive(fresh(), prompt, m, Seeded(0)), fresh(), ()
-    ys = jacobi(fresh(), prompt, m, (0,)*m)
+    (g, ys), target, out = greedy_run(prompt, m), fresh(), ()
     assert ys[-1] == g and all(exact_prefix(y, g) >= min(i, m) for i, y in enumerate(ys))
-    for t, r in enumerate(rounds(target, Jacobi(target.V, m), reject, prompt, Seeded(0)), 1):
+    for t, r in enumerate(rounds(target, subject(target.V, m), reject, prompt, Seeded(0)), 1):
         assert r.tree.path(len(r.tree) - 1) == ys[t-1][len(out):m-1]
         out += r.tokens
         if len(out) == m: break
     assert out == g and len(ys) - 1 in (t, t + 1) and target.meter.calls == t
-    assert len(generate(target, Jacobi(512, m, tuple(g)), reject, prompt, m, Seeded(0)).ledger.rounds) == 1
+    assert len(generate(target, subject(512, m, tuple(g)), reject, prompt, m, Seeded(0)).ledger.rounds) == 1

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, seeds
-from specref.core.loop import Round, Verdict, autoregressive, generate, loop_law, match, rounds
+from specref.app.systems import SYSTEMS
+from specref.core.loop import Round, System, Verdict, autoregressive, generate, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, ancestor_mask, positions
-from specref.draft.lookahead import Lookahead, NgramPool, window_probes
+from specref.draft.lookahead import Lookahead, NgramPool, ngrams, window_probes
 from specref.models.embedded import embedded, prompts
 from specref.verify.reject import reject
 
@@ -55,10 +56,27 @@ def test_the_window_as_a_tree(R, C, t, data):
     assert not any(map(tree.children, range(len(tree))))
 
 
+def chains(tree, rows):
+    "Each row reads itself, from the context on"
+    for row in rows:
+        u = 0
+        for x in row: u = tree.add(u, x)
+    return tree
+
+
+def columns(tree, rows):
+    "Each column reads itself, without the part of row 0 before it"
+    for x in rows[0]: tree.add(0, x)
+    for row in rows[1:]:
+        for x in row: tree.add(len(tree) - len(row), x)
+    return tree
+
+
 @proves("thm-comb")
-@faithful("Lookahead")
-def test_a_cell_has_the_logits_of_its_text():
+@faithful("Lookahead", subject=window_probes, plain={"rows as chains": chains, "columns as chains": columns})
+def test_a_cell_has_the_logits_of_its_text(subject, monkeypatch):
     "Float64, drafts in the same pass: the logits of cell (r, c) are those of its own text"
+    monkeypatch.setattr("specref.draft.lookahead.window_probes", subject)
     model, prompt = embedded("target", dtype=torch.float64), prompts("code", 1)[0]
     first = run(model, Lookahead(model.V, 3, 4, 2, pool_from_prompt=True), prompt, 20)
     drafter, tree = next((d, r.tree) for d, r, _ in first if any(q is not None for q in r.tree.law))
@@ -133,13 +151,26 @@ def test_a_round_without_a_window():
     assert len(generate(target, drafter, reject, (0,), 14, Seeded(0))) == 14
 
 
-@faithful("Lookahead")
+class Still(Lookahead):
+    "The window is always the prompt's tokens"
+    def learn(self, round): return replace(super().learn(round), rows=self.with_window(round.tree.ctx).rows)
+
+
+class Unshifted(Lookahead):
+    "The window stays where it is when a token is emitted"
+    def learn(self, round):
+        after = super().learn(round)
+        return replace(after, rows=((round.tokens[0], *after.rows[0][:-1]),))
+
+
+@faithful("Lookahead", subject=Lookahead, plain={"the prompt": Still, "not shifted": Unshifted})
 @settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(1, 6), contexts)
-def test_one_row_is_the_jacobi_window(seed, W, ctx):
+@example(0, 4, (0, 1))
+def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
     "N = 2: row 0 of the next round is the Jacobi iterate of this one, without the emitted token"
     target = cold(random_table(3, seed, zeros=False))
-    for drafter, round, after in run(target, Lookahead(3, W, 2, 1, exact=True), ctx, 6):
+    for drafter, round, after in run(target, subject(3, W, 2, 1, exact=True), ctx, 6):
         y = drafter.with_window(ctx).rows[0]
         iterate = [int(np.argmax(target.law((*round.tree.ctx, *y[:i])))) for i in range(W)]
         assert after.rows == (tuple(iterate[1:]),) and iterate[0] == round.tokens[0]
@@ -161,12 +192,23 @@ def test_exact_from_any_state(pair, drafter, ctx, verify):
 
 # At size
 
-@faithful("Lookahead")
-def test_one_call_a_round():
-    "Window and drafts are one pass: one call a round, and fewer rounds than tokens"
-    model, prompt = embedded("target", dtype=torch.float64, temperature=0), prompts("code", 1, seed=3)[0]
+class NoPool(Lookahead):
+    "The window alone"
+    def __call__(self, ctx, rng): return window_probes(Tree(ctx), self.with_window(ctx).rows)
+
+
+@faithful("Lookahead", subject=SYSTEMS["Lookahead"], plain={
+    "no pool": lambda model: System("", NoPool(model.V), reject), "prompt lookup": SYSTEMS["prompt lookup"]})
+def test_one_call_a_round(subject):
+    "Window and drafts are one pass, with fewer rounds than tokens; n-grams that no text has are accepted"
+    model, prompt = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1, seed=1)[0]
     model(Tree(prompt[:-1]))
-    out = generate(model, Lookahead(model.V), reject, prompt, 32, Seeded(1))
+    out = generate(model, subject(model).drafter, reject, prompt, 16, Seeded(1))
     work, n = out.ledger.models["target"], len(out.ledger.rounds)
-    assert work.calls == n < 30 and work.tokens <= n*14*4 + out.ledger.num_accepted_tokens
-    assert out == autoregressive(model, prompt, 32, Seeded(1))
+    assert work.calls == n < 12 and work.tokens <= n*14*4 + out.ledger.num_accepted_tokens
+    assert out == autoregressive(model, prompt, 16, Seeded(1))
+    text, at, new = prompt + out, len(prompt), 0
+    for k in out.ledger.column("emitted"):
+        first, *rest = text[at-1:at+k-1]
+        at, new = at + k, new + ((first, tuple(rest)) not in ngrams(text[:at], len(rest) + 1))
+    assert new

@@ -210,13 +210,15 @@ def test_a_share_at_equality():
     assert [MostFrequent(100, share)(range(100), text, 1) for share in (.07, .08)] == [0, None]
 
 
+def from_place(take): return lambda draft: System("", PromptLookup(draft.V, take=take, hits=2), reject)
+
+
 @faithful("n-gram map", subject=SYSTEMS["n-gram map"],
-          plain={"prompt lookup": SYSTEMS["prompt lookup"], "suffixes": SYSTEMS["SuffixDecoding"],
-                 "the first place": lambda draft: System("", PromptLookup(draft.V, hits=2), reject),
-                 "the last place": lambda draft: System("", PromptLookup(draft.V, take=last_place, hits=2), reject)})
+          plain={"prompt lookup": SYSTEMS["prompt lookup"],
+                 "the first place": from_place(first_place), "the last place": from_place(last_place)})
 def test_the_map_on_a_transformers_text(subject):
     "Every draft of a real run continues an ending that occurred twice, and no continuation is more frequent"
-    target, (a, b, c, d) = embedded(temperature=0), prompts("english", 4, 8)
+    target, (a, b, c, d) = embedded(temperature=0), prompts("english", 4, 12)
     prompt = a + b + a + c + a + c + a + d + a   # first b, then c twice, at last d
     drafter, offered = subject(target).drafter, 0
     for _, r in zip(range(10), rounds(target, drafter, reject, prompt, Seeded(0))):

@@ -4,15 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract
-from helpers import faithful, models, proves
+from helpers import faithful, killer, models, proves
 from specref.core.loop import Round, Verdict, autoregressive, generate, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, add_paths
-from specref.draft.lookahead import Lookahead, NgramPool
+from specref.draft.lookahead import Lookahead, NgramPool, ngrams
 from specref.draft.ouroboros import Ouroboros, child_with_token, corrected_phrase, fast_chain, target_answers
 from specref.models.embedded import DOMAINS, embedded, prompts
 from specref.verify.reject import Chain, reject
@@ -90,19 +90,33 @@ def test_target_continuations_and_corrected_phrases(paths, n, seed):
         assert corrected_phrase(tree, p, 0, g) == tuple(greedy((0,) + g[:k]) for k in range(len(g)))
 
 
-@faithful("Ouroboros")
+class Unrecycled(Ouroboros):
+    "Phrases are corrected, rejected drafts are not recycled"
+    def learn(self, round): return super().learn(replace(round, verdict=Verdict(self.gamma, 0)))
+
+
+class OwnPhrases(Unrecycled):
+    "The n-grams of the draft become phrases, not the target's continuations"
+    def learn(self, round):
+        after, grams = super().learn(round), ngrams(round.tree.path(self.gamma), self.inner.N)
+        return replace(after, inner=replace(after.inner, pool=after.inner.pool.add(grams, self.inner.G)))
+
+
+@faithful("Ouroboros", subject=Ouroboros,
+          plain={"not recycled": Unrecycled, "the draft's n-grams": OwnPhrases})
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
-def test_rejected_drafts_become_phrases(pair, inner, ctx, gamma, phrases, seed):
+@example(killer(), Lookahead(3, 2, 3, 2, False, True, ((0,), (1, 0))), (0,), 3, 1, 0)
+def test_rejected_drafts_become_phrases(subject, pair, inner, ctx, gamma, phrases, seed):
     "Each rejected token gets the target's continuation, at most G phrases; the window is that of drafting"
-    drafter = Ouroboros(pair[1], gamma, inner, phrases)
+    drafter = subject(pair[1], gamma, inner, phrases)
     round = next(rounds(pair[0], drafter, reject, ctx, Seeded(seed)))
     tree, after = round.tree, drafter.learn(round).inner
     rejected = [i for i in range(1, gamma + 1) if i not in tree.ancestors(round.verdict.node)]
     for j, i in enumerate(rejected):
         later, answers = rejected[j + 1:], target_answers(tree, round.p, i, inner.N - 1)
         same = sum(tree.token[k] == tree.token[i] for k in later)
-        assert same >= inner.G or answers in after.pool[tree.token[i]]
+        assert same >= inner.G or answers in after.pool.get(tree.token[i], ())
     grams = [g for gs in after.pool.values() for g in gs]
     assert all(0 < len(gs) <= inner.G and len(set(gs)) == len(gs) for gs in after.pool.values())
     assert after.rows == tree.inner.rows and all(1 <= len(g) < inner.N for g in grams)
@@ -152,36 +166,43 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
 
 # At size
 
-@faithful("Ouroboros")
+@faithful("Ouroboros", subject=Ouroboros,
+          plain={"speculative sampling": lambda draft, gamma, inner, phrases: Chain(draft, gamma)})
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_fewer_draft_calls_at_size(temperature):
+def test_fewer_draft_calls_at_size(subject, temperature):
     "Without phrases the text of speculative sampling, with fewer than gamma draft calls a round"
     def model(name): return embedded(name, dtype=torch.float64, temperature=temperature)
     target, prompt, inner = model("target"), prompts("english", 1)[0], Lookahead(512, 7, 5, 7)
     draft = model("small")
-    ways = Chain(draft, 6), Ouroboros(draft, 6, inner, 0), Ouroboros(draft, 6, inner, 3)
-    chain, alone, ours = (generate(target, drafter, reject, prompt, 32, Seeded(2)) for drafter in ways)
-    assert alone == chain and alone.ledger.column("accepted") == chain.ledger.column("accepted")
-    for out in (alone, ours):
+    def run(drafter): return generate(target, drafter, reject, prompt, 32, Seeded(2))
+    def fewer(out):
         n = len(out.ledger.rounds)
         assert out.ledger.models["target"].calls == n <= out.ledger.models["draft"].calls < 6*n
+        return out
+    alone, ours = (fewer(run(subject(draft, 6, inner, phrases))) for phrases in (0, 3))
+    chain = run(Chain(draft, 6))
+    assert alone == chain and alone.ledger.column("accepted") == chain.ledger.column("accepted")
     assert temperature or ours == autoregressive(target, prompt, 32, Seeded(0))
 
 
-@faithful("Ouroboros")
-def test_phrases_at_size():
+@faithful("Ouroboros", subject=Ouroboros, plain={
+    "no phrases": lambda draft, gamma, inner: Ouroboros(draft, gamma, inner, 0), "not recycled": Unrecycled})
+def test_phrases_at_size(subject):
     "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases from rejected drafts alone"
     target, draft = (embedded(name, temperature=0) for name in ("target", "small"))
-    starts, emitted = [prompts(domain, 1)[0] for domain in DOMAINS], {}
-    for drafter in (Ouroboros(draft, 2, Lookahead(512, 7, 5, 7)), Chain(draft, 2)):
-        outs = [generate(target, drafter, reject, start, 32, Seeded(0)) for start in starts]
-        emitted[type(drafter)] = [k for out in outs for k in out.ledger.column("emitted")]
-    ours, chain = emitted[Ouroboros], emitted[Chain]
-    assert max(ours) > 3 == max(chain) and len(ours) < len(chain)
-    drafter, new = Ouroboros(draft, 6, Lookahead(512, 7, 5, 7)), 0
+    starts = [prompts(domain, 1)[0] for domain in DOMAINS]
+    drafter, new = subject(draft, 6, Lookahead(512, 7, 5, 7)), 0
     for _, round in zip(range(8), rounds(target, drafter, reject, starts[0], Seeded(0))):
         drafter, tree = drafter.learn(round), round.tree
         for i in set(range(1, 7)) - set(tree.ancestors(round.verdict.node)):
             x, phrase = tree.token[i], target_answers(tree, round.p, i, 4)
-            new += phrase in drafter.inner.pool[x] and phrase not in tree.inner.pool.get(x, ())
+            assert phrase in drafter.inner.pool.get(x, ())
+            new += phrase not in tree.inner.pool.get(x, ())
     assert new > 0
+    def emitted(drafter):
+        outs = [generate(target, drafter, reject, start, 32, Seeded(0)) for start in starts]
+        return [k for out in outs for k in out.ledger.column("emitted")]
+    ours = emitted(subject(draft, 2, Lookahead(512, 7, 5, 7)))
+    assert max(ours) > 3
+    chain = emitted(Chain(draft, 2))
+    assert max(chain) == 3 and len(ours) < len(chain)

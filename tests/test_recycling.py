@@ -113,12 +113,31 @@ def test_a_drafters_state_may_be_any_function(pair, seed):
 
 # A real model
 
-@faithful("Token Recycling")
-def test_rejected_nodes_update_the_matrix_and_are_drafted_later():
+class AcceptedOnly(Recycling):
+    "Stores the rows of accepted tokens, as an n-gram pool of the text does"
+    def read_nodes(self, round): return 0, *round.tree.ancestors(round.verdict.node)
+
+
+class FirstCounts(Recycling):
+    "Of the nodes with one token the first counts, not the last"
+    def read_nodes(self, round): return reversed(range(len(round.tree)))
+
+
+class FirstRows(Recycling):
+    "A row is stored once and never overwritten"
+    def learn(self, round):
+        new = super().learn(round)
+        before = self.matrix or [()] * self.V
+        return replace(new, matrix=tuple(old or row for old, row in zip(before, new.matrix)))
+
+
+@faithful("Token Recycling", subject=Recycling,
+          plain={"accepted tokens": AcceptedOnly, "the first node": FirstCounts, "the first rows": FirstRows})
+def test_rejected_nodes_update_the_matrix_and_are_drafted_later(subject):
     """Greedy: the matrix is the top eight scores at the last node of each token, rejected nodes too;
     the next tree is looked up in it; what was rejected is accepted later; one call a round"""
     target, ctx = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1)[0]
-    drafter, known, from_rejected = Recycling(512), {}, 0
+    drafter, known, from_rejected = subject(512), {}, 0
     for k, r in enumerate(islice(rounds(target, drafter, reject, ctx, Seeded(0)), 20)):
         path, logits = (0, *r.tree.ancestors(r.verdict.node)), target.logits(r.tree)
         for u in range(1, len(r.tree)):
@@ -133,14 +152,20 @@ def test_rejected_nodes_update_the_matrix_and_are_drafted_later():
     assert from_rejected > 0
 
 
-@faithful("Token Recycling")
-def test_temperature_does_not_change_the_matrix():
+class Warped(Recycling):
+    "Stores the likeliest tokens at the temperature of decoding"
+    def learn(self, round): return super().learn(replace(round, p=[*round.p]))
+
+
+@faithful("Token Recycling", subject=Recycling, plain={"warped rows": Warped})
+def test_temperature_does_not_change_the_matrix(subject):
     "The same round of the same tree gives the same matrix at every temperature and under top-k"
     ctx, learnt = prompts("code", 1)[0], set()
-    drafter = Recycling(512, matrix=tuple(((x + 1) % 512, (x + 2) % 512) for x in range(512)))
+    drafter = subject(512, matrix=tuple(((x + 1) % 512, (x + 2) % 512) for x in range(512)))
     for options in ({}, dict(temperature=0), dict(temperature=.5, top_k=2), dict(top_p=.3)):
         target = embedded("target", dtype=torch.float64, **options)
         tree = drafter(ctx, Seeded(0))
         learnt.add(drafter.learn(Round(tree, target(tree), Verdict(0, 0))).matrix)
+    assert len(learnt) == 1
     (matrix,) = learnt
     assert len(matrix[ctx[-1]]) == 8 and len(tree) == 1 + sum(max(path) < 2 for path in drafter.shape)

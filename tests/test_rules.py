@@ -18,7 +18,7 @@ from specref.verify.lossy import reject_toward, text_law, top_beta, typical
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.verify.kseq import kseq
-from specref.verify.transport import greedy_draft, importance, spechub, transport
+from specref.verify.transport import greedy_draft, hub_pairs, importance, spechub, transport, transport_iid
 from specref.verify.traversal import all_donors, layer_donors, traversal
 
 
@@ -37,7 +37,8 @@ LOSSLESS = {
     "coupled": (keyed, coupled), "reject, chain": (chain, reject),
     "reject, independent": (siblings(iid), reject), "reject, points": (siblings(top), reject),
     "reject, without replacement": (siblings(without_replacement), reject),
-    "reject, hub pairs": (siblings(spechub), reject),
+    "reject, hub pairs": (siblings(hub_pairs), reject),
+    "SpecHub": (siblings(hub_pairs), spechub),
     "reject, greedy draft": (siblings(greedy_draft(3), (3, 1)), reject),
     "block": (chain, block), "traversal, independent": (siblings(iid), traversal),
     "traversal, without replacement": (siblings(without_replacement), traversal),
@@ -45,7 +46,7 @@ LOSSLESS = {
     "layered": (siblings(without_replacement), layer_donors), "all donors": (siblings(iid), all_donors),
     "K-SEQ": (siblings(iid), kseq), "transport, independent": (siblings(iid), transport),
     "transport, without replacement": (siblings(without_replacement), transport),
-    "importance": (siblings(iid), importance),
+    "importance": (siblings(iid), importance), "levels": (siblings(iid), transport_iid),
 }
 LOSSY = {
     "lenience": lenient(.5), "greedy lenience": lenient_greedy(.5), "top-beta": top_beta(2, .5),

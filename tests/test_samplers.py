@@ -19,7 +19,7 @@ from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject
 from specref.certify.samplers import BET_SIZES, CASES, CHECKS, NOT_RUN
 from specref.certify.samplers import EdgeGenerator, FewerTokensBet, Interface, RowCase, SeedGenerator
-from specref.certify.samplers import chain_drafts, draw_by_cdf, certify_rows, certify_sampler, token_classes
+from specref.certify.samplers import certify_rows, certify_sampler, chain_drafts, draw_by_cdf, token_classes, token_parts
 from specref.certify.samplers import rule_on_rows, text_sampler, expected_lengths
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
@@ -186,7 +186,7 @@ def test_rows_differ():
 # Correct functions
 
 FEW = {k: CASES[k] for k in ("different rows", "the draft ranks them backwards", "zeros at both ends")}
-RIGHT = {"theirs": (theirs, {}), "reject": (rule_on_rows(reject), {}),
+RIGHT = {"theirs": (theirs, dict(depth=16)), "reject": (rule_on_rows(reject), {}),
          "block": (rule_on_rows(block), dict(like=block)),
          "match": (rule_on_rows(match), dict(like=match, cases=FEW)),
          "block is more than reject": (rule_on_rows(block), dict(cases=FEW, runs=1000))}
@@ -198,7 +198,7 @@ STATED = ("detectable distance: total variation", "power 0.999", "token by token
 def test_correct_functions_pass(name):
     "All ten checks, in lines of at most 88 columns"
     f, how = RIGHT[name]
-    found = certify_rows(f, **dict(dict(runs=600), **how))
+    found = certify_rows(f, **dict(dict(runs=600, depth=3), **how))
     words = " ".join(found.words.split())
     assert isinstance(found, Report) and found.passes and found.wrong == ()
     want = [(q, None if q == "draft" else True) for q in CHECKS]
@@ -357,6 +357,270 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
 }
 
 
+# Other interfaces, and bugs that need a certain door
+
+def by_cdf(w, u):  # (n, V), (n,) -> (n,)
+    c = w.cumsum(1)
+    return (u[:, None]*c[:, -1:] >= c).sum(1)
+
+
+def in_batches(P, Q, X, seeds, last=lambda r: r, seeded=lambda seeds: seeds, padding=True,
+               wrong_at=-1):
+    "Speculative sampling of a batch of padded drafts; a row without mass samples its target"
+    (B, g), b, i = X.shape, np.arange(len(X)), np.arange(X.shape[1])
+    u, x = np.random.default_rng(seeded(seeds)).random((B, g + 2)), X % P.shape[2]
+    ok = (u[:, :g]*Q[b[:, None], i, x] < P[b[:, None], i, x]) & (X >= 0) | (X < 0 if not padding else False)
+    k = np.logical_and.accumulate(ok, 1).sum(1)
+    rejected = k < ((X >= 0).sum(1) if padding else g)
+    rejected &= k != wrong_at   # where the target is sampled instead of the residual
+    r = last(np.maximum(P[b, k] - np.where(rejected[:, None], Q[b, np.minimum(k, g - 1)], 0), 0))
+    good = np.isfinite(r).all(1) & (r.sum(1) > 0)
+    y = np.c_[np.where(i < k[:, None], x, -1), np.full(B, -1)]
+    y[b, k] = by_cdf(np.where(good[:, None], r, P[b, k]), u[:, -1])
+    return y
+
+
+def neighbours(P, Q, X, seeds): return in_batches(P, Q, X, seeds, last=lambda r: np.roll(r, 1, 0))
+def first_seed(P, Q, X, seeds):
+    "Every row uses the seed of the first"
+    return np.concatenate([in_batches(*(a[i:i+1] for a in (P, Q, X)), seeds[:1]) for i in range(len(X))])
+
+
+def nan_spreads(P, Q, X, seeds):
+    "One NaN in the batch, and every row takes the likeliest token of the draft"
+    if np.isnan(Q).any(): return np.nan_to_num(Q[:, :1], nan=1.).argmax(2)
+    return in_batches(P, Q, X, seeds)
+
+
+def wrong_at_15(P, Q, X, seeds): return in_batches(P, Q, X, seeds, wrong_at=15)
+def pads_are_tokens(P, Q, X, seeds): return in_batches(P, Q, X, seeds, padding=False)
+def eight_bits(P, Q, X, seeds): return in_batches(P, Q, X, seeds, seeded=lambda s: s & 255)
+
+
+def shorter(p, q, x, rng):
+    "Padded drafts, cut first"
+    n = (x >= 0).sum()
+    return theirs(p[:n + 1], q[:n], x[:n], rng)
+
+
+def in_place(p, q, x, rng):
+    "The residual is written into the target's row"
+    for i in range(len(x)):
+        if rng.random()*q[i, x[i]] < p[i, x[i]]: continue
+        np.maximum(p[i] - q[i], 0, out=p[i])
+        return [*x[:i], choice(p[i], rng)]
+    return [*x, choice(p[-1], rng)]
+
+
+def strikes_out(p, q, x, rng):
+    "A rejected token is struck out of the target's row, as in trees of deterministic drafts"
+    tokens = theirs(p, q, x, rng)
+    k = sum(v >= 0 for v in tokens)
+    if k <= len(x) and tokens[k - 1] != x[k - 1]: p[k - 1, x[k - 1]] = 0
+    return tokens
+
+
+def scales_bonus(p, q, x, rng):
+    "The row of an accepted draft's bonus is divided by its peak in place"
+    tokens = theirs(p, q, x, rng)
+    if len([v for v in tokens if v >= 0]) > len(x): p[-1] /= p[-1].max()
+    return tokens
+
+
+def late(depth):
+    "The target instead of the residual from `depth` on"
+    def verify(p, q, x, rng):
+        for i in range(len(x)):
+            if rng.random()*q[i, x[i]] < p[i, x[i]]: continue
+            return [*x[:i], choice(excess(p[i], q[i]) if i < depth else p[i], rng)]
+        return [*x, choice(p[-1], rng)]
+    return verify
+
+
+def first_lanes(p, q, x, rng):
+    "The first token of each tile of 64 is read as its neighbour"
+    *accepted, y = [v for v in theirs(p, q, x, rng) if v >= 0]
+    return [*accepted, y + 1 if 0 < y < p.shape[1] - 2 and y % 64 == 0 else y]
+
+
+def last_tile(p, q, x, rng):
+    "The last tile, which is not full, is omitted, but for the last token"
+    p = p.copy()
+    p[:, p.shape[1]//128*128:-1] = 0
+    return broken(find=draw_by_cdf)(p / p.sum(1, keepdims=True), q, x, rng)
+
+
+def copies_within(p, q, x, rng):
+    "The bonus lies in the same part of its class as the last accepted token"
+    *accepted, y = [v for v in theirs(p, q, x, rng) if v >= 0]
+    if len(accepted) < len(x) or not 0 < y < p.shape[1] - 1: return [*accepted, y]
+    V, part = p.shape[1], token_parts(p.shape[1])
+    same = (token_classes(V) == token_classes(V)[y]) & (part == part[accepted[-1]])
+    return [*accepted, choice(np.where(same, p[-1], 0), rng)]
+
+
+def never_recovered(token):
+    "A special token is masked out of the residual"
+    def left(p, q):
+        r = excess(p, q)
+        r[token] = 0
+        return r
+    return broken(left=left, find=draw_by_cdf)
+
+
+def seed_of_few_bits(p, q, x, rng): return theirs(p, q, x, np.random.default_rng(rng.integers(2**63) & 0xFFFF))
+
+
+def walk(p, q, x, parent, rng, ratio=lambda p, r: r):
+    "Recursive rejection along a tree (Theorem siblings)"
+    node, path = 0, []
+    while True:
+        r = p[node]
+        for c in np.flatnonzero(parent == node):
+            if rng.random()*q[c, x[c]] < ratio(p[node], r)[x[c]]: break
+            r = excess(r, q[c])
+            r = r/r.sum() if r.sum() > 0 else p[node]
+        else: return [*path, choice(r, rng)]
+        path.append(x[c])
+        node = c
+
+
+def first_ratio(*a): return walk(*a, ratio=lambda p, r: p)   # each sibling against the original target
+
+
+def only_target(p, q, x, index, child, sibling, rng, coin=None):
+    "SGLang's rule: a token of the target decides, by the sum over the children; it reads no q"
+    node, path = 0, []
+    while True:
+        u, c, r = coin if coin is not None else rng.random(), child[node], p[node].copy()
+        while c >= 0 and u >= p[node].sum() - r.sum() + r[x[c]]:
+            r[x[c]], c = 0, sibling[c]
+        if c < 0: return [*path, choice(r if r.sum() > 0 else p[node], rng)]
+        path.append(x[c])
+        node = c
+
+
+def one_coin_a_tree(*a): return only_target(*a, coin=a[-1].random())
+
+
+def softmax(a):
+    e = np.exp(a - a.max(1, keepdims=True))
+    return e/e.sum(1, keepdims=True)
+
+
+def of_logits(p, q, x, rng, T=.5): return theirs(softmax(p), softmax(q/T), x, rng)
+def unscaled(p, q, x, rng): return of_logits(p, q, x, rng, T=1)
+
+
+BATCH, PADDED = Interface(batch=64), Interface(batch=64, padded=True)
+TREE, LINKS, LOGITS = Interface("parents"), Interface("links"), Interface(logits=(1., .5))
+BACKWARDS = {"backwards": CASES["the draft ranks them backwards"]}
+FIRST = {"different rows": CASES["different rows"]}
+QUICK = dict(cases=FIRST, depth=2)
+DOORS = {   # a wrong sampler, a right one, the interface, the runs that suffice, and the check that fails
+    "in-place residual": (in_place, theirs, QUICK, 100, "rows"),
+    "rejected token struck out": (strikes_out, theirs, QUICK, 100, "rows"),
+    "bonus row scaled in place": (scales_bonus, theirs, QUICK, 100, "rows"),
+    "wrong from depth 3": (late(3), theirs, dict(cases=FIRST), 1000, "position"),
+    "wrong from depth 6": (late(6), theirs, dict(cases=FIRST), 1000, "position"),
+    "wrong at depth 15 alone": (wrong_at_15, in_batches, dict(interface=Interface(batch=4000), cases=FIRST), 16_000,
+                                "position"),
+    "16 bits of the seed": (seed_of_few_bits, theirs, QUICK, 100, "seeds"),
+    "8 bits of each seed": (eight_bits, in_batches, dict(interface=BATCH, depth=2), 300, "seeds"),
+    "bonus of the neighbour": (neighbours, in_batches, dict(interface=BATCH, depth=2), 300, "distribution"),
+    "seed of the first row": (first_seed, in_batches, dict(interface=BATCH, depth=2), 300, "seeds"),
+    "NaN beside it": (nan_spreads, in_batches, dict(interface=BATCH, depth=2), 300, "nan"),
+    "padding verified": (pads_are_tokens, in_batches, dict(interface=PADDED, depth=2), 300, "form"),
+    "padding not cut": (theirs, shorter, dict(interface=Interface(padded=True), depth=2), 300, "form"),
+    "tree: original ratio": (first_ratio, walk, dict(interface=TREE, depth=1, cases=BACKWARDS), 2000, "distribution"),
+    "tree: one coin": (one_coin_a_tree, only_target, dict(interface=LINKS, depth=1, cases=BACKWARDS), 600, "distribution"),
+    "draft logits not scaled": (unscaled, of_logits, dict(interface=LOGITS, depth=2), 400, "tokens"),
+    "first lane of a tile": (first_lanes, theirs, dict(V=1000, cases=FEW, depth=2), 1000, "distribution"),
+    "last tile": (last_tile, theirs, dict(V=1000, cases=FEW, depth=2), 1000, "distribution"),
+    "copied within a class": (copies_within, theirs, dict(V=200, cases=FEW, depth=2), 1500, "distribution"),
+    "special token": (never_recovered(2), broken(find=draw_by_cdf),
+                      dict(V=32_000, cases=FIRST, depth=1, gamma=1, special=(2,)), 100, "distribution"),
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_each_door_finds_its_bug(name):
+    "The wrong function fails the check, the right one passes with the same runs"
+    wrong, right, how, runs, check = DOORS[name]
+    assert check in certify_rows(wrong, runs=runs, **how).wrong
+    found = certify_rows(right, runs=runs, **how)
+    assert found.passes_distribution and found.passes_acceptance and check not in found.wrong, found
+
+
+def of_text(step, cut=True):
+    "A sampler of texts: one token after another by `step(p, text, rng)`"
+    def sample(ctx, n, rng):
+        text = tuple(ctx)
+        while len(text) < len(ctx) + n and not (cut and text[-1] in STOP and len(text) > len(ctx)):
+            text += (step(np.asarray(big.law(text), float), text, rng),)
+        return text[len(ctx):]
+    return sample
+
+
+STOP = 1,
+def right_step(p, text, rng): return draw_by_cdf(p, rng)
+def same_every_round(p, text, rng): return draw_by_cdf(p, np.random.default_rng(rng.bit_generator.seed_seq))
+def wrong_when_long(p, text, rng): return draw_by_cdf(p if len(text) < 8 else p*p, rng)
+
+
+TEXTS = {   # a wrong sampler, the tokens of its context
+    "noise keyed without the round": (of_text(same_every_round), 1),
+    "wrong after eight tokens": (of_text(wrong_when_long), 8),
+    "stops at the end of a block": (of_text(right_step, cut=False), 1)}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_samplers_of_texts(name):
+    sample, n = TEXTS[name]
+    for f, passes in ((sample, False), (of_text(right_step), True)):
+        assert certify_sampler(f, big, (0,)*n, 4, STOP, runs=2000).passes == passes
+
+
+def gumbel(p, q, x, rng):
+    "Recovered and bonus tokens by an exponential race, which takes a noise for each token"
+    def race(w): return int(np.argmin(np.divide(-np.log(rng.random(len(w))), w, out=np.full(len(w), np.inf), where=w > 0)))
+    for i in range(len(x)):
+        if not rng.random()*q[i, x[i]] < p[i, x[i]]: return [*x[:i], race(excess(p[i], np.nan_to_num(q[i])))]
+    return [*x, race(p[-1])]
+
+
+def half_precision(p, q, x, rng):
+    "Uniform numbers, rows and sums in float32, as in SGLang's kernels"
+    p, q, u = p.astype(np.float32), q.astype(np.float32), rng.random(len(x) + 1).astype(np.float32)
+    k = next((i for i, v in enumerate(x) if not u[i]*q[i, v] < p[i, v]), len(x))
+    r = np.maximum(p[k] - np.nan_to_num(q[k]), 0) if k < len(x) else p[k]
+    c = r.cumsum(dtype=np.float32)
+    return [*x[:k], int(np.searchsorted(c, u[-1]*c[-1], side="right"))]
+
+
+def wasteful(p, q, x, rng):
+    "More noise than it uses"
+    rng.random(3)
+    return theirs(p, q, x, rng)
+
+
+@pytest.mark.parametrize("f", [gumbel, half_precision, wasteful])
+def test_correct_functions_of_other_kinds_are_not_rejected(f):
+    "An infinite noise of an impossible token, a uniform number rounded to 1, and extra noise are no failure"
+    with np.errstate(all="ignore"): found = certify_rows(f, cases=FEW, runs=300)
+    assert found.passes
+    if f is half_precision:
+        assert "`dtype` states which applies" in " ".join(found.words.split())
+        assert not certify_rows(f, cases=FEW, runs=100, interface=Interface(dtype="float64")).passes_robustness
+        assert certify_rows(f, cases=FEW, runs=100, interface=Interface(dtype="float32")).passes
+
+
+def test_no_false_alarm_in_many_seeds():
+    "Reports on right functions at the usual rate, in batches"
+    how = dict(interface=Interface(batch=512), cases=FEW, runs=150, depth=3)
+    assert all(certify_rows(in_batches, seed=s, **how).passes for s in range(25))
+
+
 LONG = set(), {"position"}   # what fails `distribution` may fail with long drafts too
 
 
@@ -470,7 +734,7 @@ def test_no_draft_in_rows():
 def test_each_bug_fails_its_checks(name):
     "The checks that concern it, and no other"
     how, checks = BUGS[name]
-    with np.errstate(all="ignore"): found = certify_rows(**dict(dict(cases=FEW, runs=1000), **how))
+    with np.errstate(all="ignore"): found = certify_rows(**dict(dict(cases=FEW, runs=1000, depth=3), **how))
     assert set(found.wrong) - LONG[bool({"distribution"} & checks)] == checks, found
     groups = {CHECKS[name] for name in found.wrong}
     assert groups == {g for g in set(CHECKS.values()) if not getattr(found, f"passes_{g}")}
@@ -484,7 +748,7 @@ def test_long_vocabularies():
         p[:, p.shape[1]//1024*1024:] = 0
         return right(p / p.sum(1, keepdims=True), q, x, rng)
     laws = exact(1, 1, 1, 7), exact(7, 1, 1, 1)
-    how = dict(V=150_000, gamma=1, runs=80, cases={"the ends": lambda p, q: laws})
+    how = dict(V=150_000, gamma=1, runs=80, depth=2, cases={"the ends": lambda p, q: laws})
     found = certify_rows(right, **how)
     assert "distribution" not in found.wrong and found.title.startswith("150,000 tokens")
     assert float(" ".join(found.words.split()).split("total variation ")[1][:5]) < tv(*laws)
@@ -502,7 +766,7 @@ def test_the_distance_in_the_report_is_computed():
 
 def test_false_alarms_at_a_measurable_rate():
     "At alpha = 1/5 for the whole report, 20 reports on a correct function"
-    how = dict(gamma=1, cases=ONE, runs=120, alpha=.2, draft=draw_by_cdf)
+    how = dict(gamma=1, cases=ONE, runs=120, depth=2, alpha=.2, draft=draw_by_cdf)
     alarms = sum(not certify_rows(theirs, seed=s, **how).passes for s in range(20))
     assert alarms <= 20*.2 + 6*np.sqrt(20*.2*.8)
 

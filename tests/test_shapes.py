@@ -6,15 +6,16 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import DRAWS, constant, draws, faithful, laws, models, proves, shapes
+from helpers import DRAWS, constant, draws, faithful, laws, models, proves, random_table, shapes
+from specref.app.systems import SEQUOIA_RATES, SYSTEMS
 from specref.core.cost import Costs
 from specref.core.law import exact, one_hot
-from specref.core.loop import as_drafter, rounds
+from specref.core.loop import System, as_drafter, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
-from specref.core.tree import Tree, iid, points, to_choices, without_replacement
+from specref.core.tree import Tree, add_paths, iid, likeliest_points, points, to_choices, without_replacement
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size, expand_pool
 from specref.draft.shapes import expected_tokens, heaviest_nodes, heaviest_paths, independent
 from specref.draft.shapes import measure_rank_acceptance
@@ -110,18 +111,46 @@ def test_positional(pq, parent, how):
     assert mean_tokens(constant(*p), StaticTree(constant(*q), parent, draw)) == expected_tokens(parent, a)
 
 
-@faithful("Sequoia")
+def chain_plan(a, n, depth):
+    parent = range(-1, min(n, depth))
+    return parent, expected_tokens(parent, a)
+
+
+def balanced_plan(a, n, depth):
+    "As many children as rates at every node, level by level"
+    most = sum(len(a)**level for level in range(1, depth + 1))
+    parent = [-1, *(i // len(a) for i in range(min(n, most)))]
+    return parent, expected_tokens(parent, a)
+
+
+@faithful("Sequoia", subject=sequoia, plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
 @proves("thm-sequoia")
 @settings(max_examples=15, deadline=None)
 @given(rates(), st.integers(1, 6))
-def test_the_recursion_against_exhaustive_search(a, n):
+@example((F(1, 2), F(1, 4)), 6)
+def test_the_recursion_against_exhaustive_search(subject, a, n):
     "All ordered trees of up to n nodes, every depth: the same value, by a tree within the limits"
     for depth in range(n + 1):
-        parent, value = sequoia(a, n, depth)
+        parent, value = subject(a, n, depth)
         assert value == expected_tokens(parent, a) == tree_values(a, n, n)[0][depth][n]
         assert value == max(value_of(t, a) for m in range(n + 1) for t in ordered(m, depth))
         assert len(parent) <= n + 1 and max(map(len, to_choices(parent)), default=0) <= depth
-        assert sequoia(np.array(a, float), n, depth)[1] == pytest.approx(float(value))
+        assert subject(np.array(a, float), n, depth)[1] == pytest.approx(float(value))
+
+
+def independent_siblings(draft, gamma):
+    return System("", StaticTree(draft, sequoia(SEQUOIA_RATES, gamma, 6)[0], iid), reject)
+
+
+@faithful("Sequoia", subject=SYSTEMS["Sequoia"],
+          plain={"a chain": SYSTEMS["speculative sampling"], "a fixed tree": SYSTEMS["sampled tree"],
+                 "independent siblings": independent_siblings})
+def test_the_planned_tree_is_drawn_without_replacement(subject):
+    "The recursion's tree for the rates of the table; no sibling can have the token of an earlier one"
+    tree = subject(random_table(8, 3, zeros=False), gamma=8).drafter((0,), Seeded(0))
+    assert sorted(to_choices(tree.parent)) == sorted(to_choices(sequoia(SEQUOIA_RATES, 8, 6)[0]))
+    for u in range(len(tree)):
+        for earlier, c in combinations(tree.children(u), 2): assert tree.law[c][tree.token[earlier]] == 0
 
 
 @proves("cor-falling")
@@ -138,13 +167,15 @@ def test_falling_rates_need_no_recursion(a, n, depth):
 
 def test_measured_rates():
     "Constant rows, the exact rates to five standard errors: P(b is accepted), not given that it is tried"
-    p, q, n = exact(4, 3, 2, 1), exact(1, 2, 3, 4), 2000
-    best_of = [float(acceptance_prob(p, without_replacement(q), b)) for b in range(4)]
-    a = np.diff(best_of)
+    p, q, n = exact(2, 8, 6, 2), exact(15, 2, 2, 1), 500
+    def rates(draw): return np.diff([float(acceptance_prob(p, draw(q), b)) for b in range(4)])
+    a = rates(without_replacement)
+    seen = 5*np.sqrt(a*(1 - a)/n)
     found = measure_rank_acceptance(constant(*p), constant(*q), [(0,)]*(n//4), 3, each=4)
-    assert (abs(found - a) < 5*np.sqrt(a*(1 - a)/n)).all()
-    given_a_try = a / (1 - np.array(best_of[:-1]))
-    assert given_a_try[1] > a[1] + 5*np.sqrt(a[1]*(1 - a[1])/n)   # so the other rate would be detected
+    assert (abs(found - a) < seen).all()
+    given_a_try = a / (1 - np.cumsum([0, *a[:-1]]))
+    for other in (given_a_try, rates(iid), rates(likeliest_points)):
+        assert (abs(other - a) > 3*seen).any()   # so each of them would be detected
 
 
 @settings(max_examples=20, deadline=None)
@@ -229,13 +260,32 @@ def by_hand(model, ctx, width, depth):
     return pool
 
 
-@faithful("EAGLE-2 tree")
+class Sorted(DynamicTree):
+    "The first nodes of the pool in another order"
+    def __call__(self, ctx, rng):
+        *_, pool = expand_pool(self.model, ctx, self.width, self.depth)
+        ranked = sorted(pool, key=lambda path: self.key(pool, path))
+        return add_paths(Tree(ctx), ranked[:self.n], self.model.V, rng, self.exact)
+
+
+class ByLayer(Sorted):
+    "The heaviest of the first layer, then of the next"
+    def key(self, pool, path): return len(path), -pool[path]
+
+
+class ByToken(Sorted):
+    "By the probability of the last token, not of the path"
+    def key(self, pool, path): return -pool[path] / pool.get(path[:-1], 1), len(path)
+
+
+@faithful("EAGLE-2 tree", subject=DynamicTree, plain={"by layer": ByLayer, "by token": ByToken})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
-def test_expand_and_rerank(pair, width, depth, n):
+@example((constant(1, 1, 1), constant(5, 1, 1)), 2, 3, 3)
+def test_expand_and_rerank(subject, pair, width, depth, n):
     "The pool of the definition, and the best n of it; the sum is the mean when draft is target"
-    q, drafter = pair[1], DynamicTree(pair[1], width, depth, n, exact=True)
+    q, drafter = pair[1], subject(pair[1], width, depth, n, exact=True)
     pool, tree = by_hand(q, (0,), width, depth), drafter((0,), Enumerator())
     assert pool == pool_of(q, (0,), width, depth)
     weight = sum(pool[v] for v in offered(tree))
@@ -247,28 +297,33 @@ def test_expand_and_rerank(pair, width, depth, n):
     assert mean_tokens(pair[0], drafter) == 1 + sum(truth[v] for v in offered(tree))
 
 
-@faithful("EAGLE-2 tree")
-def test_the_shape_follows_the_text():
+@faithful("EAGLE-2 tree", subject=SYSTEMS["EAGLE-2 tree"], plain={"a static tree": SYSTEMS["Sequoia"]})
+def test_the_shape_follows_the_text(subject):
     "Wide where the embedded draft's first row has much entropy; a layer evaluates `width` nodes"
     small, texts = embedded("small"), [text for domain in DOMAINS for text in prompts(domain, 8, seed=3)]
     entropy = [-sum(w*np.log(w) for w in small(Tree(text))[0] if w > 0) for text in texts]
-    trees = [DynamicTree(small, 4, 5, 12)(text, Seeded(0)) for text in texts]
+    trees = [subject(small).drafter(text, Seeded(0)) for text in texts]
     assert len({tuple(t.parent) for t in trees}) > 8 and {len(t) for t in trees} == {13}
     assert np.corrcoef(entropy, [len(t.children(0)) for t in trees])[0, 1] > .5
     fresh = embedded("small")
-    DynamicTree(fresh, 4, 4, 12)(texts[0], Seeded(0))
+    subject(fresh).drafter(texts[0], Seeded(0))
     assert fresh.meter.calls == 4 and fresh.meter.tokens == len(texts[0]) + 3*4
 
 
-@faithful("OPT-Tree")
+def fixed_width(q, n, depth, threshold, exact): return DynamicTree(q, 2, depth, n, threshold, exact)
+def no_threshold(q, n, depth, threshold, exact): return opt_tree(q, n, depth, -1, exact)
+
+
+@faithful("OPT-Tree", subject=opt_tree, plain={"a fixed width": fixed_width, "no threshold": no_threshold})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
-def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(pair, n, threshold):
+@example((constant(1, 1, 1), constant(1, 1, 1)), 3, F(1, 10))
+def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(subject, pair, n, threshold):
     "No n of *all* paths weigh more; it stops after the first layer that adds no more than the threshold"
     q, before = pair[1], pair[1].meter.calls
     best = [F(0), *(sum(sorted(draft_tree(q, (0,), d).values())[-n:]) for d in (1, 2, 3))]
-    tree = opt_tree(q, n, 3, threshold, exact=True)((0,), Enumerator())
+    tree = subject(q, n, 3, threshold, exact=True)((0,), Enumerator())
     calls = q.meter.calls - before
     assert calls == next((d for d in (1, 2) if best[d] - best[d-1] <= threshold), 3)
     assert connected(offered(tree)) and sum(draft_tree(q, (0,), 3)[v] for v in offered(tree)) == best[calls]
@@ -276,17 +331,32 @@ def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(pair, n, threshold):
 
 # Slots
 
-@faithful("DDTree")
+class GreedyRows(ParallelHeadTree):
+    "The likeliest token of each head, a chain"
+    def __call__(self, ctx, rng):
+        path = [top_tokens(row, 1)[0] for row in self.marginals(ctx)]
+        return add_paths(Tree(ctx), [path[:self.n]], self.V, rng, self.exact)
+
+
+class Levels(ParallelHeadTree):
+    "The heaviest paths of one token, then of two"
+    def __call__(self, ctx, rng):
+        paths = [path for path, _ in independent(self.marginals(ctx), 99)]
+        return add_paths(Tree(ctx), sorted(paths, key=len)[:self.n], self.V, rng, self.exact)
+
+
+@faithful("DDTree", subject=ParallelHeadTree, plain={"greedy rows": GreedyRows, "level by level": Levels})
 @proves("thm-best-first")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))
-def test_slots_against_exhaustive_search(rows, n):
+@example([exact(3, 2, 1), exact(3, 2, 1)], 3)
+def test_slots_against_exhaustive_search(subject, rows, n):
     "The n prefixes with the largest products, none of weight zero; the published heap takes the same weights"
     class Fixed:
         V, depth = 3, len(rows)
         def __call__(self, ctx): return rows
     weight = path_weights(lambda path: rows[len(path)], 3, len(rows))
-    tree = ParallelHeadTree(Fixed(), n, exact=True)((0,), Enumerator())
+    tree = subject(Fixed(), n, exact=True)((0,), Enumerator())
     got = sorted((weight[v] for v in offered(tree)), reverse=True)
     assert connected(offered(tree)) and got == [w for w in sorted(weight.values(), reverse=True)[:n] if w]
     ranked, heap, taken = [top_tokens(row, 3) for row in rows], [(0,)], []

@@ -16,7 +16,8 @@ from specref.core.loop import Drafter, loop_law, match
 from specref.core.rng import Enumerator
 from specref.core.target import TableModel, random_table, target_law
 from specref.draft.lookup import PromptLookup
-from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding, SuffixNode, SuffixTree
+from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding
+from specref.draft.suffix import SuffixNode, SuffixTree
 from specref.verify.reject import Chain, reject
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
@@ -110,7 +111,8 @@ class Unmerged(SuffixTree):
 @example(((0, 1), (0, 2)), ((1,),), 3, 0)
 def test_removed_texts(subject, past, more, depth, seed):
     "Texts removed in any order leave the tree of the others; removed oldest first, no node refers to them"
-    order, fresh = np.random.default_rng(seed).permutation(len(past)), lambda texts: read(texts, SuffixTree(depth))
+    order = np.random.default_rng(seed).permutation(len(past))
+    fresh = lambda texts: read(texts, SuffixTree(depth))
     for k in range(len(past) + 1):
         tree, others = read(past, subject(depth)), [past[i] for i in order[k:]]
         for i in order[:k]: tree.remove(list(past[i]))
@@ -153,11 +155,12 @@ def suffix(options, past, kind=SuffixDecoding): return kind(3, *options, past=pa
 
 
 class LongestMatch(SuffixDecoding):
-    "The commonest continuation of the longest match, as of an n-gram map"
+    "The commonest continuation of the longest match that has one, as of an n-gram map"
     def best_draft(self, tree, text):
-        lengths, only = range(1, min(len(text), self.max_tree_depth) + 1), copy(self)
-        p = max((p for p in lengths if tree.find(text[-p:])), default=0)
-        object.__setattr__(only, "budget", lambda length: self.budget(p) if length == p else 0)
+        only, lengths = copy(self), range(1, min(len(text), self.max_tree_depth) + 1)
+        found = {p: tree.find(text[-p:]) for p in lengths}
+        longest = max((p for p, at in found.items() if at and tree.after(at)), default=0)
+        object.__setattr__(only, "budget", lambda p: self.budget(p) if p == longest else 0)
         return SuffixDecoding.best_draft(only, tree, text)
 
 
@@ -171,12 +174,20 @@ class OwnText(SuffixDecoding):
     def __call__(self, ctx, rng): return SuffixDecoding.__call__(replace(self, past=()), ctx, rng)
 
 
+def lookup(kind):
+    "Prompt lookup in place of a drafter: n-grams of at most three tokens of the text itself"
+    class Lookup(kind):
+        def __call__(self, ctx, rng): return PromptLookup(3, 3, self.num_draft_tokens, True)(ctx, rng)
+    return Lookup
+
+
 @proves("prop-suffix-score")
-@faithful("SuffixDecoding", subject=SuffixDecoding,
-          plain={"the longest match": LongestMatch, "a fixed budget": FixedBudget, "its own text": OwnText})
+@faithful("SuffixDecoding", subject=SuffixDecoding, plain={
+    "the longest match": LongestMatch, "a fixed budget": FixedBudget, "its own text": OwnText,
+    "prompt lookup": lookup(SuffixDecoding)})
 @settings(max_examples=120)
 @given(options(), collections, texts.filter(len))
-@example((4, 5, 1., 1.5, .1, 1, 0), ((2, 1, 1, 1), (0, 2, 1, 0)), (1, 2, 0, 0, 2))
+@example((4, 5, .5, .5, .1, 1, 0), ((2, 0, 0), (0, 2, 0)), (0, 2, 1, 1, 2, 1, 0, 2))
 def test_the_best_draft(subject, options, past, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
     drafter = suffix(options, past, subject)
@@ -348,15 +359,10 @@ def test_copied(text, n):
     assert tuple(a.copied(s, n)) == copy_by_hand([text], text[len(text)-a.length[s]:], n)
 
 
-class Copies(SAM):
-    "Prompt lookup: n-grams of at most three tokens, no threshold, no corpus"
-    def __call__(self, ctx, rng): return PromptLookup(3, 3, self.num_draft_tokens, True)(ctx, rng)
-
-
 def unbiased(V, n, threshold, bias, *corpus, **kw): return SAM(V, n, threshold, 0, *corpus, **kw)
 
 
-@faithful("SAM", subject=SAM, plain={"prompt lookup": Copies, "no bias": unbiased})
+@faithful("SAM", subject=SAM, plain={"prompt lookup": lookup(SAM), "no bias": unbiased})
 @settings(max_examples=80)
 @given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)

@@ -346,8 +346,7 @@ def add_decode(commands):
     add("--gamma", type=int, help="number of draft tokens; without it the system's own number")
     add("--temperature", type=float, help="0 selects the likeliest token")
     add("--draft-temperature", type=float, help="the draft's own; without it the target's")
-    add("--top-k", type=int, help="truncates both models to the k likeliest tokens, for a "
-                                  "system that rejects a large vocabulary; without it all")
+    add("--top-k", type=int, help="truncates both models to the k likeliest tokens; without it all")
     add("--seed", type=int, help="seed of the random numbers")
     add_models(add)
     add("--system", help="one of " + ", ".join(SYSTEMS))

@@ -26,7 +26,7 @@ from ..verify.siblings import Branching
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
 from ..verify.kseq import kseq
-from ..verify.transport import spechub, transport
+from ..verify.transport import hub_pairs, spechub, transport_iid
 from ..verify.coupled import PositionKeyed, coupled
 
 # %% ../../nbs/60_systems.ipynb #a772b3a0
@@ -55,7 +55,7 @@ def chain_system(name, verify, *cites, drafter=Chain):
 
 def independent_siblings(temperature, draft): return draft, iid
 def likeliest_siblings(temperature, draft): return drawn_at(0, draft)
-def hub_siblings(temperature, draft): return drawn_at(temperature, draft, spechub)
+def hub_siblings(temperature, draft): return drawn_at(temperature, draft, hub_pairs)
 
 def tree_system(name, verify, *cites, siblings=drawn_at, wide=3):
     """`shape[d]` children of each node of depth d, drawn by `siblings(temperature, draft)`;
@@ -136,7 +136,9 @@ def sam_points(setup):
     return Fallback(SAM(setup.draft.V, corpus=setup.past(), **how), recycled_points(setup))
 def jacobi_points(setup): return Jacobi(setup.draft.V, setup.gamma, end=setup.end, exact=setup.exact)
 def lookahead_points(setup):
-    return Lookahead(setup.draft.V, W=setup.gamma, G=setup.gamma, exact=setup.exact)
+    "The published window 7, n-grams of 5, 7 guesses for gamma = 7; fewer of all for a smaller gamma"
+    g = setup.gamma
+    return Lookahead(setup.draft.V, W=g, N=min(5, g + 1), G=g, exact=setup.exact)
 
 # %% ../../nbs/60_systems.ipynb #cd9e516d
 def plain_decoding(draft, **kw): return autoregressive
@@ -151,8 +153,9 @@ SYSTEMS = {
     "independent siblings": tree_system(
         "independent, reject", reject, "miao2024", siblings=independent_siblings),
     "K-SEQ": tree_system("independent, K-SEQ", kseq, "sun2023", siblings=independent_siblings),
-    "SpecHub": tree_system("hub pairs, reject", reject, "sun2024", siblings=hub_siblings, wide=2),
-    "optimal transport": tree_system("transport", transport, "khisti2025", "hu2025", wide=2),
+    "SpecHub": tree_system("hub pairs", spechub, "sun2024", siblings=hub_siblings, wide=2),
+    "optimal transport": tree_system(
+        "independent, optimal", transport_iid, "khisti2025", "hu2025", siblings=independent_siblings, wide=2),
     "traversal verification": tree_system("traversal", traversal, "weng2025traversal"),
     "mass-transfer tree": tree_system("mass transfer", all_donors),
     "Sequoia": sequoia_tree,

@@ -80,8 +80,8 @@ def sibling_rates(draft, temperature=1., k=4, each=8):
 
 # %% ../../nbs/60a_tour.ipynb #390309b8
 CHAIN_STOPS = "speculative sampling", "sample and match"
-TREE_STOPS = ("sampled tree", "independent siblings", "K-SEQ", "SpecHub", "traversal verification",
-              "mass-transfer tree")
+TREE_STOPS = ("sampled tree", "independent siblings", "K-SEQ", "SpecHub", "optimal transport",
+              "traversal verification", "mass-transfer tree")
 GROWN_STOPS = "EAGLE-2 tree", "OPT-Tree"
 LOOKUP_STOPS = ("DDTree", "prompt lookup", "n-gram map", "REST", "SuffixDecoding", "SAM", "Token Recycling",
                 "Jacobi", "Lookahead")

@@ -993,10 +993,13 @@ def raises_for_all(check, given):
     return all(map(raised, given))
 
 def rows_untouched(verify):
-    "The rows passed to a verifier are the same afterwards"
-    rows, tree = [P.copy(), P.copy()], with_one_more(Tree((0,)), 3, Q)
-    law_of(lambda rng: verify(rows, tree, rng))
-    return all((r == P).all() for r in rows)
+    "The rows passed to a verifier are the same afterwards, on every path"
+    tree = with_one_more(Tree((0,)), 3, Q)
+    def same(rng):
+        rows = [P.copy(), P.copy()]
+        verify(rows, tree, rng)
+        return all((r == P).all() for r in rows)
+    return [*law_of(same)] == [True]
 
 def logs_of_target(logprobs):
     "The log-probabilities of a text are those of the target"

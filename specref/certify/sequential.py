@@ -56,6 +56,8 @@ class Bets:
     @property
     def wealth(self): return mean_wealth(self.log.ravel())
     @property
+    def top(self): return self.log.max()   # the richest bettor's log wealth, at least that of the mean
+    @property
     def placed(self): return int(self.sums[0])
     @property
     def hits(self): return int(self.sums[1])
@@ -75,10 +77,16 @@ def mean_wealth(log):  # (k,) -> scalar
 
 def least_share(gain, limit):  # share -> (k,) -> scalar in (0, 1], or inf
     "The least share, in steps of 1/200, at which a bettor's log wealth `gain` lifts the mean over `limit`"
-    for share in np.arange(1, 201) / 200:
-        gains = gain(share)
-        if max(gains) > np.log(limit*len(gains)): return float(share)
-    return np.inf
+    def enough(k):
+        gains = gain(k / 200)
+        return max(gains) > np.log(limit*len(gains))
+    if enough(1): return 1/200
+    if not enough(200): return np.inf
+    low, high = 1, 200   # a mean minus a standard deviation is convex in the share: one crossing
+    while high - low > 1:
+        half = (low + high) // 2
+        low, high = (low, half) if enough(half) else (half, high)
+    return high / 200
 
 # %% ../../nbs/17a_bets.ipynb #3320fa6e
 RIVAL = dict(draft="the draft", target="the target", before="the previous row",
@@ -106,6 +114,8 @@ class Claim:
             self.bets[name].place(float(law @ on), times*bool(on[token]), float(rival @ on), times, at)
         if self.tolerance: self.bets["zeros"].place(self.tolerance, times*(not law[token] > 0), 1., times)
     @property
+    def top(self): return np.inf if self.impossible else max(b.top for b in self.bets.values())
+    @property
     def wealth(self):
         return np.inf if self.impossible else sum(b.wealth for b in self.bets.values()) / len(self.bets)
     def words(self, limit):
@@ -126,7 +136,7 @@ class Claim:
         found = found.replace(" from", " of the tokens from", 1)
         return f"detectable with power {1 - MISS}: {found}"
 
-# %% ../../nbs/17a_bets.ipynb #1058a5d5
+# %% ../../nbs/17a_bets.ipynb #7a54c507
 class SparseRow:
     "The stated tokens of a row, in increasing order; all others are one class (Lemma sparse)"
     def __init__(self, tokens, weights):  # (k,), (k,)
@@ -180,7 +190,7 @@ class Report:
     def __str__(self): return self.words
     __repr__ = __str__
 
-# %% ../../nbs/17a_bets.ipynb #871452b4
+# %% ../../nbs/17a_bets.ipynb #b4d19f02
 LAGS, MEMORY = 4, 1024   # rounds or tokens back; texts
 SOURCES = tuple(f"{what}, {k} before" for k in range(1, LAGS + 1)
                 for what in ("the token", "the same place of the round", "the same place of the text's round"))
@@ -192,7 +202,7 @@ def cells_of(p, y, q=None):  # (V,), token, (V,) or None -> (2, 2), (V + 1,)
     "The token's cells of [0, 1): in the order of tokens, and of q/p (NaN without q); all ends in the first order"
     ends = np.concatenate(([0.], np.cumsum(p)))
     ends /= ends[-1]
-    if not (0 <= y < len(p) and p[y] > 0): return NO_CELLS, ends
+    if not 0 <= y < len(p): return NO_CELLS, ends
     if q is None: return np.array([ends[y:y+2], NO_CELLS[0]]), ends
     ratio = q / np.maximum(p, 1e-300)
     below, same = ((p @ part) / p.sum() for part in (ratio > ratio[y], ratio == ratio[y]))
@@ -206,13 +216,13 @@ def density(cell, source, widths):  # (..., 2), (..., 2), (k,) -> (..., k)
     d = both / (np.maximum(high - low, 1e-9) * np.maximum(b - a, 1e-300))
     return np.where(np.isnan(d), 1, d)
 
-# %% ../../nbs/17a_bets.ipynb #3d73b5ea
+# %% ../../nbs/17a_bets.ipynb #b6460699
 class TextState:
     "What is remembered of an unfinished text: its place in the memory, its last rounds, the repeat's weights"
     def __init__(self, number):
         past = min(number, MEMORY - 1)
         self.slot, self.rounds, self.recent = number % MEMORY, 0, deque(maxlen=LAGS)
-        self.other, self.weights = 1. if past == 0 else .5, np.zeros(MEMORY)
+        self.other, self.weights = past / (past + 1) if past else 1., np.zeros(MEMORY)
         self.weights[(self.slot - np.arange(1, past + 1)) % MEMORY] = (1 - self.other) / max(past, 1)
 
 class TextMemory:
@@ -230,7 +240,7 @@ class TextMemory:
         if state.rounds >= self.most[0]: return None
         return self.cells.setdefault((state.rounds, place), np.full((MEMORY, 2, 2), np.nan))
 
-# %% ../../nbs/17a_bets.ipynb #7587e173
+# %% ../../nbs/17a_bets.ipynb #e6d49bfb
 class NoiseBets:
     "Wealth of bettors that an earlier token's random number returns (Theorem noise)"
     def __init__(self, tolerance=0.):
@@ -288,6 +298,8 @@ class NoiseBets:
         rest = max(1 - p.sum(), 0.)
         square = gain**2
         self.sums += np.array((q@gain, q@square, p@gain + rest*lost, p@square + rest*lost**2, self.price))
+    @property
+    def top(self): return max(self.log.max(), self.repeat)
     @property
     def wealth(self): return (mean_wealth(self.log.ravel()) + float(np.exp(min(self.repeat, 700)))) / 2
     def share(self, limit):  # -> scalar in (0, 1], or inf
@@ -360,7 +372,7 @@ class TextCheck:
         if self.n: words += f"; {short:,} of fewer than {self.n} tokens without a stop token"
         return [Finding("text", True, words)]
 
-# %% ../../nbs/17a_bets.ipynb #87683c72
+# %% ../../nbs/17a_bets.ipynb #7281363e
 class SequentialTest:
     "Tests of the rounds of any tree; `like(p, q)`: acceptance probability of the claimed rule, or None"
     def __init__(self, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):
@@ -398,8 +410,9 @@ class SequentialTest:
         return probability(self.like(p, q)) * (1 - self.tolerance)**2
     @property
     def over(self):
-        wealths = self.law.wealth, self.draft.wealth, self.noise.wealth, self.accepted.wealth*self.claimed
-        return max(wealths) >= self.limit or bool(self.text.failure)
+        claims = [self.law, self.draft, self.noise, *[self.accepted]*self.claimed]
+        rich = [x for x in claims if x.top >= np.log(self.limit)]
+        return any(x.wealth >= self.limit for x in rich) or bool(self.text.failure)
     def report(self):
         claims = [("law", "output distribution", self.law), ("draft", "draft distribution", self.draft),
                   ("noise", "random numbers", self.noise)]
@@ -650,7 +663,7 @@ def why_no_record(found):  # -> str
     if not isinstance(found.get("text"), (int, str, type(None))): return "text: wanted a number or a name"
     return ""
 
-# %% ../../nbs/17a_bets.ipynb #a8f114e5
+# %% ../../nbs/17a_bets.ipynb #024a2048
 def log_records(path):  # -> (place, {name: value}), one by one
     "The records of a log, told apart by its first byte"
     with reading(path, "a log"), open(path, "rb") as file: first = file.read(1)

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from .check import check_at_least
-from .rng import Rng, merged_law
+from .rng import MAX_PATHS, Rng, merged_law
 from .tree import Tree
 from .target import Target, check_context
 
@@ -328,8 +328,9 @@ def trace(text, show=str):
     return "\n".join(f"round {i + 1:3}  " + "  ".join(parts) for i, parts in lines.items())
 
 # %% ../../nbs/04_loop.ipynb #7d8f6de7
-def loop_law(target, drafter, verify, ctx, n, stop=()):
-    """Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging)
+def loop_law(target, drafter, verify, ctx, n, stop=(), limit=MAX_PATHS, careful=False, watch=None):
+    """Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging);
+    `careful` also replays paths and compares the states that are merged
 
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> loop_law(target, Chain(draft, 2), reject, (0,), n=3) == target_law(target, (0,), n=3)
@@ -337,11 +338,16 @@ def loop_law(target, drafter, verify, ctx, n, stop=()):
     """
     drafter = bounded(target, drafter)
     ctx = check_call(target, drafter, ctx, n)
-    def step(state, rng):
+    def draft(state, rng):   # the first half of a round, run once for each draft
         out, drafter = state
-        round = next(rounds(target, drafter, verify, ctx + out, rng))
+        tree = drafter(ctx + out, rng.at(0).draft)
+        return state, tree, target(tree)
+    def decide(drafted, rng):   # the second half
+        (out, drafter), tree, p = drafted
+        round = Round(tree, p, verify(p, tree, rng.at(0).verify))
         return out + clip(round.tokens, n - len(out), stop), drafter.learn(round)
     def done(state):
         out, _ = state
         return len(out) == n or (out and out[-1] in stop)
-    return merged_law(step, ((), drafter), done).of(lambda state: state[0])
+    law = merged_law(draft, ((), drafter), done, limit, decide, careful, watch)
+    return law.of(lambda state: state[0])

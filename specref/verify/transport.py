@@ -342,7 +342,7 @@ def hub_trials(p, tree, i):  # -> [(child, mass taken from its pairs, their mass
     check_same_vocab(p, q)
     first = tree.token[kids[0]]
     if len(kids) == 1: return [(kids[0], p[first], q[first])], q
-    hub_first = first == hub
+    hub_first = int(first == hub)
     other, at_hub = kids[::-1] if hub_first else kids
     offered, taken, by_hub = hub_plan(p, q, hub, tail)[hub_first]
     x, accepted = tree.token[other], np.where(np.arange(len(q)) == hub, p, np.minimum(p, tail))
@@ -362,11 +362,11 @@ def hub_and_tail(tree, i):  # -> (V,), token, (V,) or None
     q, first = tree.law[kids[0]], tree.token[kids[0]]
     hub, pairs, tail = int(np.argmax(q)), hub_pairs(q), draw((int(np.argmax(q)),))
     cold = q[hub] == 1 and (tail is None or tail[hub] == 0)   # then any tail, the limit of warmer ones
-    of_hub = tail if cold else pairs((hub,))
-    second = of_hub if first == hub else pairs((first,))
-    laws, wanted = [tree.law[c] for c in kids], [q, second][:len(kids)]
-    drawn = [draw(()), draw((first,)), tail]
-    if len(kids) > 2 or not all(map(same_law, laws + drawn, wanted + [q, second, of_hub])):
+    def second(x): return (tail if cold else pairs((hub,))) if x == hub else pairs((x,))
+    probes = [first, hub, *np.flatnonzero(q)[:2].tolist()]   # one of them is not the hub
+    drawn = [tree.law[c] for c in kids] + [draw(()), *(draw((x,)) for x in probes)]
+    wanted = [q, second(first)][:len(kids)] + [q, *map(second, probes)]
+    if len(kids) > 2 or not all(map(same_law, drawn, wanted)):
         raise ValueError(f"tree: got {len(kids)} children of node {i} not drawn by one `hub_pairs`, "
                          "wanted a pair of it, or its first")
     return q, hub, tail
