@@ -64,7 +64,7 @@ def define(app, doctree):
 def home(said, before, here, book):
     "The full name that backticked words mean on this page: its own, or one of chapters up to here"
     m = re.fullmatch(r'(?:specref\.(?:\w+\.)+)?(\w+)(\.\w+)?(?:\(.*\))?', said)
-    if not m or re.search("['’]s? $", before): return None   # transformers' `generate`
+    if not m or re.search("(['’]s?|own) $", before): return None   # transformers' `generate`
     def at(page): return stage.order(f'{book["pages"].get(page) or 999}_')
     found = [full for full in book['full_names'].get(m[1], ()) if at(book['defined'][full]) <= at(here)]
     own = [full for full in found if book['defined'][full] == here]

@@ -31,8 +31,8 @@ def proves(*anchors):
 
 
 def faithful(*systems, subject=None, plain=()):
-    """Marks a test of a property of these systems that a toy lacks. With a `subject`, the part under test, the
-    test takes it as an argument; it must fail for each stand-in in `plain`, {what it is: the plainer part}"""
+    """Marks a test of a property of these systems that a toy lacks. With a `subject`, the part under test,
+    the test takes it as an argument; it must fail for each part in `plain`, {what it is: the plainer part}"""
     mark, fails = pytest.mark.faithful(*systems), pytest.mark.xfail(strict=True, raises=AssertionError)
     if subject is None: return mark
     stand_ins = (pytest.param(part, id=f"fails for {what}", marks=fails) for what, part in plain.items())

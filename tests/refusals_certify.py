@@ -1,4 +1,5 @@
 "Bad input of the certificates, the bets and the tests of samplers: (argument, call, words of the message)"
+import json
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -60,6 +61,26 @@ def one_array():
 def objects():
     np.savez(folder()/"objects.npz", p=np.array([None]), x=np.ones(1), y=np.ones(1))
     return sequential.certify_log(folder()/"objects.npz")
+LINE = dict(x=[1], y=[1, 0], p=[[.5, .5], {"0": .5}], q=[{"1": .5, "0": .2}])
+def line(**changed):
+    found = {k: v for k, v in (LINE | changed).items() if v is not None}
+    return file("lines.jsonl", f"{json.dumps(LINE)}\n{json.dumps(found)}\n".encode())
+BAD_LINES = {
+    "line 2: got no list 'p'": dict(p=None), "line 2: got no list 'y'": dict(y=3),
+    "line 2: got 'z', wanted p, x, y": dict(z=1), "line 2: text: wanted a number or a name": dict(text=[1]),
+    r"line 2: p\[0\]: got weights that sum": dict(p=[[.5, .6], [.5, .5]]),
+    r"line 2: p\[0\]: got weights that sum to 1.5": dict(p=[{"0": 1.5}, [.5, .5]]),
+    r"line 2: p\[0\]: got .*wanted weights of tokens": dict(p=[{"a": .5}, [.5, .5]]),
+    r"line 2: p\[1\]: got .*wanted numbers": dict(p=[[.5, .5], ["a", "b"]]),
+    r"line 2: p: got 1 rows, wanted 2 rows": dict(p=[[.5, .5]]),
+    r"line 2: p: got rows of \[2, 3\] weights": dict(p=[[.5, .5], [.5, .5, 0]]),
+    r"line 2: q: got 0 rows": dict(q=[]), "line 2: y: got token 7": dict(y=[1, 7]),
+    r"line 2: y: got \(0, 1\)": dict(y=[0, 1]),
+    r"line 2: p\[0\]: got nan": dict(p=[[float("nan"), 1], [.5, .5]]),
+    "line 2: x: got float64": dict(x=[.5])}
+def save_good():
+    np.savez(folder()/"good.npz", **GOOD)
+    return folder()/"good.npz"
 def tokens(out): return sequential.token_list(out, "x")
 
 
@@ -91,6 +112,8 @@ ROWS = [
     *(("alpha", partial(certify, alpha=x)) for x in (0., 1., 2, -1, "x", None, float("nan"))),
     ("alpha", lambda: certify(target=pair(False)[0], alpha=0.)),
     ("drafter", lambda: certify(system(Chain(constant(1, 1), 2)))),
+    ("limit", lambda: certify(limit=0)), ("limit", lambda: certify(target=pair(False)[0], n=40)),
+    ("V", lambda: certificates.sparse_table(0, 1)), ("most", lambda: certificates.sparse_table(3, 1, 0)),
     ("system", floats_on_fractions), ("build", lambda: certificates.certificate(None)),
     ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
     ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
@@ -101,7 +124,8 @@ ROWS = [
     # bets
     ("system", lambda: sequentially(reject)), ("target", lambda: sequentially(target=reject)),
     ("ctx", lambda: sequentially(ctx=())),
-    ("most", lambda: sequentially(most=0)), ("n", lambda: sequentially(n=0)), ("seed", lambda: sequentially(seed=-1)),
+    ("most", lambda: sequentially(most=0)), ("n", lambda: sequentially(n=0)),
+    ("seed", lambda: sequentially(seed=-1)),
     ("alpha", lambda: sequentially(alpha=0.)), ("alpha", lambda: sequentially(alpha=2)),
     *(("like", partial(sequentially, system(verify=match), like=like))
       for like in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.)),
@@ -134,7 +158,20 @@ ROWS = [
     ("log", lambda: log(x=np.array([[-1, 2], [3, -1]])), "round 0: x: got .*wanted nothing but padding"),
     ("log", lambda: log(y=np.array([[-1, 2, 3], [3, 3, -1]])),
      "round 0: y: got .*wanted nothing but padding"),
-    ("records", lambda: log(**{k: v[:0] for k, v in GOOD.items()})),
+    ("log", lambda: log(**{k: v[:0] for k, v in GOOD.items()}), "without a round"),
+    ("log", lambda: log(text=np.zeros(3, int)), r"got text with int64 of shape \(3,\)"),
+    ("log", lambda: log(p=np.asfortranarray(P)), "Fortran order"),
+    ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=.6)),
+    ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=-1)),
+    ("n", lambda: sequential.certify_log(save_good(), n=3), "without the numbers of texts"),
+    ("top", lambda: sequential.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
+    ("top", lambda: sequential.save_log(folder()/"x.jsonl", recorded(), top=0)),
+    *(("log", partial(line, **changed), words) for words, changed in BAD_LINES.items()),
+    ("log", lambda: file("cut.jsonl", f"{json.dumps(LINE)}\n{json.dumps(LINE)[:60]}".encode()),
+     "line 2: got .*wanted one JSON object"),
+    ("log", lambda: file("list.jsonl", f"{json.dumps(LINE)}\n[1]\n".encode()), "line 2: got"),
+    ("log", lambda: file("empty.jsonl", f"{json.dumps(LINE)}\n\n".encode()), "line 2: got"),
+    ("log", lambda: line(q=None), r"line 2: got \['p', 'x', 'y'\], wanted"),
     ("log", lambda: sequential.certify_log(folder()/"none.npz")),
     ("log", lambda: sequential.certify_log(folder())),
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
@@ -147,6 +184,12 @@ ROWS = [
         ("V", 3), ("V", 4.), ("gamma", 0), ("runs", 0), ("seed", -1), ("alpha", 0.), ("alpha", 1),
     ("draft", 3),
         ("like", "reject"), ("cases", {}), ("cases", {"a": 1}), ("cases", [reject]))),
+    ("depth", lambda: rows(one, depth=0)), ("special", lambda: rows(one, special=(4,))),
+    ("interface", lambda: rows(one, interface="chain")), ("layout", lambda: samplers.Interface("ring")),
+    ("batch", lambda: samplers.Interface(batch=-1)),
+    ("padded", lambda: samplers.Interface("links", padded=True)),
+    ("logits", lambda: samplers.Interface(logits=(1., 0.))), ("dtype", lambda: samplers.Interface(dtype="half")),
+    ("draft", lambda: rows(one, draft=samplers.draw_by_cdf, interface=samplers.Interface("parents"))),
     *(("like", partial(rows, one, like=like)) for like in (lambda p, tree, rng: 3, lambda p: None)),
     *(("cases", partial(rows, one, cases={"mine": bad})) for bad in BAD_RELATIONS),
     *(("draft", partial(rows, one, runs=20, draft=lambda q, rng, x=x: x)) for x in (4, -1, .5, None)),

@@ -2,10 +2,11 @@
 import builtins
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import product
+from itertools import count, product
 from math import lgamma, log
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -15,17 +16,18 @@ from scipy.stats import binom, chi2, kstest
 from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, laws, models, pooled
 from helpers import proves, random_table, tempered
 from specref.app.systems import SYSTEMS
-from specref.certify.certificates import Certificate, Evidence, certify_system, evidence
-from specref.certify.certificates import log_moment, partition, safe_limit, split_row
+from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
+from specref.certify.certificates import log_moment, partition, safe_limit, sparse_table, split_row
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
-from specref.core.loop import System, Verdict, autoregressive, loop_law, match, no_draft
+from specref.core.law import exact, greedy
+from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import numpy_generator, tv_outcomes
 from specref.core.target import TableModel, target_law
-from specref.core.tree import iid
+from specref.core.tree import Tree, iid
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from test_statistical import CTX, nearby
 
+CTX = 0, 1, 0
 contexts = st.sampled_from([(0,), (0, 1, 0), (2, 0, 1, 2, 0)])
 stops = st.sets(st.integers(0, 2), max_size=2).map(tuple)
 
@@ -46,7 +48,7 @@ def test_a_certificate_covers_fewer_tokens_and_any_stop(name, pair, ctx, stop):
     "Equality for three tokens; then, by the proposition, for fewer and with any stop tokens"
     target, draft = pair
     s = SYSTEMS[name](draft, gamma=2, shape=(2,), exact=True)
-    found = certify_system(s, target, ctx)
+    found = certify_system(s, target, ctx, 3)
     assert found.passes and found.tv == 0 and found.texts == len(target_law(target, ctx, 3))
     for m in (1, 2, 3):
         assert loop_law(target, s.drafter, s.verify, ctx, m, stop) == target_law(target, ctx, m, stop)
@@ -63,6 +65,180 @@ def test_a_certificate_covers_nothing_else():
     assert not certify(after_one, wide[0], no_draft, (1,)).passes
     rows = reject_from(row=lambda p, tree, i: p[0])
     assert certify(rows, *two, gamma=2).passes and not certify(rows, *wide, gamma=2).passes
+
+
+# Refused: a system that writes into p, has state or randomness of its own, or takes too long
+
+def writer(p, tree, rng):
+    "Argmax decoding that writes its own choice into the target's row"
+    p[0][:] = greedy(p[0])
+    return Verdict(0, rng.pick(p[0]))
+
+def writes_later(p, tree, rng):
+    "The same in the row after the last accepted token, in another way"
+    found = reject(p, tree, rng)
+    row = p[found.node]
+    np.multiply(row, 0*row[0], out=row)
+    return found
+
+def writes_to_a_copy(p, tree, rng):
+    row = p[0].copy()
+    row /= row.sum()
+    return Verdict(0, rng.pick(row))
+
+
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("verify", [writer, writes_later])
+def test_a_verifier_that_writes_into_p_is_refused(verify, floats):
+    "Exactly and by counts; in a copy it may write"
+    target, draft = ((tempered(m, 1.) if floats else m) for m in killer())
+    with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
+        certify(verify, target, draft, runs=50)
+    assert certify(writes_to_a_copy, target, draft, runs=500).passes
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_target_is_what_it_was_before_the_system_ran(n):
+    "A verifier with a hand on the table itself: the distance is that to the untouched target"
+    target, draft = (random_table(3, s, zeros=False) for s in (1, 2))
+    want = target_law(random_table(3, 1, zeros=False), (0,), n)
+    def greedy_table(p, tree, rng):
+        target.laws[tree.ctx] = greedy(target.f(tree.ctx))
+        return Verdict(0, rng.pick(target.laws[tree.ctx]))
+    found = certify(greedy_table, target, draft, n=n)
+    assert not found.passes and found.tv == 1 - want[found.worst[0]]
+
+
+class Counting(Drafter):
+    "Drafts from `q`, and after some rounds nothing: state in the object itself"
+    def __init__(self, q): self.q, self.rounds = q, 0
+    def __call__(self, ctx, rng): return self.q(ctx, rng) if self.rounds < 3 else Tree(ctx)
+    def learn(self, round):
+        self.rounds += 1
+        return self
+
+@dataclass(frozen=True)
+class HiddenCount(Drafter):
+    q: Drafter
+    rounds: int = field(default=0, compare=False)
+    def __call__(self, ctx, rng): return self.q(ctx, rng) if self.rounds < 2 else Tree(ctx)
+    def learn(self, round): return replace(self, rounds=self.rounds + 1)
+
+@dataclass(frozen=True)
+class OpenCount(HiddenCount):
+    rounds: int = 0
+
+
+def test_state_and_randomness_of_its_own_are_refused():
+    "A count in the object, one that is not compared, a draw outside the rng; a compared count passes"
+    target, draft = (random_table(3, s, zeros=False) for s in (1, 2))
+    coin, calls = np.random.default_rng(0), count()
+    def outside(p, tree, rng): return Verdict(0, int(coin.choice(3, p=p[0].astype(float))))
+    def every_fifth(p, tree, rng): return match(p, tree, rng) if next(calls) % 5 else Verdict(0, 0)
+    def fitted(p, tree, rng): return match(p, Tree(tree.ctx) if coin.integers(2) else tree, rng)
+    for verify in outside, every_fifth, fitted:
+        with pytest.raises(ValueError, match="^system: answers differ on the same random choices"):
+            certify(verify, target, draft, gamma=2)
+    one = Chain(draft, 1)
+    with pytest.raises(ValueError, match="^system: answers differ"): certify(reject, target, Counting(one))
+    with pytest.raises(ValueError, match=r"^system: got two states .* differ in [\w.]*rounds"):
+        certify(reject, target, HiddenCount(one))
+    assert certify(reject, target, OpenCount(one)).passes
+
+
+def test_floats_and_lost_mass_are_refused():
+    "Rows of floats in a table of fractions, and probabilities that do not sum to one"
+    mixed = TableModel(3, lambda text: np.array([.5, .25, .25], dtype=object))
+    with pytest.raises(ValueError, match="^target: got rows in floats"): certify(reject, mixed, no_draft)
+    class Losing(TableModel):
+        def __call__(self, tree): return [2*self.law(tree.text(i)) for i in range(len(tree))]
+    with pytest.raises(ValueError, match="^target: got probabilities that sum to 8"):
+        certify(match, Losing(2, lambda text: exact(1, 1)), no_draft)
+
+
+def in_a_second(call, words):
+    start = perf_counter()
+    with pytest.raises(ValueError, match=words): call()
+    assert perf_counter() - start < 1
+
+
+def test_an_enumeration_that_takes_long_is_refused_at_once():
+    "Wide trees and long texts, with an estimate; the default is as long as is cheap"
+    target, draft = (random_table(4, s, zeros=False) for s in (1, 2))
+    words = r"^limit: got about \de\d+ paths, (some|more) .*; wanted at most 200,000: fewer tokens"
+    for shape in (3, 2), (2, 2, 1):
+        in_a_second(lambda: certify(reject, target, Branching(draft, shape)), words)
+    in_a_second(lambda: certify(reject, target, draft, n=30), words)
+    in_a_second(lambda: certify(reject, target, draft, n=2, gamma=12), words)
+    assert certify(match, target, no_draft, n=4, limit=400).paths == 340 == sum(4**k for k in range(1, 5))
+    in_a_second(lambda: certify(match, target, no_draft, n=4, limit=300), "got about 3e2 paths")
+    few, more = (certify(match, target, drafter, n=None) for drafter in (no_draft, Chain(draft, 1)))
+    assert few.n == more.n == 3 and "texts of at most 3 tokens" in few.words
+    three = [random_table(3, s, zeros=False) for s in (1, 2)]
+    assert [certify(reject, *three, n=None, gamma=gamma).n for gamma in (1, 2, 5)] == [3, 4, 3]
+
+
+def test_the_progress_of_an_enumeration(capsys):
+    "A bar of paths on request alone"
+    pair = [random_table(3, s, zeros=False) for s in (1, 2)]
+    certify(reject, *pair)
+    assert not capsys.readouterr().err
+    certify(reject, *pair, progress=True)
+    assert "path" in capsys.readouterr().err
+
+
+# Longer than a block, after contexts of several lengths
+
+def only_after(k, wrong):
+    "`wrong` after texts of `k` tokens, else the target's own distribution"
+    def verify(p, tree, rng): return wrong(p, tree, rng) if len(tree.ctx) == k else match(p, tree, rng)
+    return verify
+
+def second_block(p, tree, rng):
+    "Wrong where five tokens of text have been verified: in no first block"
+    return Verdict(0, 0) if len(tree.ctx) >= 6 else reject(p, tree, rng)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_contexts_of_several_lengths(k):
+    "Wrong after one length alone: the worst is reported, with its context"
+    wrong = only_after(k, lambda p, tree, rng: Verdict(0, 0))
+    found = certificate(lambda draft, **kw: System("wrong", no_draft, wrong))
+    assert not found.passes and found.tv > 0 and found.lengths == (1, 3) and len(found.ctx) <= k
+    for words in f"after the context {found.ctx}", "after contexts of 1, 3 tokens":
+        assert words in found.words
+
+
+def test_longer_than_a_block():
+    "The default is a block and one token more: a wrong second block is found, and is not by a shorter text"
+    def build(draft, gamma, **kw): return System("late", Chain(draft, gamma), second_block)
+    assert certificate(build, n=3, stop=()).passes
+    found = certificate(build, stop=())
+    assert not found.passes and found.n == 4 and len(found.worst[0]) == 4
+    assert certificate(lambda draft, **kw: System("right", Chain(draft, 2), reject), stop=()).passes
+
+
+@pytest.mark.parametrize("verify,right", [(reject, True), (reject_from(last=parent_row), False)])
+def test_eight_drafts_on_eight_tokens(verify, right):
+    "On sparse rows, texts of ten tokens; the wrong bonus token comes after eight accepted drafts"
+    p, q = (sparse_table(8, s) for s in (1, 2))
+    found = certify(verify, p, q, (3,), gamma=8, n=9)
+    assert found.passes == right and found.paths > 1000
+    assert 1 <= min((p.law(t) > 0).sum() for t in p.laws) <= max((p.law(t) > 0).sum() for t in p.laws) == 2
+    assert all(((p.law(t) > 0) == (q.law(t) > 0)).all() for t in p.laws)
+
+
+def test_a_failure_has_a_distance():
+    "However small it is; and a failure by an impossible text reports no distance at all"
+    tiny = Fraction(1, 10**400)
+    target = TableModel(2, lambda text: exact(1, 1))
+    biased = TableModel(2, lambda text: np.array([Fraction(1, 2) + tiny, Fraction(1, 2) - tiny]))
+    def off(p, tree, rng): return Verdict(0, rng.pick(biased.law(tree.ctx)))
+    found = certify(off, target, no_draft, n=1)
+    assert not found.passes and found.tv == tiny
+    assert "less than 1e-300" in found.verdict and "variation 0" not in found.words
+    assert "impossible under the target (rejected)" in str(g_test({0: 1, 1: 9}, {0: 1.}))
+    assert "0.000" not in str(g_test({0: 1, 1: 9}, {0: 1.}))
 
 
 # The partition
@@ -189,6 +365,13 @@ def halves(want, off):
         up.add(k)
         mass += want[k]
     return {k: w*(1 + off/mass if k in up else 1 - off/(1 - mass)) for k, w in want.items()}
+
+
+def nearby(want, off):
+    "A distribution at distance `off` from `want`: some of its mass moved to its rarest text"
+    y = min(want, key=want.get)
+    w = off / (1 - want[y])
+    return {k: (1 - w)*v + w*(k == y) for k, v in want.items()}
 
 
 @proves("prop-seen")

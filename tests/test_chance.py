@@ -133,22 +133,24 @@ def test_the_mean_of_the_estimate_is_the_number_of_paths(program):
 def test_a_long_enumeration_is_refused_at_once():
     "With the estimate and a time, after the first thousand paths; one a little longer is not"
     start = perf_counter()
-    with pytest.raises(ValueError, match=r"^limit: got about 3e9 paths, (some|more)[^;]*; wanted at most 200,000"):
+    with pytest.raises(ValueError, match=r"^limit: got about 3e9 paths, (some|more)[^;]*; wanted at most"):
         law_of(lambda rng: [rng.pick(exact(1, 1, 1)) for _ in range(20)] and None)
     assert perf_counter() - start < 1
     assert law_of(lambda rng: sum(rng.pick(exact(1, 1, 1)) for _ in range(7)), 2187).paths == 3**7
     with pytest.raises(ValueError, match="walked 2,186 paths"):
         law_of(lambda rng: sum(rng.pick(exact(1, 1, 1)) for _ in range(7)), 2186)
 
-@pytest.mark.parametrize("seconds,words", [(3, "some 3 seconds"), (100, "some 100 seconds"), (1e4, "some 3 hours"),
-                                           (240, "some 4 minutes"), (2e6, "some 20 days"), (1e9, "more than ten")])
+TIMES = [(3, "some 3 seconds"), (100, "some 100 seconds"), (240, "some 4 minutes"), (1e4, "some 3 hours"),
+         (2e6, "some 20 days"), (1e9, "more than ten years")]
+
+@pytest.mark.parametrize("seconds,words", TIMES)
 def test_times_in_words(seconds, words): assert in_time(seconds).startswith(words)
 
 @proves("thm-pushforward")
 @settings(max_examples=30)
 @given(programs, programs, pairs(st.just(3)))
 def test_two_stages_are_one_program(a, b, pq):
-    "The same distribution and number of paths, also with a key that both stages use; the first runs less often"
+    "The same distribution and number of paths, also with a key in both stages; the first runs less often"
     calls = []
     def first(rng): return calls.append(1) or (run(a, rng), rng.pick(pq[0], key=1))
     def then(x, rng): return x, run(b, rng), rng.pick(pq[1], key=1)
@@ -183,7 +185,8 @@ def test_hidden_state_is_refused():
     assert len(forgetful(lambda at, heads: Opaque(at))) == 8   # never merged, and never wrong
 
 def test_answers_from_outside_are_refused():
-    "Randomness and state outside the rng, in the outcome or in the draws; refused by replaying"
+    """Randomness and state outside the rng, in the outcome or in the draws; refused by replaying two paths,
+    in nine enumerations: a coin outside shows the same side again in a quarter of them"""
     coin, half = np.random.default_rng(0), exact(1, 1)
     def programs():
         yield lambda s, rng: (rng.pick(half), int(coin.integers(2)))
@@ -196,7 +199,8 @@ def test_answers_from_outside_are_refused():
             for _ in range(9): merged_law(step, None, lambda s: s is not None, careful=True)
 
 SAME = [(1, 1), ((1, [2]), (1, [2])), ({1: "a"}, {1: "a"}), (np.ones(2), np.ones(2)), (Hidden(1), Hidden(1)),
-        (*(lambda: x for x in (1, 1)), ), (Opaque((1,)), Opaque((1,))), ({1}, {1}), (partial(max, 1), partial(max, 1))]
+        (*(lambda: x for x in (1, 1)), ), (Opaque((1,)), Opaque((1,))), ({1}, {1}),
+        (partial(max, 1), partial(max, 1))]
 OTHER = [(1, 2, "int"), (1, 1., "int"), ((1, [2]), (1, [3]), "tuple.1"), ({1: "a"}, {2: "a"}, "dict"),
          (np.ones(2), np.zeros(2), "ndarray"), (Hidden(1, 2), Hidden(1, 3), "Hidden.hidden"),
          (Opaque([1]), Opaque([2]), "Opaque.at"), (Opaque({1}), Opaque({2}), "Opaque.at"),

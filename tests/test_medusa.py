@@ -20,8 +20,8 @@ from specref.draft.shapes import medusa_choices, skip_accuracy, top_tokens
 from specref.models.embedded import DOMAINS, embedded, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel, evaluate
-from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft, MedusaHead,
-                                  MedusaTree, accept_longest, head_accuracy, medusa_loss)
+from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft,
+                                  MedusaHead, MedusaTree, accept_longest, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
 from specref.verify.lossy import AcceptanceRule, lenient_greedy, typical
 from specref.verify.reject import Chain, reject
@@ -94,8 +94,8 @@ class RandomBias(Medusa):
 
 @proves("prop-untrained")
 @faithful("Medusa", subject=Medusa, plain={
-    "random heads": RandomHeads, "no residual": with_heads(WithoutResidual), "no block": with_heads(WithoutBlock),
-    "upstream's random bias": RandomBias})
+    "random heads": RandomHeads, "no residual": with_heads(WithoutResidual),
+    "no block": with_heads(WithoutBlock), "upstream's random bias": RandomBias})
 def test_untrained_heads_are_the_targets(base, subject):
     "Its logits bit for bit, on real text; the gradient of the block is that of a step of slope 1/2"
     x = torch.tensor([text for d in DOMAINS for text in prompts(d, 2, length=48)])
@@ -177,7 +177,8 @@ def by_last_rank(table, n):
     return [*paths][:n]
 
 @faithful("Medusa", subject=medusa_choices, plain={
-    "two choices at each place": two_of_each, "a chain": one_chain, "the accuracy of the last rank": by_last_rank})
+    "two choices at each place": two_of_each, "a chain": one_chain,
+    "the accuracy of the last rank": by_last_rank})
 def test_the_calibrated_tree_is_the_best_of_all(table, subject):
     """On the table of the shipped heads: no connected tree of n nodes, among all of three ranks and places,
     has a larger expected number of accepted tokens"""

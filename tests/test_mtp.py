@@ -1,4 +1,5 @@
 "31b_mtp: the gradient of the sum one loss at a time, modules by hand, calls of the chain, released layout"
+from copy import deepcopy
 from functools import partial
 from weakref import WeakSet
 
@@ -14,10 +15,11 @@ from specref.core.rng import Seeded
 from specref.core.tree import Tree
 from specref.models.embedded import raw_model
 from specref.models.transformer import HFModel
+from specref.train.features import causal_attention
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft,
-                               backward_in_turn, first_head_loss,
-                               load_released, released_weights, shifted_loss, trunk)
+                               backward_in_turn, first_head_loss, load_released, released_weights,
+                               row_positions, shifted_loss, trunk)
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -71,24 +73,36 @@ def stored_at_once(f):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.x if isinstance(x, Box) else x): f()
     return most[0]
 
-@faithful("multi-token prediction")
+def frozen_trunk(z, losses):
+    "The heads alone are trained"
+    total = sum(loss_of(z.detach()) for loss_of in losses)
+    total.backward()
+    z.backward(gradient=torch.zeros_like(z))
+    return total.detach()
+def with_ones(z, losses):
+    "Ones in place of the gradient"
+    total = backward_in_turn(z.detach().requires_grad_(), losses)
+    z.backward(gradient=torch.ones_like(z))
+    return total
+
+@faithful("multi-token prediction", subject=backward_in_turn, plain={
+    "all losses at once": at_once, "a frozen trunk": frozen_trunk, "ones as the gradient": with_ones})
 @proves("thm-in-turn")
 @pytest.mark.parametrize("n, tied", [(2, True), (4, False)])
-def test_in_turn_gives_the_gradient_of_the_sum(tied, n):
+def test_in_turn_gives_the_gradient_of_the_sum(tied, n, subject):
     "Every weight of trunk and heads, to 1e-12 in double and 1e-6 in single precision"
     model, x, returned = tiny(tied=tied), text(), []
     net = perturbed(Gloeckle(TargetModel(model), n))
-    a, b = gradients(model, net, x, at_once), gradients(model, net, x, backward_in_turn)
+    a, b = gradients(model, net, x, at_once), gradients(model, net, x, subject)
     assert max(abs(u - v).max() for u, v in zip(a, b)) < 1e-12 < max(abs(u).max() for u in a)
     assert stored_at_once(lambda: gradients(model, net, x, at_once)) == n
-    assert stored_at_once(lambda: gradients(model, net, x, backward_in_turn)) == 1
-    def both(z, losses): returned.extend([backward_in_turn(z, losses), sum(f(z) for f in losses)])
+    assert stored_at_once(lambda: gradients(model, net, x, subject)) == 1
+    def both(z, losses): returned.extend([subject(z, losses), sum(f(z) for f in losses)])
     gradients(model, net, x, both)
     assert abs(returned[0] - returned[1]) < 1e-12 and not returned[0].requires_grad
-    a, b = gradients(model.float(), net.float(), x, at_once), gradients(model, net, x, backward_in_turn)
+    a, b = gradients(model.float(), net.float(), x, at_once), gradients(model, net, x, subject)
     assert max((abs(u - v).max() / abs(u).max().clamp(min=1)).item() for u, v in zip(a, b)) < 1e-6
 
-@faithful("multi-token prediction")
 def test_the_copied_listing_fails():
     "`d.requires_grad = False` and `z.backward()` raise, and the trunk has no gradient"
     model, x = tiny(), text()
@@ -121,15 +135,33 @@ def test_the_trunk_is_the_model_without_its_last_layer():
     assert {id(w) for w in trunk(model).parameters()} < {id(w) for w in model.parameters()}
     assert len(model.model.layers) == 2 and not isinstance(model.model.norm, nn.Identity)
 
-@faithful("multi-token prediction")
+class RandomLayers(Gloeckle):
+    "Heads that do not begin as the last layer"
+    def __init__(self, base, n=4):
+        super().__init__(base, n)
+        for w in self.heads.parameters():
+            if w.dim() > 1: nn.init.normal_(w, std=.1)
+class AfterTheLastLayer(Gloeckle):
+    "Heads on the last state, as Medusa's"
+    def __init__(self, base, n=4):
+        super().__init__(base, n)
+        self.reads = (base.layers,)
+class OwnNorm(Gloeckle):
+    def __init__(self, base, n=4):
+        super().__init__(base, n)
+        self.norm = deepcopy(self.body[0].norm).requires_grad_(True)
+    def logits(self, h): return self.base[0].head(getattr(self, "norm", self.body[0].norm)(h))
+
+@faithful("multi-token prediction", subject=Gloeckle, plain={
+    "random layers": RandomLayers, "the last state": AfterTheLastLayer, "a norm of its own": OwnNorm})
 @pytest.mark.parametrize("make", [tiny, lambda: raw_model("target", torch.float64)])
-def test_untrained_heads_are_the_target(make):
+def test_untrained_heads_are_the_target(make, subject):
     "Each head is a copy of the last layer; norm and output head are the target's"
     model = make()
     base = TargetModel(model)
-    net, x = Gloeckle(base), text(V=base.V)
-    for z in net.guesses(batch_of(model, x), 3):
-        assert abs(z - model(input_ids=x, use_cache=False).logits).max() < 1e-10
+    net, x = subject(base), text(V=base.V)
+    logits = model(input_ids=x, use_cache=False).logits
+    for z in net.guesses(batch_of(model, x), 3): assert abs(z - logits).max() < 1e-10
     layer = sum(w.numel() for w in model.base_model.layers[-1].parameters())
     assert sum(w.numel() for w in net.parameters()) == 3*layer and net.body[0].norm is model.base_model.norm
 
@@ -149,12 +181,31 @@ def test_the_chain_evaluates_a_module_once_for_each_token():
     for j in range(D): deep.add(j, 1)
     assert all(np.allclose(q(deep)[D], 1/V) for q in (draft, heads))
 
-@faithful("DeepSeek MTP")
-def test_embedding_and_head_are_the_targets_and_the_trunk_is_trained():
-    "With states in the graph every weight has a gradient, the embedding also from the modules"
+class FrozenTrunk(DeepSeek):
+    "The modules alone are trained"
+    def states(self, batch):
+        return super().states(StateDataset(batch.x, {k: h.detach() for k, h in batch.states.items()}))
+class SharedModule(DeepSeek):
+    "One module for all depths, as in FastMTP"
+    def __init__(self, base, D=1):
+        super().__init__(base, D)
+        self.chain = nn.ModuleList([self.chain[0]]*D)
+class TrainedHead(DeepSeek):
+    "Trains the target's embedding and head as its own weights"
+    def __init__(self, base, D=1):
+        super().__init__(base, D)
+        self.embed, self.head = base.embed, base.head
+
+@faithful("DeepSeek MTP", subject=DeepSeek, plain={
+    "a frozen trunk": FrozenTrunk, "one module for all depths": SharedModule,
+    "embedding and head as its own": TrainedHead})
+def test_embedding_and_head_are_the_targets_and_the_trunk_is_trained(subject):
+    """With states in the graph every weight has a gradient, the embedding also from the modules, and each
+    depth has its own module"""
     model, x = tiny(), text()
     base = TargetModel(model)
-    net = DeepSeek(base, 2)
+    net = subject(base, 2)
+    assert sum(w.numel() for w in net.parameters()) == 2*sum(w.numel() for w in net.chain[0].parameters())
     model.requires_grad_(True)
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in model.parameters()}
     assert all(m.proj.weight.shape == (WIDTH, 2*WIDTH) for m in net.chain)
@@ -170,12 +221,46 @@ def one_layer(config, layer, u, at):
     model.norm = nn.Identity()
     return model(inputs_embeds=u, position_ids=at, use_cache=False).last_hidden_state
 
-@faithful("DeepSeek MTP")
-def test_the_modules_by_hand():
+class Parallel(DeepSeek):
+    "Every module on the states of the trunk"
+    def states(self, batch):
+        h = batch.states[self.reads[0]]
+        return [module(h[:, :-k], batch.x[:, k:], row_positions(h[:, :-k], k - 1), causal_attention)
+                for k, module in enumerate(self.chain, 1)]
+class Unnormed(DeepSeek):
+    "State and embedding as they are"
+    def __init__(self, base, D=1):
+        super().__init__(base, D)
+        for module in self.chain: module.hnorm.forward = module.enorm.forward = lambda y: y
+class EmbeddingFirst(DeepSeek):
+    "The halves in the order of the release, the matrix as in the paper"
+    def states(self, batch):
+        for module in self.chain: module.proj.weight.data = module.proj.weight.roll(WIDTH, -1)
+        out = super().states(batch)
+        for module in self.chain: module.proj.weight.data = module.proj.weight.roll(-WIDTH, -1)
+        return out
+class DetachedChain(DeepSeek):
+    "No gradient from a module into the one before it"
+    def states(self, batch):
+        h = [batch.states[self.reads[0]]]
+        for k, module in enumerate(self.chain, 1):
+            above = h[-1][:, :-1].detach()
+            h.append(module(above, batch.x[:, k:], row_positions(above, k - 1), causal_attention))
+        return h[1:]
+class WithoutTokens(DeepSeek):
+    "The next token is not read"
+    def __init__(self, base, D=1):
+        super().__init__(base, D)
+        for module in self.chain: module.enorm.forward = torch.zeros_like
+
+@faithful("DeepSeek MTP", subject=DeepSeek, plain={
+    "modules side by side": Parallel, "no norms": Unnormed, "halves exchanged": EmbeddingFirst,
+    "a chain without gradient": DetachedChain, "no token": WithoutTokens})
+def test_the_modules_by_hand(subject):
     "Module k: a decoder layer on the projected norms of state and embedding, then norm and head"
     model, x = tiny(), text()
     base, batch = TargetModel(model), batch_of(model, x)
-    net, h = perturbed(DeepSeek(base, 2)), batch.states[2]
+    net, h = perturbed(subject(base, 2)), batch.states[2]
     rms = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     guesses = net.guesses(batch, 2)
     with torch.no_grad():
@@ -186,9 +271,8 @@ def test_the_modules_by_hand():
             assert abs(guesses[k-1] - base.head(rms(h, m.norm.weight))).max() < 1e-4 < abs(guesses[k-1]).max()
     # the second loss trains the first module too, except its last norm
     shifted_loss(net.guesses(batch, 2)[1], x, 3).backward()
-    first = dict(net.chain[0].named_parameters())
-    assert all(w.grad.any() for name, w in first.items() if name != "norm.weight")
-    assert first["norm.weight"].grad is None
+    trained = {name for name, w in net.chain[0].named_parameters() if w.grad is not None and w.grad.any()}
+    assert trained == {name for name, _ in net.chain[0].named_parameters()} - {"norm.weight"}
 
 def test_one_application_is_one_module():
     "RecursiveMTP with one step has DeepSeek's loss with D = 1"

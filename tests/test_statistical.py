@@ -67,8 +67,8 @@ def cases(name):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_three_tokens(name):
-    """On float tables counts of three tokens fit the target's distribution. The distance that the test sees is
-    at most that of the nearest wrong relative in the first token, whose expected counts it rejects; in all
+    """On float tables counts of three tokens fit the target's distribution. The distance that the test sees
+    is at most that of the nearest wrong relative in the first token, whose expected counts it rejects; in all
     three where the first round drafts nothing"""
     for target, system, want, seed in islice(cases(name), 40):
         k = 1 if len(system.drafter(CTX, Seeded(0))) > 1 else 3

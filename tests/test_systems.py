@@ -44,7 +44,8 @@ def test_ranked_trees_are_ranked_by_the_unwarped_rows():
     "A draft whose rows are point masses still has second choices"
     table = random_table(5, 3, zeros=False)
     for name in "EAGLE-2 tree", "OPT-Tree":
-        a, b = (SYSTEMS[name](draft, exact=True).drafter((0,), Seeded(0)) for draft in (GreedyModel(table), table))
+        systems = (SYSTEMS[name](draft, exact=True) for draft in (GreedyModel(table), table))
+        a, b = (system.drafter((0,), Seeded(0)) for system in systems)
         assert a == b and len(a.children(0)) > 1
 
 
@@ -53,7 +54,8 @@ def test_lossy_systems_are_not_certified(name):
     """They are not lossless, by a total variation above .01 from what they approximate: the greedy rules
     from the greedy text, after some context"""
     at = GreedyModel if name in GREEDY_RULES else lambda model: model
-    target, system = at(random_table(3, 1)), LOSSY[name](random_table(3, 2), gamma=2, shape=(2, 1), exact=True)
+    target, draft = at(random_table(3, 1)), random_table(3, 2)
+    system = LOSSY[name](draft, gamma=2, shape=(2, 1), exact=True)
     found = [certify_system(system, target, (0, x), 3) for x in range(3)]
     assert max(f.tv for f in found) > .01 and not all(f.passes for f in found)
     assert name not in SYSTEMS and system.cites

@@ -3,7 +3,7 @@ import json
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -29,9 +29,10 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
-from specref.train.medusa import Medusa, Medusa2, MedusaDraft
-from specref.train.mtp import DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft
+from specref.train.medusa import Medusa, Medusa2, MedusaDraft, accept_longest, medusa_loss
+from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, trained_system
+from specref.verify.lossy import typical
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -154,10 +155,23 @@ CASES = {
     "falcon": Case(Falcon, BlockDraft, 4, whole_blocks, all_before, block_terms)}
 cases, systems = pytest.mark.parametrize("name", CASES), pytest.mark.parametrize("system", TRAINED)
 
-def network(name, base):
+def parts(published, plain):  # {network: part}, {(network, what it is): plainer part} -> parameters
+    "Networks with their published part, and with plainer ones, for which the test must fail"
+    fails = pytest.mark.xfail(strict=True, raises=AssertionError)
+    shown = [pytest.param(name, part, id=f"{name}-as published") for name, part in published.items()]
+    return shown + [pytest.param(name, part, id=f"{name}-fails for {what}", marks=fails)
+                    for (name, what), part in plain.items()]
+
+def same(found, want, rounding=1e-10, clear=1e-4):
+    "Whether two numbers are the same; an error where the difference is neither rounding nor clear"
+    off = abs(found - want)
+    if not (off < rounding or off > clear): raise ValueError(f"a difference of {off}")
+    return off < rounding
+
+def network(name, base, make=None):
     "An untrained network in double precision, all weights perturbed"
     torch.manual_seed(1)
-    net = CASES[name].make(base).double().eval()
+    net = (make or CASES[name].make)(base).double().eval()
     with torch.no_grad():
         for w in net.parameters(): w.add_(.3 * torch.randn_like(w))
     return net
@@ -213,8 +227,6 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10), nodes_of), min
 
 @proves("thm-unroll", "prop-refreshed", "prop-own-rows", "thm-chain-rows", "thm-paths", "prop-prefix-rows",
         "thm-anywhere", "thm-in-blocks")
-@faithful("Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "HASS", "EAGLE-3",
-          "Falcon")
 @cases
 @settings(max_examples=8)
 @given(st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
@@ -266,6 +278,10 @@ class CountedPrefix(PrefixDraft):
             return self.memory.buffer["out"][0, len(ctx) - 2].clone()
         return super().start_state(ctx)
 
+class RowAlone(SelfDraft):
+    "Wrong: a head's rows attend to themselves alone"
+    def attention_mask(self, start, end, layer): return np.eye(end - start, end, start, dtype=bool)
+
 class EveryRow(ModuleChainDraft):
     "Wrong: a module's rows attend to rows without a state of it"
     def attention_mask(self, start, end, layer): return FeatureDraft.attention_mask(self, start, end, layer)
@@ -295,18 +311,28 @@ def unmarked(net, target):
     draft.trie, draft.first_token = Unmarked(), (3,)   # the first token of the script
     return draft
 
-WRONG_ROWS = [("medusa", LateState), ("hydra", GreedyPath), ("mlp", UnshiftedPath),
-              ("hydra++", CountedPrefix), ("chain", EveryRow), ("falcon", ZeroState), ("falcon", CausalBlock),
-              *product(("chain", "deepseek", "eagle", "hass", "eagle3", "falcon"), [unmarked])]
+UNMARKED = "chain", "deepseek", "eagle", "hass", "eagle3", "eagle31", "falcon"
+WRONG_ROWS = {
+    ("medusa", "the last state"): LateState, ("medusa2", "the last state"): LateState,
+    ("hydra", "the likeliest path"): GreedyPath, ("hydra", "the token before"): UnshiftedPath,
+    ("hydra++", "counted rows"): CountedPrefix,
+    ("mlp", "the token before"): UnshiftedPath, ("mtp", "no attention"): RowAlone,
+    ("chain", "every row"): EveryRow, ("falcon", "a zero state"): ZeroState,
+    ("falcon", "a causal mask"): CausalBlock,
+    **{(name, "drafted features of accepted tokens"): unmarked for name in UNMARKED}}
 
-@faithful("Medusa", "EAGLE")
-@pytest.mark.parametrize("name, wrong", WRONG_ROWS, ids=lambda x: getattr(x, "__name__", x))
-def test_wrong_rows_are_detected(name, wrong):
-    "On one script the rows of the correct draft model are those of plain passes, the others' are not"
-    trees = list(script(CASES[name].depth))
-    assert max(rows_off(draft, tree) for draft in [drafting(name)] for tree in trees) < 1e-10
-    off = [rows_off(draft, tree) for draft in [drafting(name, model=wrong)] for tree in trees]
-    assert max(off) > 1e-4 and (wrong is not unmarked or off[0] < 1e-10)
+@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
+@pytest.mark.parametrize("name, model", parts({name: case.model for name, case in CASES.items()}, WRONG_ROWS))
+def test_rows_on_one_script(name, model):
+    "On one script, which accepts whole branches, every row is that of a plain pass"
+    draft = drafting(name, model=model)
+    assert same(max(rows_off(draft, tree) for tree in script(CASES[name].depth)), 0)
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_a_drafted_feature_is_wrong_once_its_token_is_accepted(name):
+    "Before, the rows of the wrong draft model are correct"
+    assert rows_off(drafting(name, model=unmarked), next(script(CASES[name].depth))) < 1e-10
 
 def stepped(net, batch, steps, tokens, places, attend, next_feature):
     "Steps of a network on its own features; what may be wrong is an argument"
@@ -332,16 +358,19 @@ WRONG_UNROLLS = {
     "normed without the switch": lambda net, b, n: unroll(net, b, n, between=normed),
     "features mixed in one row": mixed}
 
-@faithful("HASS", "EAGLE-3")
-@pytest.mark.parametrize("name, wrong", [(name, wrong) for name in ("deepseek", "eagle", "hass", "eagle3")
-                                         for wrong in WRONG_UNROLLS
-                                         if (name, wrong) != ("deepseek", "normed without the switch")])
-def test_wrong_unrollings_are_detected(name, wrong):
-    "Correct at the first depth, wrong from the second on"
+UNROLLED = "deepseek", "eagle", "hass", "eagle3"
+TOYS = {pair: WRONG_UNROLLS[pair[1]] for pair in product(UNROLLED, WRONG_UNROLLS)
+        if pair != ("deepseek", "normed without the switch")}
+
+@faithful("DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3")
+@pytest.mark.parametrize("name, unrolled", parts(dict.fromkeys(UNROLLED, unroll), TOYS))
+def test_training_rows_are_those_of_drafting(name, unrolled):
+    "At every depth; a wrong unrolling is correct at the first"
     draft = drafting(name)
     net, ctx = draft.net, (3, 1, 4, 1, 5, 2)
-    net.guesses = lambda batch, depth: [net.logits(f) for f in WRONG_UNROLLS[wrong](net, batch, depth)]
-    assert rows_off(draft, Tree(ctx)) < 1e-10 and rows_off(draft, grown(ctx, [(0, 6), (1, 0)], 4)) > 1e-4
+    net.guesses = lambda batch, depth: [net.logits(f) for f in unrolled(net, batch, depth)]
+    if not rows_off(draft, Tree(ctx)) < 1e-10: raise ValueError("wrong at the first depth")
+    assert same(rows_off(draft, grown(ctx, [(0, 6), (1, 0)], 4)), 0)
 
 def dependence(net, depth, T=9):  # -> [entry][place] -> (tokens, states) that move it
     "The tokens and states that change an entry, each changed alone"
@@ -357,27 +386,16 @@ def dependence(net, depth, T=9):  # -> [entry][place] -> (tokens, states) that m
     where = lambda m, t, a: set(np.flatnonzero(m[a:a+T, t].numpy()).tolist())
     return [[(where(m, t, 0), where(m, t, T)) for t in range(m.shape[1])] for m in moved]
 
-def check_dependence(name, net):
-    case, T = CASES[name], 9
-    for j, row in enumerate(dependence(net, case.depth, T)):
-        for t, (x, states) in enumerate(row):
-            assert x == set(case.tokens(t, j)) & set(range(T)), f"entry {j} at {t} reads the tokens {x}"
-            nothing_yet = {0} if name == "falcon" and t == 0 else set()   # before the first block
-            assert states == set(case.states(t)) - nothing_yet, f"entry {j} at {t}: {states}"
-
-@proves("prop-told")
-@faithful("Medusa", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction", "DeepSeek MTP", "EAGLE",
-          "Falcon")
-@cases
-def test_each_entry_reads_its_tokens_and_states(name):
-    "Entry j at place t depends on each token and state of its paper, and on no other"
-    check_dependence(name, network(name, target_on(V)))
-
 class WithoutToken(Hydra):
     def step(self, s, x, i):
         return super().step(s, x, i) if i else torch.cat([s, 0*self.base[0].embed(x)], -1)
-class BlindEagle(Eagle):
-    def step(self, f, tokens, at, attend): return super().step(f, 0*tokens, at, attend)
+class WithoutPrefix(HydraPlus):
+    def enter(self, states, *args): return states[self.reads[0]]
+def blind(kind):
+    "The network with one token in place of all"
+    class Blind(kind):
+        def step(self, state, tokens, *rest): return super().step(state, 0*tokens, *rest)
+    return Blind
 class UnshiftedEagle(Eagle):
     def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
 class UnshiftedEagle3(Eagle3):
@@ -392,20 +410,35 @@ class CausalFalcon(Falcon):
         return [F.pad(g, (0, 0, 1 - r, 0))[:, :g.shape[1]] for r in range(2)][:depth]
 def modules_without_tokens(base):
     net = DeepSeek(base, 3)
-    for module in net.chain: module.enorm.weight.requires_grad_(False).zero_()
+    for module in net.chain: module.enorm.forward = torch.zeros_like
     return net
 
-WRONG_READERS = [("hydra", WithoutToken), ("eagle", BlindEagle), ("eagle", UnshiftedEagle),
-                 ("chain", modules_without_tokens), ("falcon", FalconWithoutTokens), ("falcon", CausalFalcon),
-                 ("eagle3", lambda base: UnshiftedEagle3(base, reads=(1, 2, 3))),
-                 ("medusa", lambda base: Hydra(base, 3)), ("mtp", Medusa)]
+WRONG_READERS = {
+    ("medusa", "Hydra's heads"): lambda base: Hydra(base, 3),
+    ("medusa2", "Hydra's heads"): lambda base: Hydra(base, 3),
+    ("hydra", "no draft token"): WithoutToken, ("hydra", "Medusa's heads"): Medusa,
+    ("hydra++", "no prefix layer"): WithoutPrefix, ("hydra++", "no token"): blind(HydraPlus),
+    ("mlp", "no token"): lambda base: blind(MLPSpeculator)(base, 3, inner=24),
+    ("mtp", "Medusa's heads"): Medusa,
+    ("chain", "no token"): modules_without_tokens, ("deepseek", "no token"): blind(RecursiveMTP),
+    ("eagle", "no token"): blind(Eagle), ("eagle", "the token before"): UnshiftedEagle,
+    ("hass", "no token"): blind(Hass),
+    ("eagle3", "the token before"): lambda base: UnshiftedEagle3(base, reads=(1, 2, 3)),
+    ("eagle31", "the token before"): lambda base: UnshiftedEagle3(base, reads=(1, 2, 3)),
+    ("falcon", "no token"): FalconWithoutTokens, ("falcon", "a causal mask"): CausalFalcon}
 
-@pytest.mark.parametrize("name, make", WRONG_READERS)
-def test_wrong_dependence_is_detected(name, make):
-    "The shifted token missing or late, a causal mask in a block, another family's network"
-    torch.manual_seed(0)
-    with pytest.raises(AssertionError, match="entry"):
-        check_dependence(name, make(target_on(V)).double().eval())
+@proves("prop-told")
+@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
+@pytest.mark.parametrize("name, make", parts({n: case.make for n, case in CASES.items()}, WRONG_READERS))
+def test_each_entry_reads_its_tokens_and_states(name, make):
+    "Entry j at place t depends on each token and state of its paper, and on no other"
+    case, T = CASES[name], 9
+    for j, row in enumerate(dependence(network(name, target_on(V), make), case.depth, T)):
+        for t, (x, states) in enumerate(row):
+            assert x == set(case.tokens(t, j)) & set(range(T)), f"entry {j} at {t} reads the tokens {x}"
+            nothing_yet = {0} if name == "falcon" and t == 0 else set()   # before the first block
+            assert states == set(case.states(t)) - nothing_yet, f"entry {j} at {t}: {states}"
 
 # The loss
 
@@ -413,26 +446,46 @@ def noiseless(net):
     if hasattr(net, "noise"): net.noise = 0
     return net
 
-@faithful("Medusa", "Medusa-2", "HASS")
-@cases
-def test_the_loss_is_the_papers(name):
+def own_loss(net, batch): return net.loss(batch, 1.)
+def on_distributions(net, batch): return HydraPlus.loss(net, batch, 1.)
+def undecayed(net, batch): return medusa_loss(net.guesses(batch, 3), batch.x, 1.)
+def changed_heads_alone(net, batch): return .2*medusa_loss(net(net.adapter.states(batch.x)), batch.x)
+def one_token_early(net, batch):
+    return sum(shifted_loss(z, batch.x, k) for k, z in enumerate(net.guesses(batch, 3), 1))
+def equal_weights(net, batch):
+    return sum(shifted_loss(z, batch.x, k) for k, z in enumerate(net.guesses(batch, 3), 2))/3
+def features_alone(net, batch):
+    out, = unroll(net, batch, 1)
+    return F.smooth_l1_loss(out, batch.states[net.reads[0]][:, 1:])
+def every_token(net, batch):
+    net.k = V
+    return net.loss(batch, 1.)
+def without_the_token(net, batch):
+    net.feature_loss = lambda out, true, tokens: Eagle.feature_loss(net, out, true)
+    return net.loss(batch, 1.)
+
+WRONG_LOSSES = {
+    ("medusa", "no decay"): undecayed, ("medusa2", "a frozen target"): lambda net, b: Medusa.loss(net, b, 1.),
+    ("medusa2", "no KL"): changed_heads_alone, ("hydra", "distributions"): on_distributions,
+    ("hydra++", "tokens"): lambda net, batch: Hydra.loss(net, batch, 1.),
+    ("mlp", "distributions"): on_distributions, ("mtp", "one token early"): one_token_early,
+    ("chain", "a sum of the depths"): lambda net, batch: 3*net.loss(batch, 1.),
+    ("deepseek", "equal weights"): equal_weights, ("eagle", "the feature alone"): features_alone,
+    ("hass", "EAGLE's loss"): lambda net, batch: Eagle.loss(net, batch, 1.),
+    ("hass", "every token"): every_token, ("falcon", "EAGLE's loss"): without_the_token,
+    **{(name, wrong): partial(short_terms, **terms) for name in ("eagle3", "eagle31")
+       for wrong, terms in WRONG_TERMS.items()}}
+
+@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
+@pytest.mark.parametrize("name, loss", parts(dict.fromkeys(CASES, own_loss), WRONG_LOSSES))
+def test_the_loss_is_the_papers(name, loss):
     "Written out place by place; with labels one place early or late it is another number"
     net = noiseless(network(name, target_on(V)))
     batch, hand = random_batch(net.base[0]), CASES[name].loss
-    found = net.loss(batch, 1.)
-    assert abs(found - hand(net, batch)) < 1e-9 * abs(found)
-    assert all(abs(found - hand(net, batch, off)) > 1e-3 for off in (-1, 1))
-
-@faithful("EAGLE-3", "EAGLE-3.1")
-@pytest.mark.parametrize("name", ["eagle3", "eagle31"])
-@pytest.mark.parametrize("wrong", WRONG_TERMS)
-def test_wrong_losses_are_detected(name, wrong):
-    "Of EAGLE-3: the weights of the steps, the places that count, and what the later steps read"
-    net = network(name, target_on(V))
-    batch = random_batch(net.base[0])
-    found = net.loss(batch, 1.)
-    assert abs(found - short_terms(net, batch)) < 1e-9 * abs(found)
-    assert abs(found - short_terms(net, batch, **WRONG_TERMS[wrong])) > 1e-3
+    want = hand(net, batch)
+    assert same(loss(net, batch), want, 1e-9*abs(want), 1e-3)
+    assert all(abs(want - hand(net, batch, off)) > 1e-3 for off in (-1, 1))
 
 @cases
 def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
@@ -490,10 +543,13 @@ def ways(system):
     if system == "DeepSeek MTP": return [lambda q: make(q, gamma=2).drafter]
     return [lambda q: make(q, gamma=3).drafter, lambda q: make(q, gamma=4, temperature=0).drafter, chain]
 
+# Medusa's rule with a threshold so low that it changes the text of every drafter
+TYPICAL = {(system, "typical acceptance"): accept_longest(typical(.001, .001)) for system in TRAINED}
+
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
           "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
-@systems
-def test_the_distribution_is_the_targets(system):
+@pytest.mark.parametrize("system, verify", parts(dict.fromkeys(TRAINED, reject), TYPICAL))
+def test_the_distribution_is_the_targets(system, verify):
     "Every path enumerated through network and cache: correct edges, the target's distribution to 1e-12"
     for drafter_of in ways(system):
         draft, ctx = drafting(TRAINED[system][0], 2 if system == "Falcon" else 3, .7), (0, 1, 1)
@@ -501,7 +557,8 @@ def test_the_distribution_is_the_targets(system):
         for seen, stated, true in edge_laws(law_of(lambda rng: drafter(ctx, rng))):
             assert np.allclose(stated, true, atol=1e-12)
         alone = HFModel(draft.target.model, .7, check=False)
-        assert tv_outcomes(loop_law(draft.target, drafter, reject, ctx, 3), target_law(alone, ctx, 3)) < 1e-12
+        found = loop_law(draft.target, drafter, verify, ctx, 3)
+        assert same(tv_outcomes(found, target_law(alone, ctx, 3)), 0, 1e-12, 1e-3)
 
 @systems
 def test_greedy_text_is_plain_text(system):
@@ -540,16 +597,25 @@ def without_tokens(net):
         if hasattr(module, "base"): module.base = (base,)
     return net
 
+# the plainer networks are trained as well, in half the steps; the bound of their family is 1.2 tokens away
+BLIND = {("medusa", "Hydra's heads"): (lambda b: Hydra(b, 3, layers=2), 100),
+         ("hydra++", "no token"): (lambda b: blind(HydraPlus)(b, 3, inner=32), 75),
+         ("mlp", "no token"): (lambda b: blind(MLPSpeculator)(b, 3, inner=32), 100),
+         ("hass", "no token"): (blind(Hass), 60),
+         ("eagle3", "no token"): (lambda b: blind(Eagle3)(b, reads=(0, 1, 1)), 60)}
+HERE = {name: (make, steps) for name, (make, _, steps, _) in TRAINED_HERE.items()}
+
 @faithful("Medusa", "Hydra++", "MLP Speculator", "HASS", "EAGLE-3")
-@pytest.mark.parametrize("name", TRAINED_HERE)
-def test_training_reaches_the_closed_form_of_the_family(name, source, tmp_path):
-    "Training reaches the closed form and does not exceed it (other families: in their chapters)"
-    (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[name]
+@pytest.mark.parametrize("name, made", parts(HERE, BLIND))
+def test_training_reaches_the_closed_form_of_the_family(name, made, source, tmp_path):
+    """Training reaches the closed form of its family to .12 tokens and does not exceed it; that of the other
+    family is 1.2 tokens away (other networks: in their chapters)"""
+    (base, train, held), (make, steps), (_, reach, _, peak) = source, made, TRAINED_HERE[name]
     torch.manual_seed(0)
     net = make(base)
     train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", look=steps, rows=16, depth=2)
     tokens, overlaps = evaluate(net, base, held[:], GAMMA)
-    assert abs(tokens - reach) < .12, (tokens, overlaps)
+    assert abs(tokens - reach) < .12 < 1.2 < SEQUENTIAL - INDEPENDENT, (tokens, overlaps)
     assert evaluate(without_tokens(net), base, held[:], GAMMA)[1][0] < CAP + .02
 
 # The shipped checkpoints
@@ -579,16 +645,32 @@ def check_card(name, card, facts, one):
 def sampled(changed):
     "Texts sampled from a target after held-out prompts, and its states"
     base = TargetModel(load_network("medusa2").adapter.merged() if changed else raw_model("target"))
-    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 10, seed=7)])
+    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 20, seed=7)])
     x = sample_texts(base.model, start, 80, torch.Generator().manual_seed(0), half=False)
     return base, states_of(base.model, x)
 
-@faithful("Medusa-2")
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_numbers_on_the_card_are_reproduced(name):
-    "On other texts of the target the shipped weights emit as many tokens and overlap as much as on the card"
-    net, card = load_network(name), read_card(SHIPPED_DRAFTERS/name)
+def untrained(name):
+    "The network of a recipe before its training"
+    torch.manual_seed(0)
+    return RECIPES[name].make(TargetModel(raw_model("target")), **RECIPES[name].settings).eval()
+
+def in_reverse(name):
+    "The shipped heads in reverse order"
+    net = load_network(name)
+    net.heads = torch.nn.ModuleList([*net.heads][::-1])
+    return net
+
+OTHER_WEIGHTS = {(name, "untrained"): untrained for name in RECIPES} | {
+    (name, "heads in reverse"): in_reverse for name in ("medusa", "medusa2", "mtp")}
+
+@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
+@pytest.mark.parametrize("name, load", parts(dict.fromkeys(RECIPES, load_network), OTHER_WEIGHTS))
+def test_the_numbers_on_the_card_are_reproduced(name, load):
+    """On other texts of the target the shipped weights emit as many tokens as on the card, to an eighth, and
+    overlap as much, to .06"""
+    net, card = load(name), read_card(SHIPPED_DRAFTERS/name)
     base, batch = sampled(name == "medusa2")
     tokens, overlaps = evaluate(net, base, batch, min(4, len(card["overlaps"])))
-    assert tokens == pytest.approx(card["tokens"], rel=.15)
-    assert overlaps == pytest.approx(card["overlaps"], abs=.1)
+    assert tokens == pytest.approx(card["tokens"], rel=.125)
+    assert overlaps == pytest.approx(card["overlaps"], abs=.06)

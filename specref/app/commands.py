@@ -51,8 +51,8 @@ def load_pair(target, draft, temperature, top_k=None, draft_temperature=None):
     check_warp(temperature, top_k, None)
     if draft_temperature is None: draft_temperature = temperature
     check_between(0, inf, draft_temperature=draft_temperature)
-    if target == "": raise ValueError("target: got '', wanted a name or a path")
-    if draft == "": raise ValueError("draft: got '', wanted a name or a path")
+    for role, name in dict(target=target, draft=draft).items():
+        if name == "": raise ValueError(f"{role}: got '', wanted a name or a path")
     if target is None: target, draft = "target", draft or "small"
     tok, p, q = loaded_models(target, draft, (temperature, draft_temperature), top_k)
     if q and q.V != p.V:
