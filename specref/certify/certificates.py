@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['DIFFERS', 'TEXTS', 'LARGE', 'ALPHA', 'MISS', 'MORE_RUNS', 'in_words', 'Certificate', 'ReadOnlyRows', 'ReadOnlyTarget',
-           'read_only', 'without_writes', 'exact_certificate', 'certificate_of', 'mean_tokens', 'check_fractions',
-           'estimated_texts', 'LongLaw', 'long_law', 'round_cost', 'Enumeration', 'Cells', 'partition', 'split_cell',
-           'as_stop', 'split_row', 'load_scipy', 'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest',
-           'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence', 'check_sees', 'count_evidence', 'check_model',
-           'check_system', 'certify_system', 'certificate', 'worst_of', 'sparse_table']
+           'read_only', 'without_writes', 'exact_certificate', 'with_tokens', 'certificate_of', 'mean_tokens',
+           'check_fractions', 'estimated_texts', 'LongLaw', 'long_law', 'round_cost', 'Enumeration', 'Cells',
+           'partition', 'split_cell', 'as_stop', 'split_row', 'load_scipy', 'log_moment', 'safe_limit', 'detectable',
+           'pooled', 'GTest', 'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence', 'check_sees',
+           'count_evidence', 'check_model', 'check_system', 'certify_system', 'certificate', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -68,10 +68,10 @@ class Certificate:
         how = f"exact: {self.texts} probabilities compared as fractions, {self.paths} paths enumerated"
         reach = f"texts of at most {self.n} tokens" + (
             f" after contexts of {', '.join(map(str, self.lengths))} tokens" if self.lengths else "")
-        tokens = f"mean tokens per target call: {in_words(self.tokens)}"
-        return "\n".join([self.verdict, *([] if self.exact else [where]), how, reach, tokens])
+        tokens = "" if self.tokens is None else f"mean tokens per target call: {in_words(self.tokens)}"
+        return "\n".join(filter(None, [self.verdict, where*(not self.exact), how, reach, tokens]))
 
-# %% ../../nbs/17_certify.ipynb #6935809f
+# %% ../../nbs/17_certify.ipynb #06e0bd7b
 class ReadOnlyRows(Rows):
     "The rows `p` as arrays that cannot be written to"
     def __init__(self, p, V):
@@ -116,6 +116,11 @@ def exact_certificate(system, target, ctx, n=None, stop=(), limit=MAX_PATHS, pro
         if not found.exact or found.paths > few: break
     return found
 
+def with_tokens(found, system, target):
+    "The certificate with E[tokens] of the first round"
+    drafter, rows = bounded(target, system.drafter), ReadOnlyTarget(target)
+    return replace(found, tokens=mean_tokens(rows, drafter, without_writes(system.verify), found.ctx))
+
 def certificate_of(system, target, ctx, n, stop, want, limit, progress):  # -> Certificate
     "The exact certificate of `n` tokens, whose target distribution is `want`"
     drafter, verify, rows = system.drafter, without_writes(system.verify), ReadOnlyTarget(target)
@@ -127,8 +132,7 @@ def certificate_of(system, target, ctx, n, stop, want, limit, progress):  # -> C
     check_fractions(got, "system")
     y = max({**want, **got}, key=lambda y: abs(got.get(y, 0) - want.get(y, 0)))
     worst, off = (y, got.get(y, 0), want.get(y, 0)), tv_outcomes(got, want)
-    tokens = mean_tokens(rows, drafter, verify, ctx)
-    return Certificate(off == 0, got.paths, len(want), off, worst, tokens, n, ctx)
+    return Certificate(off == 0, got.paths, len(want), off, worst, n=n, ctx=ctx)
 
 def mean_tokens(target, drafter, verify, ctx):
     "E[tokens] of the first round, exactly"
@@ -148,7 +152,7 @@ def check_fractions(law, name):  # -> the same
         raise ValueError(f"{name}: got probabilities that sum to {in_words(sum(law.values()))}, wanted 1")
     return law
 
-# %% ../../nbs/17_certify.ipynb #de952f8b
+# %% ../../nbs/17_certify.ipynb #9a8d22c7
 def estimated_texts(target, ctx, n, stop, walks=20):  # -> prefixes, texts
     "The numbers of unfinished and of finished texts, estimated from random ones"
     generator, found = np.random.default_rng(0), []
@@ -437,7 +441,7 @@ def certify_system(system, target, ctx, n=None, stop=(), runs=2000, seed=0, due=
     check_at_least(0, seed=seed)
     check_rate(alpha=alpha)
     if target(Tree(ctx))[0].dtype == object:
-        return exact_certificate(system, target, ctx, n, stop, limit, progress)
+        return with_tokens(exact_certificate(system, target, ctx, n, stop, limit, progress), system, target)
     rows, verify = ReadOnlyTarget(target), without_writes(system.verify)
     def sample(ctx, n, rng):
         text = generate(rows, system.drafter, verify, ctx, n, rng, stop)
@@ -457,7 +461,8 @@ def certificate(build, V=3, n=None, seeds=(1, 2), ctx=(0, 1, 0), stop=(2,), gamm
         p, q = (tables(V, s) for s in seeds)
         system = build(q, gamma=gamma, shape=shape, exact=True)
         check_system(system, p)
-        return exact_certificate(system, p, ctx[:k], n, stop, least=gamma + 2, few=100)
+        found = exact_certificate(system, p, ctx[:k], n, stop, least=gamma + 2, few=100)
+        return with_tokens(found, system, p) if k == len(ctx) else found
     return worst_of([after(k) for k in sorted({1, len(ctx)})])
 
 def worst_of(found):  # certificates -> Certificate
@@ -467,7 +472,7 @@ def worst_of(found):  # certificates -> Certificate
                    tokens=found[-1].tokens, n=min(c.n for c in found),
                    lengths=tuple(len(c.ctx) for c in found))
 
-# %% ../../nbs/17_certify.ipynb #1e2f47d6
+# %% ../../nbs/17_certify.ipynb #fd3a19b8
 def sparse_table(V, seed, most=2):
     "A `TableModel` of fractions whose rows have 1 to `most` tokens, the same ones for every seed"
     check_at_least(1, V=V, most=most)

@@ -237,6 +237,7 @@ class Drafts:
     p: object        # (n, m + 1, V); in a tree (n, m, V)
     q: object        # (n, m, V)
     parent: tuple = ()
+    possible: object = None   # (n, m) which tokens of a chain have a positive probability, or are padding
     def __len__(self): return len(self.x)
     def paths(self, i):  # -> set of token tuples
         "The paths of the tree `i`"
@@ -252,11 +253,13 @@ def chain_drafts(case, n, gamma, rng, padded=False, draw=None, noises=()):  # ->
         else: x[:, i] = case.token(choose_class(case.table(1, gamma)[i, at[:, i]], u[i, 0]), u[i, 1])
         at[:, i + 1] = case.of[x[:, i]]
     p, q, length = case.rows(0, at), case.rows(1, at[:, :-1]), np.full(n, gamma)
+    possible = case.table(1, gamma)[np.arange(gamma), at[:, :-1], at[:, 1:]] > 0
     if padded:
         length = np.arange(n) % (gamma + 1)
         unused = np.arange(gamma) >= length[:, None]
         x[unused], q[unused], p[:, 1:][unused] = -1, q[unused][:, ::-1], p[:, 1:][unused][:, ::-1]
-    return Drafts(case, x, length, at, p, q)
+        possible |= unused
+    return Drafts(case, x, length, at, p, q, (), possible)
 
 def draw_each(draw, rows, noises):  # (n, V) -> (n,) tokens
     V, out = rows.shape[1], []
@@ -327,7 +330,7 @@ class Interface:
         rows = []
         for side, a in enumerate((d.p, d.q)):
             with np.errstate(divide="ignore"): a = np.log(a)*self.logits[side] if self.logits else a
-            rows.append(np.array(a, self.dtype or float))
+            rows.append(np.asarray(a, self.dtype or float))
         return *rows, d.x.copy(), *(np.tile(a, (len(d), 1)) for a in DRAFT_LAYOUTS[self.layout](d.parent))
     def call(self, verify, arrays, noises, width):  # -> (n, width) tokens or -1, {call: why it failed}
         n, step = len(noises), self.batch or 1
@@ -381,8 +384,7 @@ class CallRecord:
         "Count drafts, and the lengths after each of them"
         unused = np.arange(d.x.shape[1]) >= d.length[:, None]
         classes = np.where(unused, -1, d.at[:, 1:])
-        possible = (np.take_along_axis(d.q, np.maximum(d.x, 0)[..., None], 2)[..., 0] > 0) | unused
-        for key, n in counted_rows(np.where(possible.all(1, keepdims=True), classes, -2 - d.x)):
+        for key, n in counted_rows(np.where(d.possible.all(1, keepdims=True), classes, -2 - d.x)):
             self.drafts[key if key[0] > -2 else (tuple(-2 - v for v in key),)] += n
         kinds = np.where(unused, -1, d.case.kind[np.maximum(d.x, 0)])
         for key, n in counted_rows(np.c_[classes, kinds, (y >= 0).sum(1)][formed]):
@@ -810,9 +812,10 @@ class SamplerChecks(DistributionChecks):
         return self.interface.noises(n, self.seed, 9, k, 1)
     def batch(self, relation, k, n=1): # -> Drafts
         return self.interface.drafts(self.place(relation), n, self.gamma, numpy_generator(self.seed, 9, k))
+    def fresh(self, d): return tuple(a.copy() for a in self.interface.arguments(d))
     def once(self, d, noises, arrays=None):  # -> tokens of each draft, whether one is impossible
         "Calls with the drafts `d`"
-        given = self.interface.arguments(d) if arrays is None else arrays
+        given = self.fresh(d) if arrays is None else arrays
         y = self.interface.call(self.verify, given, noises, self.gamma + 2)[0]
         tokens = [tuple(row[row >= 0].tolist()) for row in y]
         return SimpleNamespace(y=tokens, impossible=[impossible_token(d.case, row) for row in tokens])
@@ -848,7 +851,7 @@ class SamplerChecks(DistributionChecks):
         ends, relations = Counter(), [*self.cases.values(), HALF, SAME, FAIR]
         for k, relation in enumerate(relations):
             d = self.batch(relation, k, 4)
-            given, before, views = (self.interface.arguments(d) for _ in range(3))
+            given, before, views = (self.fresh(d) for _ in range(3))
             first, views = (self.once(d, self.noises(k, 4), arrays) for arrays in (given, as_views(views)))
             names = "p", "q", "x", "links", "links", "links"
             changed = sorted({name for name, a, b in zip(names, given, before) if not (a == b).all()})

@@ -50,8 +50,8 @@ class Enumerator:
 
     def choose(self, weights):  # (k,) -> index
         i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
-        if i >= self.limit:
-            raise ValueError(f"limit: walked {i:,} forks along one path; "
+        if i > self.limit:
+            raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
                              "wanted a program that ends, or a larger limit")
         answer = possible[0]
         if len(possible) > 1:
@@ -145,7 +145,7 @@ def mean_of(f, limit=MAX_PATHS):
     """
     return law_of(f, limit).mean()
 
-# %% ../../nbs/01_chance.ipynb #85b09ffa
+# %% ../../nbs/01_chance.ipynb #230e8cfb
 class PathSampler(Enumerator):
     "An rng that takes a uniformly random outcome of every draw; `paths` is the product of their numbers"
     def __init__(self, generator, limit=np.inf):
@@ -258,7 +258,7 @@ def verdict_tape(coins, picks):  # (n,), (n,) -> Tape
     kinds = dict(coin=coins, pick=picks)
     return Tape({(kind, i): u for kind, row in kinds.items() for i, u in enumerate(row)})
 
-# %% ../../nbs/01_chance.ipynb #e803a18b
+# %% ../../nbs/01_chance.ipynb #6954dbea
 def held(x):  # -> {name: part}
     "The parts of a value: items, attributes (without cached properties), a function's code and cells"
     if isinstance(x, (tuple, list)): return dict(enumerate(x))
@@ -294,7 +294,7 @@ def difference(a, b, name="", seen=None):  # -> str
     found = (difference(mine[k], other[k], f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
 
-# %% ../../nbs/01_chance.ipynb #a0a6546e
+# %% ../../nbs/01_chance.ipynb #d841a1ef
 REPLAYS = 32   # about so many paths of one step are replayed, or all if it has fewer
 
 class Careful:
