@@ -39,7 +39,7 @@ PUBLIC = {   # module: the names that stand here as well
     "train.registry": "TRAINED load_system",
     "gpu.engine": "Engine",
     "certify.certificates": "certify_system certificate g_test",
-    "certify.sequential": "certify_rounds certify_log save_log watch",
+    "certify.sequential": "certify_rounds certify_log certify_sequentially save_log",
     "certify.samplers": "certify_sampler certify_rows",
     "certify.mutants": "MUTANTS",
     "app.systems": "SYSTEMS LOSSY",

@@ -18,7 +18,8 @@ from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject
 from specref.certify.samplers import BET_SIZES, CASES, CHECKS, NOT_RUN
-from specref.certify.samplers import EdgeGenerator, FewerTokensBet, Interface, PlaceCase, RowCase, SeedGenerator
+from specref.certify.samplers import EdgeGenerator, FewerTokensBet, Interface, PlaceCase, RowCase
+from specref.certify.samplers import SeedGenerator
 from specref.certify.samplers import certify_rows, certify_sampler, chain_drafts, draw_by_cdf
 from specref.certify.samplers import as_views, token_classes, token_parts
 from specref.certify.samplers import rule_on_rows, text_sampler, expected_lengths
@@ -357,7 +358,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "writes in p": (dict(verify=careless, runs=300), {"rows"}),
     "u <= p/q": (dict(verify=broken(accept=lambda u, p, q: u*q <= p), runs=300), {"zeros"}),
     "search from the left": (dict(verify=broken(find=search_left), runs=300), {"zeros"}),
-    "the last sum is below 1": (dict(verify=broken(find=search_short), runs=99, interface=FLOAT64), {"zeros"}),
+    "the last sum below 1": (dict(verify=broken(find=search_short), runs=99, interface=FLOAT64), {"zeros"}),
     "NaN accepts": (dict(verify=nan_accepts, runs=300), {"nan"}),
 }
 
@@ -611,7 +612,7 @@ def test_equal_rows_are_given_as_one_array():
 
 
 def test_long_drafts_agree_above_a_place():
-    "One token above the place, and half of the mass in common from there on; peaks move with the token before"
+    "One token above the place, half of the mass in common from there on; peaks move with the token before"
     case, half = PlaceCase(3, 4), Fraction(1, 2)
     rows = [case.pair((0, *y)) for y in ((), (0,), (0, 3), (0, 3, 3), (0, 3, 3, 1), (0, 3, 3, 2))]
     assert [overlap(*pair) for pair in rows] == [1, 1, 1, half, half, half]
@@ -662,6 +663,13 @@ def test_correct_functions_of_other_kinds_are_not_rejected(f):
         assert "`dtype` states which applies" in " ".join(found.words.split())
         assert not quick(f, cases=FEW, runs=100, interface=FLOAT64).passes_robustness
         assert quick(f, cases=FEW, runs=100, interface=Interface(dtype="float32")).passes
+
+
+def test_interfaces_may_be_combined():
+    "Padded batches with a drafter and special tokens, and trees of independent siblings"
+    assert quick(in_batches, V=70, gamma=4, cases=FIRST, runs=200, draft=draw_by_cdf, special=(7, 69),
+                 interface=Interface(batch=8, padded=True)).passes
+    assert quick(walk, cases=FIRST, runs=200, interface=Interface("parents", siblings=iid)).passes
 
 
 def test_no_false_alarm_in_many_seeds():

@@ -245,13 +245,15 @@ def report_costs(costs, alpha, temperature):
 
 # %% ../../nbs/63_commands.ipynb #1708c573
 def certify_command(system=None, target=None, draft=None, n=3, runs=2000, seed=0, prompt="The value of",
-                    log=None, like=None):  # -> did all pass?
+                    log=None, like=None, tolerance=0., stop=()):  # -> did all pass?
     "Print the certificates of a system, or of all, exactly and on a model; or the report on a `log`"
     check_at_least(1, n=n, runs=runs)
     check_at_least(0, seed=seed)
     others = dict(system=system, target=target, draft=draft, n=n, runs=runs, seed=seed, prompt=prompt)
-    if log is not None: return certify_recorded(log, like, others)
-    if like is not None: raise ValueError(f"like: got {like!r} without a log, wanted it together with a log")
+    of_log = dict(like=like, tolerance=tolerance, stop=tuple(stop))
+    if log is not None: return certify_recorded(log, of_log, others)
+    for name, given in of_log.items():
+        if given: raise ValueError(f"{name}: got {given!r} without a log, wanted it together with a log")
     if system is not None: look_up(SYSTEMS, system=system)
     names = list(SYSTEMS) if system is None else [system]
     count = None
@@ -284,13 +286,13 @@ def indent(words):
     return "\n".join(lines)
 
 # %% ../../nbs/63_commands.ipynb #47bf1ce2
-def certify_recorded(log, like, others):
+def certify_recorded(log, of_log, others):
     "Print the report on recorded rounds; any other option has no meaning here, and raises an error"
     usual = signature(certify_command).parameters
     for name, given in others.items():
         if given != usual[name].default:
             raise ValueError(f"{name}: got {given!r} together with a log, wanted the log alone")
-    report = certify_log(log, like=like)
+    report = certify_log(log, **of_log)
     print(report)
     return report.passes
 
@@ -375,6 +377,9 @@ def add_certify(commands):
     add("--log", help=LOG_FORMAT)
     add("--like", help="with --log: the rule of the engine, reject or match, which gives the expected number "
                        "of accepted draft tokens; without it that number is reported, not tested")
+    add("--tolerance", type=float, help="with --log: the relative rounding of the recorded probabilities, "
+                                        "such as .004 for bfloat16")
+    add("--stop", type=int, nargs="+", help="with --log: tokens that end a text")
     add_models(add)
     add("--prompt", help="on models: the prompt")
     add("--n", type=int, help="on models: tokens per text")

@@ -384,7 +384,8 @@ class CallRecord:
         "Count drafts, and the lengths after each of them"
         unused = np.arange(d.x.shape[1]) >= d.length[:, None]
         classes = np.where(unused, -1, d.at[:, 1:])
-        for key, n in counted_rows(np.where(d.possible.all(1, keepdims=True), classes, -2 - d.x)):
+        impossible = -2 - np.maximum(d.x, 0)   # also of padded drafts, all sampled tokens are counted
+        for key, n in counted_rows(np.where(d.possible.all(1, keepdims=True), d.at[:, 1:], impossible)):
             self.drafts[key if key[0] > -2 else (tuple(-2 - v for v in key),)] += n
         kinds = np.where(unused, -1, d.case.kind[np.maximum(d.x, 0)])
         for key, n in counted_rows(np.c_[classes, kinds, (y >= 0).sum(1)][formed]):
@@ -593,7 +594,7 @@ class Kit:
 
     @property
     def rate(self):
-        "The false-alarm rate of a test: blocks and lengths of each case, bits, noise, drafts, places, classes"
+        "The false-alarm rate of a test: blocks, lengths of each case, bits, noise, drafts, places, classes"
         within = 2*(self.gamma + 1)*(5 + len(self.tiles))*(self.V > 4)
         return self.alpha / (2*len(self.made) + 5 + within + 2*(self.depth + 1) + 1)
     @property

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['ODDS', 'SIGMAS', 'RIVAL', 'STARTS', 'LAGS', 'MEMORY', 'PLACES', 'SOURCES', 'WIDTHS', 'STAKES', 'NO_CELLS',
-           'ACCEPTANCE_BY_RULE', 'watch', 'play_rounds', 'BROKEN', 'Bets', 'mean_wealth', 'least_share', 'Claim',
-           'SparseRow', 'weights_at', 'stated_tokens', 'classes', 'common_classes', 'Finding', 'Report', 'cells_of',
-           'density', 'TextState', 'TextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule', 'probability',
-           'RecordedRound', 'TextCheck', 'SequentialTest', 'certify_rounds', 'sample_rounds', 'certify_sequentially',
-           'token_list', 'read_row', 'read_sparse', 'as_floats', 'read_rows', 'padded_tokens', 'check_below',
-           'vocabulary', 'point_mass', 'logged_round', 'check_chains', 'log_arrays', 'log_line', 'text_of', 'check_top',
-           'save_log', 'open_array', 'reading', 'check_shapes', 'array_rounds', 'line_rounds', 'why_no_record',
-           'log_records', 'load_log', 'certify_log']
+           'ACCEPTANCE_BY_RULE', 'BROKEN', 'Bets', 'mean_wealth', 'least_share', 'Claim', 'SparseRow', 'weights_at',
+           'stated_tokens', 'classes', 'common_classes', 'Finding', 'Report', 'cells_of', 'density', 'TextState',
+           'TextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule', 'probability', 'RecordedRound', 'TextCheck',
+           'SequentialTest', 'certify_rounds', 'sample_rounds', 'certify_sequentially', 'token_list', 'read_row',
+           'read_sparse', 'as_floats', 'read_rows', 'padded_tokens', 'check_below', 'vocabulary', 'point_mass',
+           'logged_round', 'check_chains', 'log_arrays', 'log_line', 'text_of', 'check_top', 'save_log', 'open_array',
+           'reading', 'check_shapes', 'array_rounds', 'line_rounds', 'why_no_record', 'log_records', 'load_log',
+           'certify_log']
 
 # %% ../../nbs/17a_bets.ipynb #589a2a2b
 import json, os
@@ -469,8 +469,6 @@ def certify_sequentially(system, target, ctx, most=1000, n=64, seed=0, alpha=ALP
     check_at_least(0, seed=seed)
     sampled = sample_rounds(system, target, check_call(target, system.drafter, ctx, n), n, seed, rng)
     return certify_rounds(islice(sampled, most), alpha, like)
-
-watch, play_rounds = certify_sequentially, sample_rounds   # the former names
 
 # %% ../../nbs/17a_bets.ipynb #ede28341
 def token_list(out, name):  # -> tuple of ints

@@ -91,7 +91,7 @@ class Enumerator:
 
 # %% ../../nbs/01_chance.ipynb #385cf0db
 MAX_PATHS = 200_000  # paths that law_of enumerates before it stops with an error
-FIRST_PATHS = 1000   # after so many, the number of all paths is estimated
+FIRST_PATHS = 500    # after so many, the number of all paths is estimated
 
 class Outcomes(dict):
     "A finite distribution, outcome -> probability, and the number of `paths` enumerated for it"
@@ -145,7 +145,7 @@ def mean_of(f, limit=MAX_PATHS):
     """
     return law_of(f, limit).mean()
 
-# %% ../../nbs/01_chance.ipynb #230e8cfb
+# %% ../../nbs/01_chance.ipynb #487a6791
 class PathSampler(Enumerator):
     "An rng that takes a uniformly random outcome of every draw; `paths` is the product of their numbers"
     def __init__(self, generator, limit=np.inf):
@@ -186,7 +186,7 @@ def too_many(paths, limit, seconds):
 
 def check_paths(f, limit, seconds, slack=4):
     "Raise for a program with about `slack` times more than `limit` paths, which take `seconds` each"
-    paths = estimated_paths(f)
+    paths = estimated_paths(f, 50)
     if paths > slack * limit: raise too_many(paths, limit, seconds)
 
 # %% ../../nbs/01_chance.ipynb #ad721157
@@ -258,7 +258,7 @@ def verdict_tape(coins, picks):  # (n,), (n,) -> Tape
     kinds = dict(coin=coins, pick=picks)
     return Tape({(kind, i): u for kind, row in kinds.items() for i, u in enumerate(row)})
 
-# %% ../../nbs/01_chance.ipynb #6954dbea
+# %% ../../nbs/01_chance.ipynb #adee0242
 def held(x):  # -> {name: part}
     "The parts of a value: items, attributes (without cached properties), a function's code and cells"
     if isinstance(x, (tuple, list)): return dict(enumerate(x))
@@ -294,7 +294,7 @@ def difference(a, b, name="", seen=None):  # -> str
     found = (difference(mine[k], other[k], f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
 
-# %% ../../nbs/01_chance.ipynb #d841a1ef
+# %% ../../nbs/01_chance.ipynb #639d0577
 REPLAYS = 32   # about so many paths of one step are replayed, or all if it has fewer
 
 class Careful:

@@ -294,7 +294,7 @@ def drawn_at(temperature, model, draw=without_replacement, limit=likeliest_point
     >>> model, draw = drawn_at(0, random_table(4, seed=1))
     >>> tree = StaticTree(model, (-1, 0, 0), draw)((0,), Seeded(0))
     >>> print(tree.token, *tree.law[1])
-    [None, 1, 3] 0 1 0 0
+    [None, 1, 2] 0 1 0 0
     """
     check_between(0, inf, temperature=temperature)
     return (model, draw) if temperature > 0 else (UnwarpedModel(model), limit)
