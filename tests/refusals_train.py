@@ -13,7 +13,6 @@ from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.train import branching, eagle3, falcon, features, harness, hydra, medusa, mtp, registry
 from specref.train.harness import StateDataset, TargetModel
-from specref.verify.reject import reject
 
 @cache
 def base(V=5): return TargetModel(tiny(V, layers=4))
@@ -100,7 +99,6 @@ ROWS = [
     ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), tuple((0,)*n for n in range(1, 5))), "at most 3"),
-    ("rule", lambda: medusa.accept_longest(reject)),
     ("heads", lambda: hydra.Hydra(base(), heads=0)), ("layers", lambda: hydra.Hydra(base(), layers=0)),
     ("matrices", lambda: hydra.HydraPlus(base(), matrices=0)),
     ("stages", lambda: hydra.MLPSpeculator(base(), stages=0)),

@@ -21,7 +21,7 @@ from specref.models.embedded import DOMAINS, embedded, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel, evaluate
 from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft,
-                                  MedusaHead, MedusaTree, accept_longest, head_accuracy, medusa_loss)
+                                  MedusaHead, MedusaTree, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
 from specref.verify.lossy import AcceptanceRule, lenient_greedy, typical
 from specref.verify.reject import Chain, reject
@@ -224,7 +224,7 @@ def test_typical_is_greedy_where_the_target_is(both, seed):
     "Rows that are point masses: the longest typical path is plain greedy decoding"
     target, rows = cold(both[0]), HeadMarginals(Table(3, seed), 2)
     drafter = MedusaTree(rows, ((0,), (1,), (0, 0), (0, 1), (1, 0)), exact=True)
-    assert loop_law(target, drafter, accept_longest(typical()), (0, 1), 4) == target_law(target, (0, 1), 4)
+    assert loop_law(target, drafter, typical(), (0, 1), 4) == target_law(target, (0, 1), 4)
     p = both[0].law((0, 1))
     assert typical().accepted(p, p)[int(np.argmax(p))] > 0
 
@@ -241,22 +241,15 @@ def test_the_longest_path_is_chosen_and_of_equals_the_likeliest():
         good = lambda i: all(rule.accepted(p[tree.parent[a]], tree.law[a])[tree.token[a]] > 0
                              for a in tree.ancestors(i))
         score = lambda i: (tree.depth[i], sum(log(chance(a)) for a in tree.ancestors(i)))
-        found = accept_longest(rule)(p, tree, Seeded(0)).node
+        found = rule(p, tree, Seeded(0)).node
         assert score(found) == max(score(i) for i in range(len(tree)) if good(i))
-
-def test_a_point_accepted_with_probability_below_one_is_not_followed():
-    "A rule that accepts point masses with their probability follows one only if it is 1"
-    part, tree = AcceptanceRule(np.minimum, lambda p, q: p), Tree((0,))
-    tree.grow(0, points([1, 0], 2, exact=True), Seeded(0), 2)
-    assert accept_longest(part)([exact(1, 3)] * 3, tree, Seeded(0)).node == 0
-    assert accept_longest(part)([exact(0, 1)] * 3, tree, Seeded(0)).node == 1
 
 def test_typical_is_not_lossless():
     "Its total variation on a table, exactly; that of `reject` is 0"
     target, rows = random_table(3, 1, zeros=False), HeadMarginals(Table(3, 8), 2)
     drafter, want = MedusaTree(rows, ((0,), (1,), (0, 0)), exact=True), target_law(target, (0, 1), 2)
     assert loop_law(target, drafter, reject, (0, 1), 2) == want
-    assert tv_outcomes(loop_law(target, drafter, accept_longest(typical()), (0, 1), 2), want) > .1
+    assert tv_outcomes(loop_law(target, drafter, typical(), (0, 1), 2), want) > .1
 
 # Medusa-2
 

@@ -1106,7 +1106,8 @@ CORRECT = {
     "i.i.d. children in a random order": Setting(PAIR[0], shuffled(iid(Q), 2), reject),
     "equal siblings verified one after the other": IID2,
     "a retrieved token beside sampled ones": on_star(in_sequence(points([2], 4, True), SWOR, iid(Q)), 3),
-    "draft distribution one row behind (only tokens are lost)": replace(TWO_TOKENS, drafter=one_row_behind(KILLER[1], 2))}
+    "draft distribution one row behind (only tokens are lost)":
+        replace(TWO_TOKENS, drafter=one_row_behind(KILLER[1], 2))}
 
 WITHHELD = {
     "stops after an unlikely token, and proposes it":
