@@ -378,7 +378,8 @@ def unproved(root=ROOT):
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
 def unfaithful(root=ROOT):
-    "Systems without a test of a property of the published system, and tests of systems not in the table"
+    """Systems without a test of a property of the published system, tests of systems not in the table, and
+    such tests without a plainer part for which they must fail"""
     tests = marked('faithful', root)
     files = [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
     bodies = [ast.parse(f.read_text(encoding='utf-8')).body for f in files]
@@ -388,6 +389,13 @@ def unfaithful(root=ROOT):
     yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
     unknown = sorted(tests.keys() - systems)
     yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in unknown)
+    for f in sorted((root/'tests').glob('test_*.py')):
+        for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
+            calls = [d for d in getattr(n, 'decorator_list', []) if isinstance(d, ast.Call)]
+            how = {getattr(d.func, 'id', ''): {k.arg for k in d.keywords} for d in calls}
+            names = {x.id for d in calls for x in ast.walk(d) if isinstance(x, ast.Name)}
+            if 'faithful' in how and 'plain' not in how['faithful'] and 'parts' not in names:
+                yield f'{f.name}::{n.name} has no plainer part for which it must fail'
 
 # -- Commands --------------------------------------------------------------------------------------
 

@@ -156,6 +156,9 @@ PLANTS = {
     'a test of no theorem': (house.unproved, swap('tests/test_law.py', 'thm-two', 'thm-ten')),
     'a system without its test': (
         house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'))),
+    'a test that no plainer part fails': (
+        house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'),
+                               file('tests/test_chain.py', '@faithful("chain")\ndef test_chain(): pass\n'))),
     'a framework behind a first chapter': (
         house.heavy, both(file('specref/core/big.py', 'import torch\n\nx = torch\n'),
                           file('specref/core/law.py', 'from .big import x\n\ntwice = x\n'))),
