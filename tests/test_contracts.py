@@ -15,7 +15,9 @@ small = dict(gamma=2, shape=(2, 1), exact=True)
 built = {name: build(constant(*CANON[1]), **small) for name, build in SYSTEMS.items()}
 verifiers = {f: name for name, f in reversed([(name, s.verify) for name, s in built.items()])}   # each once
 verifiers = dict(sorted((name, f) for f, name in verifiers.items()))
-CHOOSY = {"block verification": "wanted a chain", "K-SEQ": "wanted those of `iid`"}   # raise for other trees
+CHOOSY = {   # raise for other trees
+    "block verification": "wanted a chain", "K-SEQ": "wanted those of `iid`", "SpecHub": "`hub_pairs`",
+    "optimal transport": "wanted those of `iid`"}
 
 
 @proves("thm-edges")
