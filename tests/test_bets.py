@@ -193,7 +193,7 @@ def warm(model):
 
 WRONG = {   # drafter, verifier, the check that fails
     "everything accepted": (Chain(draft, 2), reject_from(accept=lambda *_: True), "law"),
-    "correction from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "law"),
+    "recovered token from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "law"),
     "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "law"),
     "bonus from the previous row": (Chain(draft, 2), reject_from(last=previous_row), "law"),
     "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
@@ -602,8 +602,8 @@ def test_logs_of_all_lengths(tmp_path):
     assert [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
 
 
-LOGGED = ["everything accepted", "bonus from the previous row", "correction from p", "draft tokens ignored",
-          "argmax stated as sampled"]
+LOGGED = ["everything accepted", "bonus from the previous row", "recovered token from p",
+          "draft tokens ignored", "argmax stated as sampled"]
 
 
 @pytest.mark.parametrize("name", LOGGED)

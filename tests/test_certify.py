@@ -439,7 +439,7 @@ def test_listed_systems_pass_by_counts(name):
 
 
 WRONG = {   # drafter, verifier, runs
-    "correction from p": (lambda q: Chain(q, 2), reject_from(after=lambda r, q, x: r), 2500),
+    "recovered token from p": (lambda q: Chain(q, 2), reject_from(after=lambda r, q, x: r), 2500),
     "everything accepted": (lambda q: Chain(q, 2), reject_from(lambda *_: True), 2500),
     "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r), 2500),
     "siblings verified by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p, 2500),

@@ -60,7 +60,7 @@ def broken(left=excess, bonus=lambda p, q: p[-1], accept=lambda u, p, q: u*q < p
 
 # Samplers of texts
 
-THEIRS = {"correction from p": broken(left=lambda p, q: p),
+THEIRS = {"recovered token from p": broken(left=lambda p, q: p),
           "p and q exchanged": broken(left=lambda p, q: np.maximum(q - p, 0)),
           "everything accepted": broken(accept=lambda *_: True),
           "bonus from the previous row": broken(bonus=lambda p, q: p[-2]),
@@ -215,7 +215,7 @@ def test_correct_functions_pass(name):
 def test_three_drafts():
     "A correct function passes with its own drafter, an incorrect one fails the check `distribution`"
     assert quick(theirs, gamma=3, runs=500, draft=draw_by_cdf, cases=FEW).passes
-    assert "distribution" in quick(THEIRS["correction from p"], gamma=3, runs=500, cases=FEW).wrong
+    assert "distribution" in quick(THEIRS["recovered token from p"], gamma=3, runs=500, cases=FEW).wrong
 
 
 @pytest.mark.parametrize("rule", [kseq, transport])
@@ -330,10 +330,10 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "accepted iff p >= q": (dict(verify=broken(accept=lambda u, p, q: q <= p)), {*WRONG, "tokens"}),
     "ratio times 1.5": (dict(verify=broken(accept=lambda u, p, q: u*q < 1.5*p)), {"distribution", "noise"}),
     "p without the token": (dict(verify=without_first, runs=2000), {"distribution", "noise"}),
-    "likeliest correction": (dict(verify=broken(left=likeliest_excess)), {"distribution", "noise"}),
+    "likeliest recovered token": (dict(verify=broken(left=likeliest_excess)), {"distribution", "noise"}),
     "q of the next row": (dict(verify=lambda p, q, x, rng: theirs(p, np.roll(q, 1, 0), x, rng)),
                           {"distribution", "noise"}),
-    "one uniform number for draft and correction": (dict(verify=one_coin), {"distribution", "noise"}),
+    "one uniform number for draft and recovered token": (dict(verify=one_coin), {"distribution", "noise"}),
     "verifies after a rejection": (dict(verify=verifies_after_rejection, runs=100), {"form"}),
     "one token too many": (dict(verify=lambda p, q, x, rng: [*x, 0, 0], runs=100), {"form", "nan"}),
     "no token": (dict(verify=lambda p, q, x, rng: [-1], runs=100), {"form"}),
@@ -347,7 +347,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "reject, stated as block": (dict(verify=rule_on_rows(reject), like=block, gamma=8, runs=600, cases=ONE),
                                 {"tokens"}),
     "seeds itself with the same seed": (dict(verify=broken(seeded=reseeded)), {"noise"}),
-    "one race for draft and correction": (dict(verify=racer.verify, draft=racer.draft, runs=3000, cases=ONE),
+    "one race for draft and last token": (dict(verify=racer.verify, draft=racer.draft, runs=3000, cases=ONE),
                                           {"noise"}),
     "the likeliest token, stated as drawn": (dict(verify=theirs, draft=argmax), {"noise", "draft"}),
     "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: draw_by_cdf(top2(q), rng)),

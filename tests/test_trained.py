@@ -29,7 +29,7 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
-from specref.train.medusa import Medusa, Medusa2, MedusaDraft, accept_longest, medusa_loss
+from specref.train.medusa import Medusa, Medusa2, MedusaDraft, medusa_loss
 from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, trained_system
 from specref.verify.lossy import typical
@@ -544,7 +544,7 @@ def ways(system):
     return [lambda q: make(q, gamma=3).drafter, lambda q: make(q, gamma=4, temperature=0).drafter, chain]
 
 # Medusa's rule with a threshold so low that it changes the text of every drafter
-TYPICAL = {(system, "typical acceptance"): accept_longest(typical(.001, .001)) for system in TRAINED}
+TYPICAL = {(system, "typical acceptance"): typical(.001, .001) for system in TRAINED}
 
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
           "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon")
