@@ -27,7 +27,7 @@ from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Seeded
 from ..core.rng import estimated_paths, step_law, too_many, tv_outcomes
 from ..core.tree import Tree
 from ..core.target import check_context, random_table, raw_row, target_law
-from ..core.target import Rows, TableModel, Target
+from ..core.target import ModelView, Rows, TableModel, Target
 from ..core.loop import bounded, check_call, clip, generate, loop_law, rounds, System
 
 # %% ../../nbs/17_certify.ipynb #6e2364a8
@@ -81,12 +81,10 @@ class ReadOnlyRows(Rows):
         return self.made[i]
     def raw(self, i): return read_only(raw_row(self.before, i))
 
-class ReadOnlyTarget(Target):
+class ReadOnlyTarget(ModelView):
     "The target with read-only rows"
-    def __init__(self, target):
-        self.target, self.V, self.most, self.meter = target, target.V, target.most, target.meter
-    def __call__(self, tree): return ReadOnlyRows(self.target(tree), self.V)
-    def states(self, ctx): return self.target.states(ctx)
+    def __call__(self, tree): return ReadOnlyRows(self.model(tree), self.V)
+    def states(self, ctx): return self.model.states(ctx)
 
 def read_only(row):  # (V,) -> (V,)
     "The same numbers, read-only"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['standard_rule', 'AcceptanceRule', 'check_fraction', 'lenient', 'check_same_models_vocab', 'text_law', 'GreedyModel',
-           'raw_law', 'warped_law', 'Gate', 'accept_set', 'lenient_greedy', 'check_nats', 'top_beta', 'token_ranks',
-           'entropy', 'typical', 'bild_rollback', 'BildDraft', 'reject_toward', 'ensemble', 'cascade', 'CombinedModel',
+           'warped_law', 'Gate', 'accept_set', 'lenient_greedy', 'check_nats', 'top_beta', 'token_ranks', 'entropy',
+           'typical', 'bild_rollback', 'BildDraft', 'reject_toward', 'ensemble', 'cascade', 'CombinedModel',
            'position_distances']
 
 # %% ../../nbs/15a_lenience.ipynb #f823e3bf
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import exp, inf
 import numpy as np
 from ..core.check import check_at_least, check_between, check_same_vocab
-from ..core.law import greedy, normalize, residual, tv
+from ..core.law import greedy, residual, tv
 from ..core.rng import Outcomes, tv_outcomes
 from ..core.tree import Tree, iid, chain_nodes
-from ..core.target import Rows, Target, check_context, raw_row
+from ..core.target import ModelView, Rows, Target, check_context, raw_law, raw_row
 from ..core.loop import Verdict
 from .reject import Chain
 
@@ -93,18 +93,11 @@ def text_law(rule, target, draft, gamma, ctx, n):  # -> {text: probability}
     return Outcomes(now).of(lambda s: s[0])
 
 # %% ../../nbs/15a_lenience.ipynb #9ce505e7
-class GreedyModel(Target):
+class GreedyModel(ModelView):
     "`model` at temperature 0: point masses on its likeliest tokens, beside the rows before any warp"
-    def __init__(self, model): self.model, self.V, self.meter = model, model.V, model.meter
-    @property
-    def most(self): return self.model.most
     def __call__(self, tree):
         p = self.model(tree)
         return Rows(lambda i: greedy(p[i]), len(p), self.V, lambda i: raw_row(p, i))
-
-def raw_law(p, i):  # rows, node -> (V,)
-    "The distribution after node `i` before any warp"
-    return normalize(raw_row(p, i))
 
 def warped_law(p, i):  # rows, node -> (V,)
     "The distribution after node `i` by which the target decodes"
