@@ -1,5 +1,5 @@
 "Chapter 04: the loop, match, what generate returns"
-import copy, pickle
+import copy, json, pickle
 from dataclasses import FrozenInstanceError, dataclass
 from fractions import Fraction
 from functools import partial
@@ -110,6 +110,15 @@ def test_the_ledger_counts_the_rounds(run):
     rates = [np.mean([k >= i for k in accepted]) for i in range(1, deepest + 1)]
     assert ledger.acceptance_rate_per_position == rates
     assert ledger.mean_acceptance_length == pytest.approx(1 + sum(rates))
+    told = json.loads(json.dumps(ledger.to_dict()))
+    assert told["num_rounds"] == len(again) and told["num_draft_tokens"] == drafted
+    assert told["models"]["target"]["calls"] == ledger.models["target"].calls
+    lines = dict(line.rsplit(" ", 1) for line in ledger.prometheus(model_name='a "b"').splitlines())
+    name = r'vllm:spec_decode_num_accepted_tokens{}_total{{model_name="a \"b\""{}}}'.format
+    assert lines[name("", "")] == str(total)
+    at = [lines[name("_per_pos", f',position="{i}"')] for i in range(deepest)]
+    assert at == [str(sum(k > i for k in accepted)) for i in range(deepest)]
+    assert len(lines) == 3 + deepest
 
 def test_the_ledger_meters_the_models():
     "A chain calls its model once a token, a tree once a level; calls of earlier runs are not counted"
@@ -155,6 +164,23 @@ def test_no_draft_beyond_the_position_limit():
     assert [len(drafter((0,) * n, Seeded(0))) for n in (3, 4, 5, 8)] == [4, 4, 1, 1]
     learnt = bounded(target, Learning(2)).learn(next(rounds(target, Learning(3), match, (0,), Seeded(0))))
     assert learnt.depth == 4 and [len(learnt((0,) * n, Seeded(0))) for n in (5, 6)] == [5, 1]
+
+class Failing(Learning):
+    "Interrupted in the fifth round"
+    def __call__(self, ctx, rng):
+        if self.n > 4: raise KeyboardInterrupt
+        return super().__call__(ctx, rng)
+    def learn(self, round): return Failing(self.n + 1)
+
+def test_an_error_in_a_round_keeps_the_text():
+    "The exception has the tokens, steps and ledger of the rounds before"
+    seen, target = [], random_table(4, 1)
+    with pytest.raises(KeyboardInterrupt) as e:
+        generate(target, Failing(), match, (0,), 50, Seeded(0), watch=seen.append)
+    text = e.value.decoded
+    assert text == sum(seen, ()) and len(text.steps) == len(text) >= 4
+    assert len(text.ledger.rounds) == len(seen) == text.ledger.models["target"].calls
+    assert f"{len(text)} tokens" in e.value.__notes__[0]
 
 def test_the_times_of_each_part(monkeypatch):
     "Seconds of draft, target and verifier in every round"

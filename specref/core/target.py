@@ -53,6 +53,7 @@ class Target(Protocol):
     "A model, target or draft: called with a tree it returns the rows after its nodes"
     V: int          # the size of its vocabulary
     most = np.inf   # the longest text that it can read, in tokens
+    why = "the model reads no longer text"   # the reason for `most`
     @cached_property
     def meter(self): return Meter()
     def __call__(self, tree): raise NotImplementedError   # -> Rows
@@ -72,6 +73,8 @@ class ModelView(Target):
     def __init__(self, model): self.model, self.V, self.meter = model, model.V, model.meter
     @property
     def most(self): return self.model.most
+    @property
+    def why(self): return self.model.why
 
 class UnwarpedModel(ModelView):
     "The distributions of a model before any warp, by which a drafter ranks tokens at every temperature"
