@@ -166,7 +166,7 @@ def keeping(steps, ledger):
     try: yield
     except BaseException as e:
         e.decoded = Generation.of(steps, ledger)
-        if steps: e.add_note(f"decoded before: {len(steps)} tokens, in the attribute `decoded` of this exception")
+        if steps: e.add_note(f"decoded before: {len(steps)} tokens, in this exception's attribute `decoded`")
         raise
 
 # %% ../../nbs/04_loop.ipynb #46ea1d58
@@ -221,9 +221,9 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
 def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple of ints, Drafter
     "`check_call`, and every other argument of `generate`"
     if not isinstance(target, Target):
-        torch_module = hasattr(target, "forward")
-        got = f"the network {type(target).__name__}" if torch_module else repr(target)
-        raise ValueError(f"target: got {got}, wanted a subclass of Target{', such as HFModel(model)'*torch_module}")
+        network = hasattr(target, "forward")
+        got = f"the network {type(target).__name__}" if network else repr(target)
+        raise ValueError(f"target: got {got}, wanted a subclass of Target{', such as HFModel(model)'*network}")
     if not callable(verify): raise ValueError(f"verify: got {verify!r}, wanted a function")
     if not isinstance(stop, Container): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
     if not isinstance(rng, Rng): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")
