@@ -95,6 +95,8 @@ TREES = [
     ("x", lambda: points([3], 3)(())),
     *each("parent", lambda u: Tree((0,)).add(u, 0), -1, 1),
     *each("token", lambda x: Tree((0,)).add(0, x, exact(1, 0, 1)), -1, 1, 3),
+    *each("law", lambda law: Tree((0,)).add(0, 1, law), [-1., 4.], [.5, .6], [nan, 1.], [[.5, .5]]),
+    *each("draw", lambda q: Tree((0,)).grow(0, lambda earlier: np.array(q), Seeded(0)), [.5, .6], [2., 3.]),
     *each("node", lambda u: Tree((0,)).grow(u, iid(half), Seeded(0)), -1, 1),
     *each("choices", from_choices, [(0,), (1, 0)], [(0, 0)], [(0,), (0,), (0, 0)], [(), (0,)]),
     *each("child", lambda links: from_links(*links), ([1, 0], [-1, -1]), ([2, -1], [-1, -1]),

@@ -98,6 +98,25 @@ def test_seeded_keys_share_one_number(pq, seed):
     (answers,) = {tuple(rng.pick(law, key=(3, 4)) for law in pq) for rng in streams}
     assert cut(*pq)[answers] > 0
 
+def zeros_at(ends, V):
+    "A row of `V` tokens, large enough to be searched in blocks; some tokens and a whole block have no weight"
+    w = np.random.default_rng(V).random(V)**4
+    w[ends] = w[1024:1536] = w[-7:] = 0
+    return w / w.sum()
+
+@pytest.mark.parametrize("V", [5000, 5120, 128_256])
+def test_long_rows_are_searched_in_blocks(V):
+    "The token of the cumulative sums of the whole row, also at the ends of blocks; none of weight zero"
+    w = zeros_at([0, 511, 512, 2047], V)
+    ends = w.cumsum()
+    us = [0., 1 - 2**-53, *np.random.default_rng(1).random(200), *ends[[511, 1023, 1535, 2047]]]
+    got = [Tape({("pick", None): u}).pick(w) for u in us]
+    assert all(w[x] > 0 for x in got)
+    want = np.searchsorted(ends, np.array(us)*ends[-1], side="right")
+    off = [abs(ends[min(x, y)] - u) for x, y, u in zip(got, want, us) if x != y]
+    assert len(off) <= 4 and max(off, default=0) < 1e-12   # only where u is an end of a cell, up to rounding
+    assert Tape({("pick", None): .5}).pick(list(exact(*[1]*6000))) == 3000
+
 @proves("thm-merging")
 @settings(max_examples=25)
 @given(st.lists(laws(3), min_size=3, max_size=3), st.integers(1, 3), st.integers(1, 4))

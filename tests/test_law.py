@@ -8,7 +8,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from helpers import CANON, laws, models, pairs, proves, sizes
 from specref.core.rng import law_of, tv_outcomes
-from specref.core.law import ROUNDING, d_lk, exact, greedy, one_hot, overlap, residual, sums_to_one, tv, warp
+from specref.core.law import ROUNDING, as_law, d_lk, exact, freeze, greedy, one_hot, overlap, residual
+from specref.core.law import sums_to_one, tv, warp
 from specref.core.target import target_law
 
 numbers = st.lists(st.builds(Fraction, st.integers(-1, 4), st.integers(1, 6)), min_size=1, max_size=5)
@@ -23,6 +24,16 @@ def speculative(p, q, r):
 def output(p, q, r): return law_of(speculative(p, q, r)).of(lambda xy: xy[1])
 
 def as_dict(p): return {x: w for x, w in enumerate(p) if w}
+
+def test_a_frozen_row_is_checked_once_and_cannot_be_changed():
+    "The given array stays writeable; the frozen one raises when written to, and is returned as it is"
+    given_row = np.array([.25, .75])
+    row = freeze(given_row, size=2)
+    assert freeze(row) is row is as_law(row) and row is not given_row
+    with pytest.raises(ValueError, match="read-only"): row[0] = 1
+    given_row[0] = 1.   # the owner of the numbers may still change them; a new view is checked again
+    for bad in lambda: freeze(given_row, "mine"), lambda: as_law(row, "mine", size=3):
+        with pytest.raises(ValueError, match="mine: got"): bad()
 
 @settings(max_examples=30)
 @given(numbers | sizes.flatmap(laws))

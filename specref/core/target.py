@@ -13,19 +13,21 @@ from typing import Protocol, runtime_checkable
 from fractions import Fraction
 from operator import index
 import numpy as np
-from .law import as_law, exact, normalize
+from .law import exact, freeze, normalize
 from .check import check_at_least
 from .rng import Outcomes
 from .tree import Tree
 
 # %% ../../nbs/03_target.ipynb #d2d59696
 class Rows:
-    "The distribution after every node: `row(i)`, computed and checked when first read; `raw(i)` is unwarped"
-    def __init__(self, row, n, V, raw=None):
-        self.row, self.n, self.V, self.before, self.made = row, n, V, raw, {}
+    """The distribution after every node: `row(i)`, computed when first read, and checked unless it is
+    `checked` already; `raw(i)` is unwarped"""
+    def __init__(self, row, n, V, raw=None, checked=False):
+        self.row, self.n, self.V, self.before, self.checked, self.made = row, n, V, raw, checked, {}
     def __len__(self): return self.n
     def __getitem__(self, i):
-        if i not in self.made: self.made[i] = as_law(self.row(self.check(i)), f"p[{i}]", self.V)
+        if i not in self.made:
+            self.made[i] = freeze(self.row(self.check(i)), f"p[{i}]", self.V, not self.checked)
         return self.made[i]
     def raw(self, i):  # -> (V,)
         "The weights after node i before any warp, not normalised; the row itself where none were given"
@@ -94,7 +96,7 @@ class TableModel(Target):
         if not V >= 1: raise ValueError(f"V: got {V}, wanted a vocabulary of at least one token")
         self.V, self.f, self.laws = V, f, {}
     def law(self, text):
-        if text not in self.laws: self.laws[text] = as_law(self.f(text), "f(text)", self.V)
+        if text not in self.laws: self.laws[text] = freeze(self.f(text), "f(text)", self.V)
         self.meter.tokens += 1
         return self.laws[text]
     def __call__(self, tree):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['common_prefix_len', 'RowTrie', 'RowCache', 'Unservable', 'why_unservable', 'has_alibi', 'context_limit', 'tree_mask',
-           'RowAnswer', 'CachedModel', 'warpers', 'raw_weights', 'HFModel']
+           'RowAnswer', 'CachedModel', 'warpers', 'softmax_row', 'raw_weights', 'HFModel']
 
 # %% ../../nbs/07_transformer.ipynb #9bd807d7
 from bisect import bisect_left
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, DynamicCache
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
-from ..core.law import check_warp, warp
+from ..core.law import check_warp, one_hot
 from ..core.tree import Tree
 from ..core.target import Meter, Rows, Target
 
@@ -236,6 +236,17 @@ def warpers(temperature, top_k, top_p):  # -> processors
     if top_k: steps.append(TopKLogitsWarper(top_k))
     return steps if top_p in (None, 1) else [*steps, TopPLogitsWarper(top_p)]
 
+def softmax_row(z, cold):  # (V,) -> (V,)
+    "The softmax of a row of logits in double precision, or the point mass on the largest if `cold`"
+    if cold:
+        z = z.double().cpu().numpy()
+        row, finite = one_hot(x := int(np.argmax(z)), len(z)), np.isfinite(z[x])
+    else:
+        row = torch.softmax(z, -1, dtype=torch.float64).cpu().numpy()
+        finite = not np.isnan(row[0])   # NaN and infinities make the whole row NaN
+    if not finite: raise ValueError(f"logits: got a largest value of {z.max()}, wanted a finite one")
+    return row
+
 def raw_weights(logits):  # (V,) -> (V,)
     "The terms that a softmax sums, scaled to a maximum of 1, in double precision"
     z = logits.double().cpu().numpy()
@@ -254,7 +265,7 @@ class HFModel(CachedModel):
     def __call__(self, tree):
         answers = self.answers(tree)
         law = lambda i: self.read(answers[i], tree, i)
-        return Rows(law, len(answers), self.V, lambda i: raw_weights(answers[i].logits))
+        return Rows(law, len(answers), self.V, lambda i: raw_weights(answers[i].logits), checked=True)
     def answers(self, tree): return [self.trie.answers[r] for r in self.feed(tree)]
     def law(self, text): return self(Tree(text))[0]
     def logits(self, tree):  # -> (n, V)
@@ -265,11 +276,14 @@ class HFModel(CachedModel):
     def read(self, answer, tree, i):  # -> (V,)
         "The distribution after node i, computed once"
         if answer.law is None:
-            z = answer.logits.to(torch.float64, copy=True)[None]
-            ids = self.tensor([tree.text(i)]) if self.processors else None
-            for process in self.processors: z = process(ids, z)
-            answer.law = warp(z[0].cpu().numpy(), 0 if self.temperature == 0 else 1)
+            z = self.process(answer.logits, tree.text(i)) if self.processors else answer.logits
+            answer.law = softmax_row(z, self.temperature == 0)
         return answer.law
+
+    def process(self, logits, text):  # (V,) -> (V,) float64
+        z, ids = logits.to(torch.float64, copy=True)[None], self.tensor([text])
+        for process in self.processors: z = process(ids, z)
+        return z[0]
 
     @torch.inference_mode()
     def alone(self, text):  # -> (V,)
