@@ -253,6 +253,66 @@ def test_the_callback_gets_the_tokens_of_every_round(pair):
     assert tuple(torch.cat(parts).tolist()) == text and [len(t) for t in parts] == [4, 4, 4, 1]
 
 
+# ---- several texts, streams, caches
+
+IDS, MASK = torch.tensor([[0, 0, 0, 5, 60, 5], [60, 5, 60, 5, 9, 9]]), torch.tensor([[0]*3 + [1]*3, [1]*6])
+BATCHES = {
+    "equal lengths": dict(max_new_tokens=9),
+    "one text ends first": dict(max_new_tokens=12, eos_token_id=ENDS[::2], min_new_tokens=2),
+    "processors that read padding and batch": dict(
+        max_new_tokens=8, repetition_penalty=1.4, min_new_tokens=5, eos_token_id=ENDS,
+        prefix_allowed_tokens_fn=lambda row, ids: [int(ids.sum() * 7 + 3*k + row) % V for k in range(9)])}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_is_the_batch_of_generate(pair, name):
+    "Left padding, texts that end at different lengths, copies by num_return_sequences"
+    options = dict(BATCHES[name], attention_mask=MASK, do_sample=False, pad_token_id=0)
+    want = pair[0].generate(IDS, **options)
+    out = pair[0].generate(IDS, custom_generate=speculate, drafter=Chain(pair[1], 3),
+                           return_dict_in_generate=True, **options)
+    assert torch.equal(out.sequences, want) and len(out.texts) == 2
+    assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts) and out.past_key_values is None
+
+
+def test_a_sampled_batch_has_the_joint_distribution_of_generate(three):
+    "Two texts of different lengths: every pair of results, enumerated on both sides; equal texts are independent"
+    target, draft = three
+    ids, mask = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
+    options = dict(attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=1, repetition_penalty=1.3,
+                   pad_token_id=0)
+    def texts(rng, **how):
+        with TorchEnumerator(rng): return tuple(target.generate(ids, **options, **how)[:, 2].tolist())
+    want = law_of(texts)
+    got = law_of(lambda rng: texts(rng, custom_generate=speculate, drafter=Chain(draft, 1), seed=rng))
+    assert tv_outcomes(want, got) < EXACT and len(got) == 9
+    copies = target.generate(ids[1:], do_sample=True, num_return_sequences=20, seed=0, max_new_tokens=4,
+                             pad_token_id=0, custom_generate=speculate, drafter=draft)
+    assert len({*map(tuple, copies.tolist())}) > 5
+
+
+def test_a_streamer_gets_every_token(pair):
+    "transformers does not pass a streamer to custom functions: ours finds it"
+    class Written(list):
+        put, end = (lambda self, x: self.extend(x.flatten().tolist())), lambda self: self.append("end")
+    a, b = Written(), Written()
+    usual = dict(attention_mask=MASK[1:], do_sample=False, max_new_tokens=7, pad_token_id=0)
+    pair[0].generate(IDS[1:], streamer=a, **usual)
+    pair[0].generate(IDS[1:], streamer=b, custom_generate=speculate, drafter=pair[1], **usual)
+    assert a == b and len(b) == 14
+
+
+def test_the_returned_cache_continues_the_text(pair):
+    "The keys and values of all tokens but the last: plain generate goes on from them"
+    usual = dict(do_sample=False, pad_token_id=0)
+    out = pair[0].generate(IDS[1:], custom_generate=speculate, drafter=pair[1], max_new_tokens=6,
+                           return_dict_in_generate=True, **usual)
+    want = pair[0].generate(IDS[1:], max_new_tokens=12, **usual)
+    assert out.past_key_values.get_seq_length() == 11
+    more = pair[0].generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, **usual)
+    assert torch.equal(more, want)
+
+
 def test_a_model_is_checked_once_and_unchanged_after(monkeypatch):
     checked, fresh = [], network("Llama", seed=3, num_hidden_layers=1)
     monkeypatch.setattr(HFModel, "check", lambda self: checked.append(self.model))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COUNTERS', 'autoregressive', 'Verdict', 'Round', 'rounds', 'Drafter', 'Verifier', 'FunctionDrafter', 'as_drafter',
            'WrappedDrafter', 'Bounded', 'bounded', 'Timed', 'match', 'Step', 'Generation', 'keeping', 'generate',
-           'clip', 'emitted_steps', 'check_call', 'check_run', 'ProgressBar', 'RoundCounts', 'no_time', 'in_braces',
-           'Ledger', 'System', 'no_draft', 'trace', 'loop_law']
+           'clip', 'emitted_steps', 'check_call', 'check_target', 'check_run', 'ProgressBar', 'RoundCounts', 'no_time',
+           'in_braces', 'Ledger', 'System', 'no_draft', 'trace', 'loop_law']
 
 # %% ../../nbs/04_loop.ipynb #f761bf99
 import json
@@ -218,12 +218,16 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
                          f"{target.most} tokens that the target can read")
     return check_context(target, ctx)
 
+def check_target(target):
+    "Raise for what is no `Target`"
+    if isinstance(target, Target): return
+    network = hasattr(target, "forward")
+    got = f"the network {type(target).__name__}" if network else repr(target)
+    raise ValueError(f"target: got {got}, wanted a subclass of Target{', as HFModel(model)'*network}")
+
 def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple of ints, Drafter
     "`check_call`, and every other argument of `generate`"
-    if not isinstance(target, Target):
-        network = hasattr(target, "forward")
-        got = f"the network {type(target).__name__}" if network else repr(target)
-        raise ValueError(f"target: got {got}, wanted a subclass of Target{', such as HFModel(model)'*network}")
+    check_target(target)
     if not callable(verify): raise ValueError(f"verify: got {verify!r}, wanted a function")
     if not isinstance(stop, Container): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
     if not isinstance(rng, Rng): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")

@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['SERVED_CONFIG', 'STATEFUL_PROCESSORS', 'GENERATE_ADDS', 'CHECKED', 'UNSUPPORTED_DRAWS', 'LENGTHS', 'check_request',
            'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds', 'SpeculativeOutput', 'speculate',
-           'wrap_drafter', 'as_rng', 'TorchEnumerator', 'new_tokens', 'generate_law', 'copy_generator',
-           'GeneratorDrafter', 'edge_law_error']
+           'BatchRow', 'Streamed', 'one_length', 'cache_of', 'wrap_drafter', 'as_rng', 'rngs_of', 'TorchEnumerator',
+           'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter', 'edge_law_error']
 
 # %% ../../nbs/09_bridge.ipynb #d710250a
+import sys
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace, field
 from functools import partial
 from weakref import WeakSet
 import numpy as np, torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.generation import (
     CandidateGenerator, GenerateDecoderOnlyOutput, SynthIDTextWatermarkLogitsProcessor,
                                      UnbatchedClassifierFreeGuidanceLogitsProcessor)
@@ -30,7 +32,7 @@ from .transformer import HFModel
 
 # %% ../../nbs/09_bridge.ipynb #65ac0170
 SERVED_CONFIG = dict(   # options and the one value that a run of one text can serve
-    num_beams=1, num_return_sequences=1, output_attentions=False, output_hidden_states=False,
+    num_beams=1, use_cache=True, output_attentions=False, output_hidden_states=False,
     guidance_scale=1,
     prompt_lookup_num_tokens=None, assistant_early_exit=None, use_mtp=False, speculation_type=None,
     assistant_ensemble_weight=None, penalty_alpha=None, dola_layers=None)
@@ -48,7 +50,9 @@ def check_request(model, ids, processors, config, given):
         if isinstance(p, STATEFUL_PROCESSORS):
             which = f"{type(p).__name__}, which remembers the last text"
             refuse("logits_processor", which, "functions of the text")
-    if len(ids) != 1: refuse("input_ids", f"a batch of {len(ids)}", "one text")
+    for name in "output_scores", "output_logits":
+        wanted = len(ids) > 1 and getattr(config, name, None)
+        if wanted: refuse(name, f"True for {len(ids)} texts", "one text")
     if model.device.type != ids.device.type:
         refuse("input_ids", f"a tensor on {ids.device.type}", f"one on {model.device.type}, as the model")
     check_inputs(ids, {k: v for k, v in given.items() if v is not None}, refuse)
@@ -56,11 +60,12 @@ def check_request(model, ids, processors, config, given):
 def check_inputs(ids, given, refuse):
     "Inputs beside the tokens must be those that `generate` makes itself"
     for name in sorted(given.keys() - GENERATE_ADDS): refuse(name, "a value", "nothing but input_ids")
-    padded = not given.get("attention_mask", torch.ones(1)).all()
-    if padded: refuse("attention_mask", "zeros", "a text without padding")
-    usual = torch.arange(ids.shape[1])[None]
-    at = given.get("position_ids", usual)
-    if not torch.equal(at.cpu(), usual): refuse("position_ids", at.tolist(), "0, 1, 2, ...")
+    mask = given.get("attention_mask", torch.ones_like(ids)).cpu().long()
+    if mask.shape != ids.shape or (mask.diff() < 0).any() or not mask[:, -1].all():
+        refuse("attention_mask", "zeros after a one", "padding on the left alone, and a token in each text")
+    usual = (mask.cumsum(-1) - 1)*mask
+    at = given.get("position_ids", usual).cpu().expand_as(ids)
+    if not torch.equal(at*mask, usual): refuse("position_ids", at.tolist(), "0, 1, 2, ...")
     if getattr(given.get("past_key_values"), "_is_user_defined", False):
         refuse("past_key_values", "a cache", "none: ours is built from the text")
 
@@ -113,13 +118,15 @@ def decode_rounds(target, drafter, verify, ctx, rng, page, watch=None):  # -> Ge
             if ended := page.write(step.token, row): break
         ledger.note(round, len(steps) - start)
         if watch: watch(page.ids[0, start - len(steps):].cpu())
-        if ended: return Generation([step.token for step in steps], steps, ledger.close())
+        if ended: return Generation.of(steps, ledger)
 
 # %% ../../nbs/09_bridge.ipynb #d5347195
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    "What `generate` returns, and the new tokens as a `Generation` with its ledger"
-    text: Generation | None = None
+    "What `generate` returns, and the new tokens of each text as a `Generation` with its ledger"
+    texts: tuple | None = None
+    @property
+    def text(self): return self.texts[0]
 
 # %% ../../nbs/09_bridge.ipynb #db3987a2
 def speculate(model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=None,
@@ -131,17 +138,65 @@ def speculate(model, input_ids, logits_processor, stopping_criteria, generation_
         if not callable(part):
             why = "assistant_model= never reaches a custom_generate function"
             raise ValueError(f"{name}: got {part!r}, wanted a {name} ({why})")
-    like = partial(wrap_model, processors=logits_processor, temperature=1. if config.do_sample else 0)
-    target, drafter = like(model), wrap_drafter(drafter, like)
-    if config.max_length > target.most + 1:
-        room = f"at most {target.most + 1}: {target.why}"
-        raise ValueError(f"max_length: got {config.max_length}, wanted {room}")
-    ctx = check_call(target, drafter, input_ids[0].tolist(), 0)
-    page = TextSoFar(input_ids, stopping_criteria, logits_processor,
-                     whole and config.output_scores, whole and config.output_logits)
-    text = decode_rounds(target, drafter, verify, ctx, as_rng(seed), page, token_callback)
-    if not whole: return page.ids
-    return SpeculativeOutput(sequences=page.ids, scores=page.scores, logits=page.logits, text=text)
+    rows = [BatchRow(input_ids, row, model_kwargs.get("attention_mask")) for row in range(len(input_ids))]
+    runs = [row.prepare(model, drafter, logits_processor, config) for row in rows]
+    pages = [TextSoFar(row.ids, stopping_criteria, logits_processor, whole and config.output_scores,
+                       whole and config.output_logits) for row in rows]
+    streamer = sys._getframe(1).f_locals.get("streamer")   # generate drops it for custom functions
+    watch = token_callback if streamer is None else Streamed(streamer, token_callback)
+    texts = [decode_rounds(*run[:2], verify, run[2], rng, page, watch)
+             for run, rng, page in zip(runs, rngs_of(seed, len(rows)), pages)]
+    if streamer is not None: streamer.end()
+    ids = one_length([page.ids[0] for page in pages], config)
+    if not whole: return ids
+    cache = None if len(rows) > 1 else cache_of(runs[0][0], ids[0].tolist())
+    return SpeculativeOutput(sequences=ids, scores=pages[0].scores, logits=pages[0].logits,
+                             past_key_values=cache, texts=tuple(texts))
+
+class BatchRow:
+    "The text number `row` of a batch `ids` (B, t), where `mask` has zeros for padding on the left"
+    def __init__(self, ids, row, mask=None):
+        self.row, self.rows, self.ids = row, len(ids), ids[row:row + 1]
+        self.pads = 0 if mask is None else int((mask[row] == 0).sum())
+    def prepare(self, model, drafter, processors, config):  # -> target, drafter, context
+        "Models behind the processors, and the text without its padding"
+        alone = self.rows == 1 and not self.pads
+        like = partial(wrap_model, processors=processors if alone else [partial(self.process, processors)],
+                       temperature=1. if config.do_sample else 0)
+        target, drafter = like(model), wrap_drafter(drafter, like)
+        if config.max_length - self.pads > target.most + 1:
+            room = f"at most {target.most + 1 + self.pads}: {target.why}"
+            raise ValueError(f"max_length: got {config.max_length}, wanted {room}")
+        return target, drafter, check_call(target, drafter, self.ids[0, self.pads:].tolist(), 0)
+    def process(self, processors, ids, z):  # (1, t), (1, V) -> (1, V)
+        "The processors, called as `generate` calls them: on the whole batch, its padding included"
+        ids = torch.cat([self.ids[:, :self.pads], ids], -1).expand(self.rows, -1)
+        z = z.repeat(self.rows, 1)
+        for process in processors: z = process(ids, z)
+        return z[self.row:self.row + 1]
+
+@dataclass(frozen=True)
+class Streamed:
+    "A callback that passes the tokens of a round to a streamer, one by one, and then to `also`"
+    streamer: object
+    also: object = None
+    def __call__(self, tokens):
+        for token in tokens: self.streamer.put(token[None])
+        if self.also: self.also(tokens)
+
+def one_length(texts, config):  # list of (t,) -> (B, t)
+    "Texts as one tensor, the shorter padded on the right"
+    if len({*map(len, texts)}) > 1 and config._pad_token_tensor is None:
+        raise ValueError("pad_token_id: got None, wanted a token, since the texts differ in length")
+    return pad_sequence(texts, batch_first=True, padding_value=int(config._pad_token_tensor or 0))
+
+def cache_of(target, tokens):  # -> DynamicCache
+    "The keys and values of all tokens but the last, as `generate` returns them"
+    n, cache, held = len(tokens) - 1, DynamicCache(config=target.model.config), target.memory.buffer
+    target.feed(Tree(tokens[:-1]))
+    for layer in range(target.layers):
+        cache.update(*(held[layer, name][..., :n, :].clone() for name in ("keys", "values")), layer)
+    return cache
 
 def wrap_drafter(drafter, like):
     "A drafter with its bare models wrapped by `like`; a bare model drafts chains of four"
@@ -152,6 +207,13 @@ def as_rng(seed):
     "An rng as it is, a seed as an rng; without one torch's own generator draws the seed"
     if isinstance(seed, Rng): return seed
     return Seeded(torch.randint(2**63 - 1, ()).item() if seed is None else seed)
+
+def rngs_of(seed, n):  # -> rngs
+    "An rng for each of `n` texts; the only one has the seed itself"
+    rng = as_rng(seed)
+    if n == 1: return [rng]
+    if not isinstance(rng, Seeded): return [rng.at(i).draft for i in range(n)]
+    return [Seeded(rng.seed, (*rng.address, i)) for i in range(n)]
 
 # %% ../../nbs/09_bridge.ipynb #749b46c4
 UNSUPPORTED_DRAWS = {"rand", "randn", "randint", "randperm", "bernoulli", "normal", "randn_like",
