@@ -276,7 +276,7 @@ def test_a_batch_is_the_batch_of_generate(pair, name):
 
 
 def test_a_sampled_batch_has_the_joint_distribution_of_generate(three):
-    "Two texts of different lengths: every pair of results, enumerated on both sides; equal texts are independent"
+    "Two texts of different lengths: every pair of results, enumerated on both sides; copies are independent"
     target, draft = three
     ids, mask = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
     options = dict(attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=1, repetition_penalty=1.3,

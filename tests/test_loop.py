@@ -110,15 +110,21 @@ def test_the_ledger_counts_the_rounds(run):
     rates = [np.mean([k >= i for k in accepted]) for i in range(1, deepest + 1)]
     assert ledger.acceptance_rate_per_position == rates
     assert ledger.mean_acceptance_length == pytest.approx(1 + sum(rates))
+
+@settings(max_examples=10)
+@given(runs())
+def test_the_ledger_as_json_and_as_metrics(run):
+    "The numbers of the ledger through JSON, and under the names of vLLM's metrics"
+    ledger, accepted = run[1].ledger, run[1].ledger.column("accepted")
     told = json.loads(json.dumps(ledger.to_dict()))
-    assert told["num_rounds"] == len(again) and told["num_draft_tokens"] == drafted
+    assert told["num_rounds"] == len(ledger.rounds) and told["num_draft_tokens"] == ledger.num_draft_tokens
     assert told["models"]["target"]["calls"] == ledger.models["target"].calls
     lines = dict(line.rsplit(" ", 1) for line in ledger.prometheus(model_name='a "b"').splitlines())
     name = r'vllm:spec_decode_num_accepted_tokens{}_total{{model_name="a \"b\""{}}}'.format
-    assert lines[name("", "")] == str(total)
+    deepest = max(ledger.column("depth"), default=0)
     at = [lines[name("_per_pos", f',position="{i}"')] for i in range(deepest)]
     assert at == [str(sum(k > i for k in accepted)) for i in range(deepest)]
-    assert len(lines) == 3 + deepest
+    assert lines[name("", "")] == str(sum(accepted)) and len(lines) == 3 + deepest
 
 def test_the_ledger_meters_the_models():
     "A chain calls its model once a token, a tree once a level; calls of earlier runs are not counted"

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SERVED_CONFIG', 'STATEFUL_PROCESSORS', 'GENERATE_ADDS', 'CHECKED', 'UNSUPPORTED_DRAWS', 'LENGTHS', 'check_request',
-           'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds', 'SpeculativeOutput', 'speculate',
-           'BatchRow', 'Streamed', 'one_length', 'cache_of', 'wrap_drafter', 'as_rng', 'rngs_of', 'TorchEnumerator',
-           'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter', 'edge_law_error']
+           'check_parts', 'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds',
+           'SpeculativeOutput', 'speculate', 'BatchRow', 'Streamed', 'one_length', 'cache_of', 'wrap_drafter', 'as_rng',
+           'rngs_of', 'TorchEnumerator', 'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter',
+           'edge_law_error']
 
 # %% ../../nbs/09_bridge.ipynb #d710250a
 import sys
@@ -56,6 +57,13 @@ def check_request(model, ids, processors, config, given):
     if model.device.type != ids.device.type:
         refuse("input_ids", f"a tensor on {ids.device.type}", f"one on {model.device.type}, as the model")
     check_inputs(ids, {k: v for k, v in given.items() if v is not None}, refuse)
+
+def check_parts(**parts):
+    "Raise a `ValueError` for a drafter or a verifier that cannot be called"
+    for name, part in parts.items():
+        if callable(part): continue
+        why = "assistant_model= never reaches a custom_generate function"
+        raise ValueError(f"{name}: got {part!r}, wanted a {name} ({why})")
 
 def check_inputs(ids, given, refuse):
     "Inputs beside the tokens must be those that `generate` makes itself"
@@ -134,10 +142,7 @@ def speculate(model, input_ids, logits_processor, stopping_criteria, generation_
     "For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` every round"
     config, whole = generation_config, bool(generation_config.return_dict_in_generate)
     check_request(model, input_ids, logits_processor, config, model_kwargs)
-    for name, part in dict(drafter=drafter, verify=verify).items():
-        if not callable(part):
-            why = "assistant_model= never reaches a custom_generate function"
-            raise ValueError(f"{name}: got {part!r}, wanted a {name} ({why})")
+    check_parts(drafter=drafter, verify=verify)
     rows = [BatchRow(input_ids, row, model_kwargs.get("attention_mask")) for row in range(len(input_ids))]
     runs = [row.prepare(model, drafter, logits_processor, config) for row in rows]
     pages = [TextSoFar(row.ids, stopping_criteria, logits_processor, whole and config.output_scores,
