@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from helpers import constant, models, proves, random_table, seeds
 from specref.core import loop
-from specref.core.rng import Seeded, tv_outcomes
+from specref.core.rng import Irreproducible, Seeded, tv_outcomes
 from specref.core.law import exact, one_hot
 from specref.core.loop import Drafter, Verdict, as_drafter, autoregressive, bounded, clip
 from specref.core.loop import generate, loop_law, match, no_draft, rounds, trace
@@ -170,6 +170,22 @@ def test_no_draft_beyond_the_position_limit():
     assert [len(drafter((0,) * n, Seeded(0))) for n in (3, 4, 5, 8)] == [4, 4, 1, 1]
     learnt = bounded(target, Learning(2)).learn(next(rounds(target, Learning(3), match, (0,), Seeded(0))))
     assert learnt.depth == 4 and [len(learnt((0,) * n, Seeded(0))) for n in (5, 6)] == [5, 1]
+
+class Remembering(Learning):
+    "Drafts that are kept in a list from call to call"
+    seen = []
+    def __call__(self, ctx, rng):
+        self.seen.append(ctx)
+        return offers((1,) * (len(self.seen) % 3))(ctx, rng)
+class SelfSeeded(Learning):
+    "Drafts of a length that a generator of its own decides"
+    noise = np.random.default_rng(0)
+    def __call__(self, ctx, rng): return offers((1,) * int(self.noise.integers(3)))(ctx, rng)
+
+@pytest.mark.parametrize("drafter", [Remembering(), SelfSeeded()])
+def test_the_enumeration_refuses_drafters_that_keep_state_or_draw_outside(drafter):
+    with pytest.raises(Irreproducible, match="outside its rng, or keeps state"):
+        loop_law(constant(1, 1), drafter, match, (0,), 6)
 
 class Failing(Learning):
     "Interrupted in the fifth round"

@@ -9,9 +9,10 @@ __all__ = ['FROZEN', 'ROUNDING', 'exact', 'as_law', 'freeze', 'why_not_law', 'su
 # %% ../../nbs/00_law.ipynb #0ff4bae5
 from fractions import Fraction
 from math import lcm
+from numbers import Real
 from weakref import WeakValueDictionary
 import numpy as np
-from .check import check_at_least, check_same_vocab
+from .check import check_at_least, check_between, check_same_vocab
 
 # %% ../../nbs/00_law.ipynb #e482bdf5
 def exact(*weights):  # -> (V,)
@@ -157,11 +158,10 @@ def nucleus(p, top_p):  # (V,) -> (V,)
 
 def check_warp(temperature, top_k, top_p):
     "Refuse options out of range"
-    if not 0 <= temperature < np.inf:
-        raise ValueError(f"temperature: got {temperature}, wanted a finite number >= 0")
+    check_between(0, np.inf, temperature=temperature)
     if top_k is not None: check_at_least(1, top_k=top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: got {top_p}, wanted None or a number in (0, 1]")
+    if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):
+        raise ValueError(f"top_p: got {top_p!r}, wanted None or a number in (0, 1]")
 
 # %% ../../nbs/00_law.ipynb #a279b74c
 def greedy(p):  # (V,) -> (V,)
