@@ -8,7 +8,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 21
 
 tour: $(READY)  ## decode real text with every system: certificate, acceptance, speed
 	$(PY) -m specref tour
@@ -41,11 +41,14 @@ nbs: export  ## run the notebooks (or NB=nbs/05_reject.ipynb) and store their ou
 compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the same sources
 	.venv-compat/bin/python tests/house.py compat
 
+compat-transformers: $(READY)  ## chapters 07 and 09 under other versions of transformers; records what they refuse
+	$(PY) tests/versions.py
+
 clean:  ## remove what builds and tests leave; .venv stays
-	rm -rf _site build dist *.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
+	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -54,10 +57,10 @@ define venv
 endef
 
 # torch first and by itself, at its pin: a range, or a resolver left to choose, may bring gigabytes of CUDA packages
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml models/pyproject.toml constraints.txt
 	$(venv)
 	$(PY) -m pip install -q -c constraints.txt setuptools torch
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[models,dev,docs]'
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e models -e '.[models,dev,docs]'
 	@touch $@
 
 .venv/.lab: $(READY)

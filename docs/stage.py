@@ -3,7 +3,7 @@
 Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
 blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
 conf.py reads `book.json` for the rest."""
-import ast, gc, json, math, re, shutil, sys
+import ast, gc, json, math, re, shutil, sys, tomllib
 from functools import partial
 from pathlib import Path
 
@@ -311,6 +311,18 @@ def site(place, root=ROOT, work=None):
 
 def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md)
 
+def repository(root=ROOT):
+    "The public address that pyproject.toml gives; empty until its owner fills one in"
+    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
+    return project.get('urls', {}).get('Repository', '')
+
+def absolute(md, address):
+    "Links that also work on the page of a package index: files of the repository by their public address"
+    if not address: return md
+    for folder, kind in dict(nbs='blob', docs='raw').items():
+        md = re.sub(rf'\]\((?={folder}/)', f']({address}/{kind}/HEAD/', md)
+    return md
+
 def result(output, name):
     "One stored output as Markdown, and the file that a drawing becomes"
     data = output.get('data', {})
@@ -331,7 +343,7 @@ def readme(root=ROOT):
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
             parts.append(md)
             files |= more
-    return files | {'README.md': '\n\n'.join(parts) + '\n'}
+    return files | {'README.md': absolute('\n\n'.join(parts), repository(root)) + '\n'}
 
 if __name__ == '__main__':
     for file, content in readme().items(): (ROOT/file).write_text(content, encoding='utf-8')

@@ -1,8 +1,10 @@
 """Speculative decoding: every way derived, run, and checked against the distribution it promises.
 
 The names of `PUBLIC` can be imported from here. Each is loaded when it is first used.
-So importing `specref` costs nothing, and the mathematics needs numpy alone."""
+So importing `specref` costs nothing, and the mathematics needs numpy alone. For type checkers and editors
+`__init__.pyi` has the same names as imports; `python tests/test_package.py` writes it."""
 from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
@@ -47,10 +49,33 @@ PUBLIC = {   # module: the names that stand here as well
 _MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(_MODULE_OF)
 
+EXTRAS = {   # extra: the packages of it that are imported
+    "models": "torch transformers tokenizers safetensors specref_models",
+    "gpu": "triton", "plots": "matplotlib", "stats": "scipy", "progress": "tqdm",
+}
+_EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages.split()}
+
+
+def install_hint(error):
+    "The message of an error; where it misses a package that an extra installs, how to install that"
+    package = (isinstance(error, ImportError) and error.name or "").partition(".")[0]
+    if package not in _EXTRA_OF or find_spec(package): return str(error)
+    how = f"`pip install 'specref[{_EXTRA_OF[package]}]'`"
+    return f"{package}: it is needed here, and it is not installed; wanted {how}"
+
+
+def require(module):
+    "Import a module; the error for a package that an extra installs has the hint"
+    try: return import_module(module)
+    except ModuleNotFoundError as e:
+        hint = install_hint(e)
+        if hint == str(e): raise
+        raise ImportError(hint, name=e.name) from None
+
 
 def __getattr__(name):
     if name not in _MODULE_OF: raise AttributeError(f"module 'specref' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"specref.{_MODULE_OF[name]}"), name)
+    value = globals()[name] = getattr(require(f"specref.{_MODULE_OF[name]}"), name)
     return value
 
 

@@ -199,6 +199,16 @@ def test_readme_is_the_front_page():
     for file, content in stage.readme().items():
         assert (ROOT/file).read_text(encoding='utf-8') == content, f'{file}: `make site` writes it again'
 
+def test_readme_links_are_absolute_where_an_address_is_known():
+    "With the address of pyproject.toml, which CITATION.cff has too, no link of README.md is relative"
+    text, given = (ROOT/'README.md').read_text(encoding='utf-8'), stage.repository()
+    targets = re.findall(r'\]\(([^)]+)\)', stage.absolute(text, 'https://example.org/specref'))
+    assert len(targets) > 20
+    none(t for t in targets if not re.match(r'https://|#', t))
+    assert bool(given) != (stage.absolute(text, 'https://example.org/specref') != text)
+    cited = re.search(r'^repository-code: (.*)', (ROOT/'CITATION.cff').read_text(), re.M)
+    assert given == (cited[1].strip('"') if cited else '')
+
 # -- Contents of the pages -----------------------------------------------------------------------------
 
 def test_theorems_have_their_anchors_and_their_tests(site):

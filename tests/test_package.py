@@ -1,0 +1,160 @@
+"Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
+import json, os, re, shutil, subprocess, sys, tomllib
+from pathlib import Path
+
+import pytest
+import specref
+import versions
+from helpers import LONG
+from house import ROOT, tracked
+
+PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
+STUB = ROOT/'specref'/'__init__.pyi'
+
+# -- What is imported when it is first used ---------------------------------------------------------------
+
+def stub():
+    "The public names as plain imports, for tools that read code and do not run it"
+    rows = [f'from .{m} import {n} as {n}' for m, names in specref.PUBLIC.items() for n in names.split()]
+    return '\n'.join([
+        '# for type checkers and editors; `python tests/test_package.py` writes it',
+        'from types import ModuleType', *rows, '__version__: str', 'PUBLIC: dict[str, str]',
+        'EXTRAS: dict[str, str]', 'def install_hint(error: BaseException) -> str: ...',
+        'def require(module: str) -> ModuleType: ...', ''])
+
+
+def test_editors_find_the_lazy_names():
+    "`__init__.pyi` is written from `PUBLIC`, and `dir` lists the same names"
+    assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/test_package.py` writes it again'
+    assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
+
+
+def run_without(package, code):
+    "What `code` prints where `package` is not installed"
+    hidden = f'import sys; sys.modules[{package!r}] = None\n{code}'
+    call = [sys.executable, '-c', hidden]
+    env = os.environ | dict(PYTHONPATH=f'{ROOT}:{ROOT/"models"}')
+    return subprocess.run(call, env=env, check=True, capture_output=True, text=True).stdout
+
+def refused(statement): return f'try: {statement}\nexcept ImportError as e: print(e)\n'
+
+def test_the_error_for_a_missing_package_names_its_extra():
+    "By a public name, by a module of the package and by `require`; an unknown module has no extra"
+    asked = 'import specref', 'specref.HFModel', 'import specref.gpu.layout', 'specref.require("torch")'
+    hints = run_without('torch', ''.join(map(refused, asked))).splitlines()
+    assert len(hints) == 3
+    assert all(re.match(r"torch: .*; wanted `pip install 'specref\[models\]'`", hint) for hint in hints)
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'specref.nothing'"):
+        specref.require('specref.nothing')
+
+
+def test_every_extra_installs_what_it_is_named_for():
+    for extra, packages in specref.EXTRAS.items():
+        wanted = {re.match(r'[\w-]+', need)[0] for need in PYPROJECT['optional-dependencies'][extra]}
+        assert {p.replace('_', '-') for p in packages.split()} <= wanted, extra
+
+
+def test_without_the_weights(monkeypatch):
+    "The folder need not exist until a file of it is read; then the error says what to install"
+    from specref.models import embedded
+    monkeypatch.setitem(sys.modules, 'specref_models', None)
+    assert not embedded.package_folder('specref_models').is_absolute() and embedded.is_embedded('small')
+    for read, *args in [embedded.tokenizer], [embedded.corpus], [embedded.load_raw_model, 'small', None]:
+        uncached = read.__wrapped__
+        with pytest.raises(ImportError, match=r'^specref_models: .*specref\[models\]'): uncached(*args)
+
+# -- Two distributions ------------------------------------------------------------------------------------
+
+def test_code_and_weights_are_apart():
+    "No data stands in specref; the weights are a distribution of their own, in the version that is wanted"
+    code = [f for f in tracked() if ROOT/'specref' in f.parents]
+    assert {f.suffix or f.name for f in code} <= {'.py', '.pyi', '.typed'}
+    version = MODELS['version'].rpartition('.')[0]
+    assert f'{MODELS["name"]}=={version}.*' in PYPROJECT['optional-dependencies']['models']
+    assert (ROOT/'models'/'LICENSE').read_bytes() == (ROOT/'LICENSE').read_bytes()
+
+
+def build(project, out):
+    "The source distribution of what git tracks in a folder, and the wheel that is built from that"
+    source = out/f'source of {MODELS["name"] if project != ROOT else PYPROJECT["name"]}'
+    for f in tracked():
+        if project not in f.parents or (project == ROOT and ROOT/'models' in f.parents): continue
+        to = source/f.relative_to(project)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(f, to)
+    call = [sys.executable, '-m', 'build', '--no-isolation', '-o', out/'dist', source]
+    subprocess.run(call, check=True, capture_output=True, cwd=out)
+
+
+@pytest.fixture
+def dist(tmp_path):
+    "The folder with both source distributions and both wheels"
+    for project in ROOT, ROOT/'models': build(project, tmp_path)
+    return tmp_path/'dist'
+
+
+@pytest.fixture
+def empty(tmp_path):
+    "Calls the Python of a new virtual environment, away from the checkout, with no variable that leads there"
+    subprocess.run([sys.executable, '-m', 'venv', tmp_path/'venv'], check=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith('PYTHON')}
+    def run(*call):
+        done = subprocess.run([tmp_path/'venv'/'bin'/'python', *call], cwd=tmp_path, env=env,
+                              capture_output=True, text=True)
+        assert not done.returncode, done.stderr[-3000:]
+        return done.stdout
+    yield run
+    shutil.rmtree(tmp_path/'venv')   # a gigabyte
+
+
+CORE = """
+import specref
+from specref import Chain, Seeded, TableModel, exact, law_of, reject, target_law
+def laws(*w): return TableModel(3, lambda text: exact(*(w[(x + sum(text)) % 3] for x in range(3))))
+target, drafter = laws(4, 2, 2), Chain(laws(1, 4, 3), gamma=2)
+def decode(rng): return specref.generate(target, drafter, reject, ctx=(0,), n=3, rng=rng)
+assert len(decode(Seeded(0))) == 3 and law_of(decode) == target_law(target, (0,), 3)
+try: specref.embedded
+except ImportError as e: print(e)
+print(specref.__file__)
+"""
+PAIR = """
+import torch
+from specref import Chain, Seeded, embedded, generate, load_system, prompts, reject
+torch.set_num_threads(1)
+target, draft = embedded('target', temperature=0), embedded('small', temperature=0)
+print(*generate(target, Chain(draft, 4), reject, prompts('english', 1)[0], 16, Seeded(0)))
+load_system('EAGLE')
+"""
+INSTALLED = 'import importlib.metadata as m; print(*(d.name for d in m.distributions()))'
+
+@pytest.mark.skipif(not LONG, reason='`make test-long` installs both distributions in an empty environment')
+def test_both_wheels_in_an_empty_environment(dist, empty):
+    """The core has at most 1 MB, runs with numpy alone and names the extra for the rest; `specref[models]`
+    brings transformers, weights and texts, and the embedded pair decodes the same tokens as here"""
+    def pip(*call): empty('-m', 'pip', 'install', '-q', *call)
+    core, models = (next(dist.glob(f'{name}-*.whl')) for name in ('specref', 'specref_models'))
+    assert core.stat().st_size <= 1e6 and len([*dist.glob('*.tar.gz')]) == 2
+    pip(core)
+    assert {*empty('-c', INSTALLED).split()} - {'pip', 'setuptools'} == {'numpy', 'specref'}
+    hint, where = empty('-c', CORE).splitlines()
+    assert re.match(r'torch: .*specref\[models\]', hint) and not Path(where).is_relative_to(ROOT)
+    pins = '-c', ROOT/'constraints.txt'
+    pip(*pins, 'torch')   # by itself, as in the Makefile
+    pip(*pins, models, f'{core}[models]')
+    here = subprocess.run([sys.executable, '-c', PAIR], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert here.stdout and empty('-c', PAIR) == here.stdout
+
+# -- Versions of transformers -----------------------------------------------------------------------------
+
+def test_the_versions_of_transformers_are_recorded():
+    "The least version of pyproject.toml and the pinned one are tried; the pinned one fails nothing"
+    record = json.loads(versions.RECORD.read_text(encoding='utf-8'))
+    pinned = re.search(r'^transformers==(.+)$', (ROOT/'constraints.txt').read_text(), re.M)[1]
+    least = next(x for x in PYPROJECT['optional-dependencies']['models'] if x.startswith('transformers'))
+    assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == pinned
+    assert versions.VERSIONS[-2].startswith(least.removeprefix('transformers>='))
+    assert not record[pinned]['failed'] and record[pinned]['passed'] > 100
+
+
+if __name__ == '__main__': STUB.write_text(stub(), encoding='utf-8')
