@@ -340,9 +340,9 @@ def tracked(root=ROOT):
     return [root/f for f in r.stdout.split('\0') if f and (root/f).is_file()]
 
 def machine_words(root=ROOT):
-    "Machine paths and registry hosts in text files; `untidy` reads notebooks, `specref/data` is quoted text"
+    "Machine paths and registry hosts in text files; `untidy` reads notebooks"
     for f in tracked(root):
-        if f.suffix == '.ipynb' or root/'specref'/'data' in f.parents: continue
+        if f.suffix == '.ipynb': continue
         try: lines = f.read_text(encoding='utf-8').splitlines()
         except UnicodeDecodeError: continue
         for i, l in enumerate(lines, 1):

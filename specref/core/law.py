@@ -101,7 +101,11 @@ def overlap(p, q):  # (V,), (V,) -> scalar in [0, 1]
 
 # %% ../../nbs/00_law.ipynb #a8fbb3ea
 def d_lk(p, q):  # (V,), (V,) -> scalar in [0, 1]
-    "The divergence of Leviathan et al., Definition 3.2"
+    """The divergence of Leviathan et al., Definition 3.2
+
+    >>> print(d_lk(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
+    2/5
+    """
     check_same_vocab(p, q)
     m = (p + q) / 2
     return abs(p - m).sum()
@@ -165,5 +169,9 @@ def check_warp(temperature, top_k, top_p):
 
 # %% ../../nbs/00_law.ipynb #a279b74c
 def greedy(p):  # (V,) -> (V,)
-    "The point mass on the heaviest token of `p`, the lowest id among equals: temperature 0"
+    """The point mass on the heaviest token of `p`, the lowest id among equals: temperature 0
+
+    >>> print(*greedy(exact(1, 2, 2)))
+    0 1 0
+    """
     return one_hot(int(np.argmax(p)), len(p), exact=p.dtype == object)

@@ -20,6 +20,7 @@ from math import inf, log
 from time import perf_counter
 from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
+from .. import require
 from .check import check_at_least
 from .rng import MAX_PATHS, Rng, merged_law
 from .tree import Tree
@@ -243,8 +244,7 @@ class ProgressBar:
     def __init__(self, n, wanted):
         self.bar = None
         if wanted:
-            from tqdm.auto import tqdm
-            self.bar = tqdm(total=n, unit="tok")
+            self.bar = require("tqdm.auto").tqdm(total=n, unit="tok")
     def __call__(self, k):
         if self.bar is not None: self.bar.update(k)
 

@@ -42,7 +42,12 @@ OUTSIDE = ("answers differ on the same random choices ({}): it is random outside
            "or keeps state between calls")
 
 class Enumerator:
-    "An rng that replays `prefix`, then takes the first possible outcome and notes the others in `todo`"
+    """An rng that replays `prefix`, then takes the first possible outcome and notes the others in `todo`
+
+    >>> rng = Enumerator()
+    >>> rng.pick(exact(1, 2), at=0), rng.todo
+    (0, [[1]])
+    """
     def __init__(self, prefix=(), limit=np.inf, before=None):
         self.prefix, self.limit, self.before = prefix, limit, before
         self.taken, self.todo, self.mass = [], [], before.mass if before else Fraction(1)

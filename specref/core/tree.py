@@ -59,7 +59,13 @@ def points(tokens, V, exact=False):
     return draw
 
 def in_sequence(*draws):
-    "One sibling by each of `draws`, each given the tokens of all earlier siblings"
+    """One sibling by each of `draws`, each given the tokens of all earlier siblings
+
+    >>> q, tree = exact(2, 1, 1), Tree((0,))
+    >>> nodes = list(tree.grow(0, in_sequence(points([2], 3, exact=True), iid(q)), Seeded(0), 2))
+    >>> tree.token
+    [None, 2, 0]
+    """
     return lambda earlier: draws[len(earlier)](earlier) if len(earlier) < len(draws) else None
 
 # %% ../../nbs/02_tree.ipynb #1a37481f

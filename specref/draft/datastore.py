@@ -72,7 +72,12 @@ class Datastore:
 @dataclass(frozen=True)
 class Rest(Drafter):
     """Drafts the most frequent prefixes of the continuations, in a `store`, of the longest suffix
-    of the context that occurs there (REST, He et al. 2024)"""
+    of the context that occurs there (REST, He et al. 2024)
+
+    >>> store = Datastore([(1, 2, 3, 1, 2, 3)], 4)
+    >>> Rest(store)((0, 1, 2), Seeded(0)).token
+    [None, 3, 1, 2, 3]
+    """
     store: Datastore
     longest: int = 16
     shortest: int = 2

@@ -135,7 +135,11 @@ def tree_values(acceptance, n, depth):  # -> D + 1 rows of n + 1 values; per lev
 # %% ../../nbs/20_shapes.ipynb #8f1344ee
 def sequoia(acceptance, n, depth):  # -> parent list, its expected tokens
     """The tree of at most `n` nodes below the root, at most `depth` levels, with the most `expected_tokens`
-    (Chen et al. 2024; Theorem sequoia)"""
+    (Chen et al. 2024; Theorem sequoia)
+
+    >>> print(*sequoia([.6, .2], n=3, depth=2))
+    (-1, 0, 0, 1) 2.16
+    """
     worth, choices = tree_values(acceptance, n, depth)
     def laid(D, m, path=()):
         if D == 0: return

@@ -228,7 +228,11 @@ class SuffixCursor:
 @dataclass(frozen=True)
 class SAM(Drafter):
     """Copies the tokens that followed the longest suffix that occurs earlier in the text, or in a `corpus`,
-    if it is long enough (Hu et al. 2025)"""
+    if it is long enough (Hu et al. 2025)
+
+    >>> SAM(4, threshold=1)((1, 2, 3, 1, 2), Seeded(0)).token
+    [None, 3, 1, 2]
+    """
     V: int = field()
     num_draft_tokens: int = 40
     threshold: int = 5   # the least match that is copied from
@@ -261,7 +265,12 @@ class SAM(Drafter):
 # %% ../../nbs/21b_suffix.ipynb #e5b239ca
 @dataclass(frozen=True)
 class Fallback(Drafter):
-    "The draft of `first`, or if that is empty, the draft of `second` (Hu et al. 2025)"
+    """The draft of `first`, or if that is empty, the draft of `second` (Hu et al. 2025)
+
+    >>> drafter = Fallback(PromptLookup(4), Chain(random_table(4, 0), 2))
+    >>> drafter((1, 2, 3, 1, 2), Seeded(0)).token
+    [None, 3, 1, 2]
+    """
     first: object
     second: object
     def __post_init__(self):

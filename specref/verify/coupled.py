@@ -28,7 +28,14 @@ def by_position(tree, rng):
     return PositionKeyedRng(rng, lambda i: len(tree.ctx) + tree.depth[i])
 
 def coupled(p, tree, rng):
-    "`match` with the noise of each position: the text is a function of noise and target (Theorem invariant)"
+    """`match` with the noise of each position: the text is a function of noise and target (Theorem invariant)
+
+    >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
+    >>> drafters = [PositionKeyed(Chain(draft, gamma)) for gamma in (1, 4)]
+    >>> one, two = (generate(target, d, coupled, (0,), 6, Seeded(0)) for d in drafters)
+    >>> one == two
+    True
+    """
     return match(p, tree, by_position(tree, rng))
 
 # %% ../../nbs/15_coupled.ipynb #5fbf5dea

@@ -32,7 +32,14 @@ def smallest_rho(p, q, k, steps=None):  # (V,), (V,) -> number
 
 # %% ../../nbs/14a_kseq.ipynb #3a50e732
 def kseq(p, tree, rng, i=0, rho=smallest_rho):
-    "Verify independent children, each by the same stricter test (SpecTr's K-SEQ, Theorem kseq)"
+    """Verify independent children, each by the same stricter test (SpecTr's K-SEQ, Theorem kseq)
+
+    >>> target = TableModel(3, lambda text: exact(1, 2, 3))
+    >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
+    >>> drafter = Branching(draft, (2,), iid)
+    >>> loop_law(target, drafter, kseq, (0,), n=2) == target_law(target, (0,), n=2)
+    True
+    """
     kids = tree.children(i)
     if not kids: return Verdict(i, rng.pick(p[i], at=i))
     q, k = common_law(tree, i), len(kids)

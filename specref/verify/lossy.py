@@ -65,7 +65,14 @@ def check_fraction(**given):
         if not x: raise ValueError(f"{name}: got {x!r}, wanted a number above 0")
 
 def lenient(l, left=residual):  # -> AcceptanceRule
-    "Accept with probability min(1, p/(l q)), else draw from `left(p, q)` (Corollary lenience)"
+    """Accept with probability min(1, p/(l q)), else draw from `left(p, q)` (Corollary lenience)
+
+    >>> target = TableModel(3, lambda text: exact(1, 2, 3))
+    >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
+    >>> law = loop_law(target, Chain(draft, 1), lenient(exact(1, 1)[0]), (0,), 1)
+    >>> print(tv_outcomes(law, target_law(target, (0,), 1)))
+    1/6
+    """
     check_fraction(l=l)
     return AcceptanceRule(lambda p, q: np.minimum(q, p / l), left)
 
@@ -138,7 +145,14 @@ def check_nats(**given):
     check_between(0, inf, **finite)
 
 def top_beta(beta, tau):  # -> Gate
-    "Accept the `beta` likeliest tokens, at most `tau` nats below the likeliest (Xia et al., SpecDec)"
+    """Accept the `beta` likeliest tokens, at most `tau` nats below the likeliest (Xia et al., SpecDec)
+
+    >>> target = TableModel(3, lambda text: exact(1, 2, 3))
+    >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
+    >>> law = loop_law(target, Chain(draft, 1), top_beta(2, 1.), (0,), 1)
+    >>> sorted(x for x, in law)
+    [1, 2]
+    """
     check_at_least(1, beta=beta)
     check_nats(tau=tau)
     return accept_set(lambda p: (token_ranks(p) < beta) & (p / p.max() >= exp(-tau)))

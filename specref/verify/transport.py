@@ -17,6 +17,7 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 import numpy as np
+from .. import require
 from ..core.law import as_law, one_hot, overlap, residual
 from ..core.check import check_at_least, check_same_vocab
 from ..core.tree import iid, in_sequence, points, without_replacement
@@ -82,7 +83,7 @@ def optimal_acceptance(p, sets, among=None):  # (V,), {tokens: probability} -> p
 # %% ../../nbs/14_transport.ipynb #6c87ca50
 def transport_lp(p, sets):  # (V,), {tokens: probability} -> float
     "The largest total of a plan by linear programming: one minus the least membership cost (SpecTr)"
-    from scipy.optimize import linprog
+    linprog = require("scipy.optimize").linprog
     f = [(s, x) for s in sets for x in s]
     tokens = sorted({x for _, x in f})
     limits = [*sets.values(), *(p[x] for x in tokens)]
@@ -181,6 +182,7 @@ def maximal_plan(p, sets):  # (V,), {tokens: probability} -> {tokens: {token: ma
 def choose_then_verify(choose):  # choose(p, sets) -> {tokens: {token: share}}
     "The rule that chooses one child and verifies it alone, by any way to `choose` (Theorem canonical)"
     def verify(p, tree, rng, i=0):
+        "Choose one child of each node and verify it alone (Theorem canonical)"
         sets, kids, left = sibling_sets_at(tree, i), tree.children(i), 1
         tokens = [tree.token[c] for c in kids]
         for c in kids: check_same_vocab(p[i], tree.law[c])
@@ -290,7 +292,14 @@ def best_levels(p, q, k, bins=MAX_BINS):  # (V,), (V,) -> Levels
 
 # %% ../../nbs/14_transport.ipynb #a14e0007
 def transport_iid(p, tree, rng, i=0, bins=MAX_BINS):
-    "Choose one of the independent children by levels and verify it alone (Theorems levels and clipped)"
+    """Choose one of the independent children by levels and verify it alone (Theorems levels and clipped)
+
+    >>> target = TableModel(3, lambda text: exact(1, 2, 3))
+    >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
+    >>> drafter = Branching(draft, (2,), iid)
+    >>> loop_law(target, drafter, transport_iid, (0,), n=2) == target_law(target, (0,), n=2)
+    True
+    """
     kids = tree.children(i)
     if not kids: return Verdict(i, rng.pick(p[i], at=i))
     q = common_law(tree, i)
@@ -329,7 +338,14 @@ def hub_pairs(q):  # -> draw
 
 # %% ../../nbs/14_transport.ipynb #a14e0008
 def spechub(p, tree, rng, i=0):
-    "Verify the pairs of `hub_pairs` by the four steps of Theorem spechub (SpecHub)"
+    """Verify the pairs of `hub_pairs` by the four steps of Theorem spechub (SpecHub)
+
+    >>> target = TableModel(3, lambda text: exact(1, 2, 3))
+    >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
+    >>> drafter = Branching(draft, (2,), hub_pairs)
+    >>> loop_law(target, drafter, spechub, (0,), n=2) == target_law(target, (0,), n=2)
+    True
+    """
     if not tree.children(i): return Verdict(i, rng.pick(p[i], at=i))
     trials, accepted = hub_trials(p[i], tree, i)
     for c, mass, of in trials:

@@ -12,6 +12,7 @@ __all__ = ['layer_donors', 'all_donors', 'capped_ratio', 'scaled_residual', 'Lea
 from collections import defaultdict
 from functools import cache
 import numpy as np
+from .. import require
 from ..core.law import overlap, residual
 from ..core.check import check_same_vocab
 from ..core.rng import law_of, mean_of
@@ -149,8 +150,7 @@ def best_rule(target, drafter, ctx, seen=unseen):  # -> {tree: {text: probabilit
 # %% ../../nbs/13_traversal.ipynb #9efb6d99
 def solve_lp(cost, rows, due):  # (n,), m of [(column, coefficient)], (m,) -> (n,)
     "The x >= 0 of least cost that satisfies the equations"
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
+    linprog, coo_array = require("scipy.optimize").linprog, require("scipy.sparse").coo_array
     i, j, w = zip(*((i, j, w) for i, terms in enumerate(rows) for j, w in terms))
     tolerances = dict(primal_feasibility_tolerance=1e-10, dual_feasibility_tolerance=1e-10)
     found = linprog(cost, A_eq=coo_array((w, (i, j))).tocsr(), b_eq=due, method="highs", options=tolerances)
