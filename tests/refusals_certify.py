@@ -10,7 +10,7 @@ import numpy as np
 from helpers import constant, killer, random_table, tempered
 from specref.certify import certificates, samplers, sequential
 from specref.core.law import normalize
-from specref.core.loop import System, match
+from specref.core.loop import System, Verdict, match
 from specref.core.target import TableModel
 from specref.core.tree import iid
 from specref.verify.reject import Chain, reject
@@ -26,6 +26,9 @@ def sequentially(s=None, target=None, ctx=(0,), **kw):
     return sequential.certify_sequentially(s or system(), target or pair()[0], ctx, **kw)
 def g_test(counts, want, *alpha): return certificates.g_test(counts, want, *alpha)
 HALVES = {0: .5, 1: .5}
+BAD_VERDICTS = [None, 3, Verdict(0, None), Verdict(0, 1.), Verdict(0, float("nan")), Verdict(-1, 0),
+                Verdict(9, 0), Verdict(0, 3), Verdict(0, -1)]
+def returns(found): return system(verify=lambda p, tree, rng: found)
 def floats_on_fractions():
     flat = TableModel(3, lambda text: np.ones(3)/3)
     return certificates.exact_certificate(system(Chain(flat, 1)), pair(False)[0], (0,), 2, ())
@@ -81,6 +84,7 @@ BAD_LINES = {
 def save_good():
     np.savez(folder()/"good.npz", **GOOD)
     return folder()/"good.npz"
+def with_option(**option): return sequential.certify_log(save_good(), **option)
 def tokens(out): return sequential.token_list(out, "x")
 
 
@@ -105,6 +109,9 @@ ROWS = [
     ("ctx", lambda: certify(ctx=())), ("ctx", lambda: certify(ctx=(3,))),
     ("n", lambda: certify(n=0)), ("n", lambda: certify(n=2.5)),
     ("stop", lambda: certify(stop=7)), ("stop", lambda: certify(target=pair(False)[0], stop=7)),
+    *(("stop", partial(certify, stop=bad)) for bad in ("2", (3,), (-1,), [[2]], (1.,))),
+    *(("verify", partial(test, returns(bad))) for test in (certify, sequentially) for bad in BAD_VERDICTS),
+    *(("verify", partial(certify, returns(bad), pair(False)[0])) for bad in BAD_VERDICTS),
     ("runs", lambda: certify(runs=0)), ("runs", lambda: certify(runs=15)),
     ("runs", lambda: certify(target=pair(False)[0], runs=0)),
     ("seed", lambda: certify(seed=-1)), ("due", lambda: certify(due=0)),
@@ -128,7 +135,7 @@ ROWS = [
     ("seed", lambda: sequentially(seed=-1)),
     ("alpha", lambda: sequentially(alpha=0.)), ("alpha", lambda: sequentially(alpha=2)),
     *(("like", partial(sequentially, system(verify=match), like=like))
-      for like in ("block", 3, lambda p, q: np.nan, lambda p, q: 2., lambda p, q: -1.)),
+      for like in ("block", 3, *(lambda p, q, x=x: x for x in (np.nan, 2., -1., None, "a", [1, 2])))),
     ("records", lambda: sequential.certify_rounds([])),
     # logs
     ("records", lambda: save()), ("records", lambda: save(1, 2)),
@@ -164,6 +171,10 @@ ROWS = [
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=.6)),
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=-1)),
     ("n", lambda: sequential.certify_log(save_good(), n=3), "without the numbers of texts"),
+    *((name, partial(with_option, **{name: bad})) for name, bad in (
+        ("n", "12"), ("n", 0), *(("stop", bad) for bad in ("3", 3, [[3]], (99,), (1.,), None)))),
+    *(("path", partial(sequential.certify_log, path)) for path in (3, None, b"rounds.npz")),
+    ("log", lambda: file("deep.jsonl", b'{"p": ' + b"["*100_000), "line 1: got .*wanted one JSON object"),
     ("top", lambda: sequential.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
     ("top", lambda: sequential.save_log(folder()/"x.jsonl", recorded(), top=0)),
     *(("log", partial(line, **changed), words) for words, changed in BAD_LINES.items()),
@@ -201,6 +212,12 @@ ROWS = [
     ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one, seed=-1)),
     ("ctx", lambda: texts(one, ctx=(9,))),
     ("sample", lambda: texts(samplers.rule_on_rows(reject))),
+    ("sample", lambda: texts(lambda ctx, n, rng: len(3)), "<lambda> raised TypeError: object of type 'int'"),
+    ("sample", lambda: texts(lambda ctx, n, rng: iter((0, 1))), "got a tuple_iterator, wanted a list or an"),
+    *(("stop", partial(texts, one, stop=bad)) for bad in ("3", 3, (99,), None)),
+    *(("special", partial(rows, one, special=bad)) for bad in (3, ("a",), "1")),
+    *(("logits", partial(samplers.Interface, logits=bad)) for bad in (1., ("a", "b"), (1.,), (1., True))),
+    ("siblings", lambda: samplers.Interface("parents", siblings=3)),
     *(("sample", partial(texts, lambda ctx, n, rng, bad=bad: bad)) for bad in ([.5, .5], [[1, 2, 3]])),
     *(("verify", partial(on_texts, lambda *a, bad=bad: bad)) for bad in ([-1, -1], "text")),
 ]

@@ -127,7 +127,7 @@ LOOP = [
     *decode("rng", 0),
     *decode("target", None, reject),
     ("drafter", lambda: run(drafter=table()), "wanted a drafter that calls it, such as Chain"),
-    ("n", lambda: run(target=bounded_table(), n=7), "at most 6 after a context of 1 tokens: the model reads no"),
+    ("n", lambda: run(target=bounded_table(), n=7), "at most 6 after a context of 1 tokens: the model reads"),
     *decode("verify", None, "reject"),
     *each("drafter", lambda depth: run(target=bounded_table(), drafter=Chain(table(), depth)), 6, 7),
     ("drafter", lambda: loop_law(bounded_table(), Chain(table(), 6), match, (0,), 1), "below the 6 tokens"),

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, killer, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
+from specref.certify.sequential import ODDS, SOURCES, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
 from specref.certify.sequential import SequentialTest, SparseRow, cells_of, certify_log, certify_rounds
-from specref.certify.sequential import certify_sequentially, density, load_log, logged_round, sample_rounds
-from specref.certify.sequential import save_log
+from specref.certify.sequential import certify_sequentially, density, group_bets, load_log, logged_round
+from specref.certify.sequential import sample_rounds, save_log, stop_bets
 from specref.verify.block import block
 from specref.core.rng import Seeded, Streams, Uniforms, law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual
@@ -53,7 +53,7 @@ def test_several_rivals_are_one_fair_game():
     target, draft = killer()
     mean = ever = 0
     for y, w in target_law(target, (0,), 5).items():
-        claim, top = Claim("draft", "before"), 0
+        claim, top = Claim("draft", "before", sets=dict(groups=group_bets(), stop=stop_bets([1]))), 0
         for i, x in enumerate(y):
             before = target.law((0, *y[:i-1])) if i else None
             claim.observe(target.law((0, *y[:i])), x, draft=draft.law((0, *y[:i])), before=before)
@@ -103,6 +103,18 @@ def test_a_stated_share_is_detected():
         return (np.exp(log).mean(1) >= limit).mean()
     assert share < .6 and found(share) >= 1 - MISS - 6*np.sqrt(MISS/400) and found(share/3) < .2
     assert bets.share(1e9) > share > bets.share(10)
+
+
+def test_a_stated_loss_is_detected():
+    "The share of accepted tokens whose loss is stated, likewise: the rival has none of them"
+    rng, bets = numpy_generator(11, 1), Bets(ODDS[ODDS < 1])
+    for c in (chances := rng.uniform(.3, .9, 300)): bets.place(c, 0)
+    def found(loss):
+        h = rng.random((400, 300)) < chances*(1 - loss)
+        log = np.log(bets.odds)*h.sum(1)[:, None] - np.log1p(np.outer(chances, bets.odds - 1)).sum(0)
+        return (np.exp(log).mean(1) >= 4e9).mean()
+    assert bets.share(4e9) < .5 and found(bets.share(4e9)) >= 1 - MISS - 6*np.sqrt(MISS/400)
+    assert found(bets.share(4e9)/3) < .2
 
 
 # Token by token
@@ -192,15 +204,15 @@ def warm(model):
 
 
 WRONG = {   # drafter, verifier, the check that fails
-    "everything accepted": (Chain(draft, 2), reject_from(accept=lambda *_: True), "law"),
-    "recovered token from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "law"),
-    "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "law"),
-    "bonus from the previous row": (Chain(draft, 2), reject_from(last=previous_row), "law"),
-    "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "law"),
-    "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "law"),
+    "everything accepted": (Chain(draft, 2), reject_from(accept=lambda *_: True), "distribution"),
+    "recovered token from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "distribution"),
+    "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "distribution"),
+    "bonus from the previous row": (Chain(draft, 2), reject_from(last=previous_row), "distribution"),
+    "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "distribution"),
+    "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "distribution"),
     "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))),
-                            "law"),
-    "siblings verified by p alone": (Branching(draft, (3, 1), iid), siblings_by_p, "law"),
+                            "distribution"),
+    "siblings verified by p alone": (Branching(draft, (3, 1), iid), siblings_by_p, "distribution"),
     "argmax stated as sampled": (misstated(draft), reject, "draft"),
     "always token 2": (misstated(draft, lambda q: 2), reject, "draft"),
     "sampled too warm": (warm(draft), reject, "draft"),
@@ -209,7 +221,7 @@ WRONG = {   # drafter, verifier, the check that fails
 }
 
 
-EARLIER = {"argmax of the target": "noise"}   # without randomness: repetition
+EARLIER = {"argmax of the target": "noise", "always token 2": "distribution"}   # repetition, one token alone
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -222,7 +234,7 @@ def test_incorrect_systems_are_rejected(name):
         if test.over: break
     found = test.report()
     assert not found.passes and found.wrong == (EARLIER.get(name, line),) and "FAILED" in str(found), found
-    bets = dict(law=test.law, draft=test.draft, tokens=test.accepted)[line]
+    bets = dict(distribution=test.law, draft=test.draft, tokens=test.accepted)[line]
     for round in islice(sample_rounds(system(drafter, verify), target, (0,), 8, 1), 6000 - test.rounds):
         if bets.wealth >= test.limit: break
         test.observe(round)
@@ -236,7 +248,7 @@ def test_correct_systems_pass(name):
     like = overlap if s.verify is reject else None
     found = certify_sequentially(s, target, (0,), most=120, n=7, seed=4, like=like)
     assert found.passes and found.title.startswith("120 rounds") and "1e-09" in found.title
-    assert "law      ok" in found.words
+    assert "distribution ok" in found.words
 
 
 TREES = Branching(draft, (2, 2), without_replacement)
@@ -251,6 +263,61 @@ def test_correct_rules_pass_a_long_test(verify, drafter):
     assert not test.over and test.law.wealth < 1e3 and test.law.bets["draft"].share(test.limit) < .4
 
 
+def never(token, rule=None):
+    "Samples again, from the row without it, where `rule` emits the token; or always, from the target alone"
+    def without(p, node, rng):
+        return Verdict(node, rng.pick(normalize(p[node]*(np.arange(len(p[node])) != token))))
+    def verify(p, tree, rng):
+        found = rule(p, tree, rng) if rule else None
+        if found and token not in found.tokens(tree): return found
+        first = found.tokens(tree).index(token) if found else 0
+        return without(p, (0, *tree.ancestors(found.node))[first] if found else 0, rng)
+    return verify
+
+
+@pytest.mark.parametrize("s", [system(Chain(draft, 2), never(1, reject)), system(no_draft, never(1))])
+def test_a_token_that_is_never_emitted(s):
+    "With a draft and without: found by the bets on its own group, and not by those on random numbers"
+    found = certify_sequentially(s, target, (0,), most=300)
+    assert found.wrong == ("distribution",) and "; tokens 1 modulo 64: observed 0," in found.lines[0].words
+
+
+def masked_rounds(n, V=300, stop=7):
+    "Rounds of an engine without drafts, whose stop token, a tenth of each row, is never emitted"
+    rng, at = numpy_generator(3), np.arange(V) == stop
+    for _ in range(n):
+        rest = .5*(np.arange(V) == 0) + .5*normalize(rng.random(V)*~at)
+        yield logged_round([.9*rest + .1*at], None, [], [rng.choice(V, p=rest)])
+
+
+def test_a_stop_token_that_is_never_emitted():
+    "In a vocabulary of 300, given as a stop token; by its group of five tokens it takes longer"
+    given, alone = (certify_rounds(masked_rounds(600), stop=stop) for stop in ((7,), ()))
+    assert given.wrong == alone.wrong == ("distribution",)
+    for found, words in (given, "; stop tokens: observed 0,"), (alone, "; tokens 7 modulo 64: observed"):
+        assert words in found.lines[0].words
+    needed = [int(found.title.split()[0]) for found in (given, alone)]
+    assert needed[0] < needed[1]
+    for rounds_seen, stated in (needed[0] - 1, False), (needed[0] + 30, True):
+        test = SequentialTest(stop=(7,))
+        for r in islice(masked_rounds(600), rounds_seen): test.law.observe(r.p[0], 0)
+        assert ("stop tokens that never occur" in test.law.missing_sets(test.limit)) == stated
+
+
+def test_a_verifier_that_writes_into_p_is_refused():
+    "With the words of the exact test; a right verdict in numpy's integers passes"
+    def writes(p, tree, rng):
+        p[0][:] = tree.law[1]
+        return Verdict(0, rng.pick(p[0]))
+    def numpy_ints(p, tree, rng):
+        found = reject(p, tree, rng)
+        return Verdict(np.int64(found.node), np.int32(found.token))
+    with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
+        certify_sequentially(system(Chain(draft, 2), writes), target, (0,), most=5)
+    def report(verify): return certify_sequentially(system(Chain(draft, 2), verify), target, (0,), most=40)
+    assert report(numpy_ints) == report(reject)
+
+
 def test_it_stops_at_the_first_rejection():
     "One token of probability zero is enough, and no further round is played"
     zero = TableModel(3, lambda text: np.array([.5, .5, 0.]))
@@ -259,7 +326,7 @@ def test_it_stops_at_the_first_rejection():
         calls.append(1)
         return Verdict(0, 2 if len(calls) == 5 else rng.pick(p[0]))
     found = certify_sequentially(system(no_draft, wrong), zero, (0,), most=100)
-    assert found.wrong == ("law",) and len(calls) == 5
+    assert found.wrong == ("distribution",) and len(calls) == 5
     assert "token 2 has probability 0 (observation 5)" in found.words
     undrafted = certify_sequentially(autoregressive, zero, (0,), most=20)
     assert undrafted.lines[-1].passes is None
@@ -293,6 +360,8 @@ def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
     assert wrong == [(), (), ("tokens",), ("tokens",)]
     right = certify_sequentially(system(Chain(draft, 2), reject), target, (0,), most=200)
     assert "fewer than" not in right.words
+    claimed = certify_sequentially(system(Chain(draft, 2), reject), target, (0,), most=200, like="reject")
+    assert "detectable with power 0.999: the loss of " in claimed.lines[-1].words
 
 
 def test_false_alarms_at_a_measurable_rate():
@@ -314,9 +383,9 @@ def test_bets_on_repeated_numbers_are_a_fair_game(tolerance):
     for y in product(range(3), repeat=6):
         noise, weight, top = NoiseBets(tolerance), 1., 0.
         for k in range(3):
-            for x, last in ((y[2*k], 0), (y[2*k + 1], y[2*k])):
+            for at, (x, last) in enumerate([(y[2*k], 0), (y[2*k + 1], y[2*k])]):
                 weight *= true[last][x]
-                noise.observe(k, [cells_of(rows[last], x, q)])
+                noise.observe(k, [cells_of(rows[last], x, q)], at, (0, last)[:at + 1])
             top = max(top, noise.wealth)
         mean, ever, total = mean + weight*noise.wealth, ever + weight*(top >= 3), total + weight
     assert total == pytest.approx(1) and 0 < ever <= 1/3
@@ -384,6 +453,34 @@ def test_repeated_numbers_are_found(name):
     assert "random numbers return" in " ".join(test.report().words.split())
 
 
+class ByKey(Uniforms):
+    "Numbers keyed by the text itself"
+    def __init__(self, *key): self.key = key
+    def uniform(self, kind, at, key): return numpy_generator(0, *self.key, kind == "coin", at or 0).random()
+
+
+KEYS = {   # of the tree and the text's number; tokens that suffice for the target alone, and with drafts
+    "position": (lambda tree, text: (len(tree.ctx),), 100, 1400),
+    "last 2 tokens": (lambda tree, text: tree.ctx[-2:], 200, 1400),
+    "text, last 3 tokens": (lambda tree, text: (text, *tree.ctx[-3:]), 300, None)}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_numbers_keyed_by_the_text_are_found(name):
+    "Watermark keys, and keys of the position alone, from rounds and from their log without contexts"
+    key, *most = KEYS[name]
+    for tokens, drafter, rule in zip(most, (no_draft, Chain(draft, 2)), (match, reject)):
+        def keyed(p, tree, rng): return rule(p, tree, ByKey(*key(tree, rng.address[1])))
+        played, test = [], SequentialTest()
+        for r in sample_rounds(system(drafter, keyed), target, (0,), 64, 0) if tokens else ():
+            played.append(RecordedRound(Tree(()), r.p, r.verdict, r.text))   # a log has no context
+            test.observe(r)
+            if test.over or test.noise.tokens >= tokens: break
+        found = [test.report()] if tokens else []
+        if drafter is no_draft: found.append(certify_rounds(played))
+        for report in found: assert report.wrong == ("noise",), report
+
+
 def test_new_numbers_are_no_repetition():
     "The right engine beside the mutants, over as many tokens as most of them need, and the power there"
     test = run_test(lambda k: Seeded(0, (0, k)), 1500)
@@ -425,7 +522,7 @@ def test_wrong_only_in_long_contexts():
             test.observe(r)
             if test.over: break
         needed[starts] = test.law.tokens
-        assert test.report().wrong == ("law",)
+        assert test.report().wrong == ("distribution",)
     assert 2*needed[0, 32, 128, 512] < needed[0,]
 
 
@@ -491,9 +588,10 @@ def test_bets_are_fair_within_the_tolerance(seed, tolerance):
     true, q = row_within(p, tolerance, rng), q / q.sum()
     if true is None: return
     for x in range(5):
-        claim, noise = Claim("draft", tolerance=tolerance), NoiseBets(tolerance)
+        sets = dict(groups=group_bets(tolerance), stop=stop_bets([1, 3], tolerance))
+        claim, noise = Claim("draft", tolerance=tolerance, sets=sets), NoiseBets(tolerance)
         claim.observe(p, x, draft=q)
-        noise.place(cells_of(p, x, q)[0][None], np.tile(np.sort(source[:2]), (1, 13, 2, 1)))
+        noise.place(cells_of(p, x, q)[0][None], np.tile(np.sort(source[:2]), (1, len(SOURCES), 2, 1)))
         mean += true[x]*np.array([claim.wealth, 2*noise.wealth - 1])
     assert np.isfinite(mean).all() and (mean <= 1 + 1e-9).all()
     rates = dict(reject=np.minimum(true, q*(1 - tolerance)).sum(), match=true @ q*(1 - tolerance))
@@ -517,7 +615,7 @@ def test_rounded_logs():
     assert "has probability 0" in certify_rounds(right).words
     found = certify_rounds(right, tolerance=.05, like="reject")
     assert found.passes and "relative error of 0.05" in found.title
-    assert certify_rounds(wrong, tolerance=.05).wrong == ("law",)
+    assert certify_rounds(wrong, tolerance=.05).wrong == ("distribution",)
 
 
 def test_too_many_tokens_of_stated_probability_zero():
@@ -587,7 +685,7 @@ def test_a_log_holds_what_was_played(tmp_path):
             if i: assert np.allclose(a.tree.law[i], b.tree.law[i], atol=1e-6)
     direct, read = certify_rounds(played_rounds, like=overlap), certify_log(file, like=overlap)
     assert direct.passes and read.passes
-    assert [x.check for x in read.lines] == ["law", "draft", "noise", "tokens"]
+    assert [x.check for x in read.lines] == ["distribution", "draft", "noise", "tokens"]
     assert direct.lines[3].words == read.lines[3].words and os.listdir(tmp_path) == ["rounds.npz"]
     save_log(lines := tmp_path/"rounds.jsonl", played_rounds)
     assert certify_log(lines, like=overlap) == direct and [r.text for r in load_log(lines)] == [

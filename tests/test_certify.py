@@ -17,7 +17,8 @@ from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, law
 from helpers import proves, random_table, tempered
 from specref.app.systems import SYSTEMS
 from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
-from specref.certify.certificates import log_moment, partition, safe_limit, sparse_table, split_row
+from specref.certify.certificates import exact_certificate, log_moment, partition, safe_limit, sparse_table
+from specref.certify.certificates import split_row
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
@@ -175,7 +176,37 @@ def test_an_enumeration_that_takes_long_is_refused_at_once():
     few, more = (certify(match, target, drafter, n=None) for drafter in (no_draft, Chain(draft, 1)))
     assert few.n == more.n == 3 and "texts of at most 3 tokens" in few.words
     three = [random_table(3, s, zeros=False) for s in (1, 2)]
-    assert [certify(reject, *three, n=None, gamma=gamma).n for gamma in (1, 2, 4)] == [3, 4, 3]
+    assert [certify(reject, *three, n=None, gamma=gamma).n for gamma in (1, 2)] == [3, 4]
+
+
+def third_draft(p, tree, rng):
+    "Wrong where three draft tokens are accepted: never in a text of three tokens"
+    found = reject(p, tree, rng)
+    return Verdict(found.node, 0) if tree.depth[found.node] == 3 else found
+
+
+def test_a_text_shorter_than_a_block_is_no_headline():
+    "By default a block is covered where it is affordable, and else the verdict itself has the words"
+    target, draft = (random_table(3, s) for s in (1, 2))
+    def after_few_paths(verify, some):
+        return exact_certificate(System("3", Chain(draft, 3), verify), target, (0,), few=9, some=some)
+    wrong, right, short = map(after_few_paths, (third_draft, reject, third_draft), (50_000, 50_000, 0))
+    assert not wrong.passes and wrong.n == right.n == right.block == 4 and "shorter" not in right.words
+    assert short.passes and (short.n, short.block) == (3, 4)
+    for words in short.verdict, str(short), short.words.splitlines()[0]:
+        assert "total variation 0 on texts of 3 tokens (shorter than a block of 4)" in words
+    def undeclared(ctx, rng): return Chain(draft, 3)(ctx, rng)   # a function without a depth
+    assert certify(match, target, undeclared).verdict == short.verdict
+
+
+def test_a_verdict_in_integers_of_numpy():
+    "Right ones pass the exact test and the counts, with the same result as ints"
+    def numpy_ints(p, tree, rng):
+        found = reject(p, tree, rng)
+        return Verdict(np.int64(found.node), np.int32(found.token))
+    for pair in (killer(), [tempered(m, 1.) for m in killer()]):
+        ints, same = (certify(verify, *pair, gamma=2, runs=300) for verify in (numpy_ints, reject))
+        assert ints.passes and ints == same
 
 
 def test_the_progress_of_an_enumeration(capsys):
@@ -250,14 +281,14 @@ def test_a_failure_has_a_distance():
 def test_cells_are_a_partition_with_exact_weights(pair, ctx, n, runs, due, stop, most):
     "Disjoint, complete, with the exact weights of the texts inside; each expected count is large enough"
     target = pair[0]
-    ctx = tuple(x % target.V for x in ctx)
+    ctx, stop = (tuple(x % target.V for x in tokens) for tokens in (ctx, stop))
     cells, inside = partition(target, ctx, n, runs, stop, due, most), Counter()
     law = target_law(target, ctx, n, stop)
     for y, w in law.items(): inside[cells.of(y)] += w
     assert cells.weight == dict(inside) and sum(cells.weight.values()) == 1 and len(cells.weight) <= most + 1
     assert len(cells.weight) == 1 or all(w * runs >= due for w in cells.weight.values())
     shared = {c for c in cells.weight if None in c or len(c) < n and not set(c) & set(stop)}
-    assert cells.hidden == pytest.approx(float(sum(cells.weight[c] for c in shared)))
+    assert cells.mass_in_shared_cells == pytest.approx(float(sum(cells.weight[c] for c in shared)))
     alone = Counter(map(cells.of, law))
     assert all(alone[c] == 1 and cells.whole(c) for c in set(cells.weight) - shared)
 
@@ -473,14 +504,15 @@ def test_two_large_vocabularies():
         return TableModel(512, f)
     rules = reject, reject_from(row=lambda p, tree, i: p[0])
     right, wrong = (certify(rule, model(0), model(1), gamma=2, runs=1500) for rule in rules)
-    assert right.passes and right.test.cells > 20 and 0 < right.hidden < 1 and not wrong.passes
+    assert right.passes and right.test.cells > 20 and 0 < right.mass_in_shared_cells < 1 and not wrong.passes
 
 
 def test_one_text():
     "A greedy target has one text: every run must return it, and another is impossible"
     target, draft = (TableModel(3, lambda text, m=cold(m): m.law(text).astype(float)) for m in killer())
     right = certify(reject, target, draft, gamma=2, runs=50)
-    assert right.passes and right.test.cells == 1 and right.hidden == 0 and 0 < right.test.tv < .2
+    assert right.passes and 0 < right.test.tv < .2
+    assert (right.test.cells, right.mass_in_shared_cells) == (1, 0)
     with np.errstate(divide="ignore"):
         wrong = certify(lambda p, tree, rng: Verdict(0, rng.pick(np.ones(3)/3)), target, no_draft, runs=50)
     assert not wrong.passes and "impossible under the target" in wrong.words
