@@ -38,6 +38,7 @@ ROWS = [
     ("n", lambda: tour(n=0)),
     ("each", lambda: tour(each=0)),
     ("folder", lambda: stop("no/such/folder")),
+    *[("drafter", lambda name=name: tour(drafter=name)) for name in ("no/such/folder", ".")],
     *[(name, lambda name=name: benchmarks().record(NEVER, **{name: 0}))
       for name in ("laps", "each", "n", "threads")],
     *[(name, lambda name=name: benchmarks().time_verifiers(NEVER, **{name: 0}))

@@ -1,31 +1,39 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from inspect import signature
-from itertools import islice
+from itertools import count, islice, product
 
 import numpy as np
 import pytest
 
+import specref
 from house import ROOT
 from specref.app import commands
-from specref.app.commands import build_system, compare_texts, corpus_texts, load_pair, main
-from specref.app.commands import measured_plan, parser
+from specref.app.commands import ModelOptions, ProgressLines, TextStream, build_system, compare_texts
+from specref.app.commands import corpus_texts, encode_prompt, load_pair, main, measured_plan, median_interval
+from specref.app.commands import paired_runs, parser
 from specref.app.systems import SYSTEMS
+from specref.app.tour import decode_cold, drafter_stops
 from specref.certify.sequential import sample_rounds, save_log
 from specref.core.cost import Costs
+from specref.core.law import warp
 from specref.core.loop import System, Verdict, match, no_draft
 from specref.core.rng import Seeded
 from specref.core.target import random_table
 from specref.draft.shapes import sequoia
 from specref.models.embedded import corpus, tokenizer
 from specref.models.recipe import llama
+from specref.train.registry import SHIPPED_DRAFTERS
 from specref.verify.reject import Chain, reject
 
-X = "decode", "--prompt", "x"
+X = "decode", "--prompt", "x", "--seconds", "0"
+SAME = "plain decoding gives the same text"
 
 
 def run(capsys, *argv):
@@ -42,10 +50,21 @@ def fails(capsys, words, *argv):
     assert printed.err.startswith("specref") and printed.err.count("\n") == 1
 
 
+def report(capsys, *argv):
+    "The report of a command, which prints one JSON object and nothing else"
+    main([*argv, "--json"])
+    printed = capsys.readouterr()
+    assert not printed.err and printed.out.count("\n") == 1
+    return json.loads(printed.out)
+
+
+def pair_of(temperature=0., **options): return load_pair(ModelOptions(temperature=temperature, **options))
+
+
 @pytest.fixture
 def priced(monkeypatch):
     "Costs that are not measured"
-    monkeypatch.setattr(commands, "measure_pair", lambda p, q, texts: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
+    monkeypatch.setattr(commands, "measure_pair", lambda pair, texts: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
 
 
 def letters(path, vocab_size=257):
@@ -59,7 +78,8 @@ def letters(path, vocab_size=257):
     tok.decoder = decoders.ByteLevel()
     torch.manual_seed(2)
     llama(1, 32, 64, vocab_size, 64).save_pretrained(path)
-    PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(path)
+    template = "{{ messages[0].content }}?" if vocab_size == 257 else None
+    PreTrainedTokenizerFast(tokenizer_object=tok, chat_template=template).save_pretrained(path)
 
 
 @pytest.fixture(scope="module")
@@ -73,110 +93,188 @@ def folder(tmp_path_factory):
         tokenizer().save_pretrained(path/name)
     letters(path/"letters")
     letters(path/"alike", vocab_size=512)
+    shutil.copytree(path/"draft", path/"padded")
+    padded = tokenizer().from_pretrained(path/"draft")
+    padded.add_special_tokens(dict(pad_token="<pad>"))
+    padded.save_pretrained(path/"padded")
     (path/"empty").mkdir()
     return path
 
 
 def test_every_system_decodes_the_same_text():
     "At temperature 0, on fresh copies of the embedded pair"
-    tok, p, q = load_pair(None, None, 0.)
-    ids = tok.encode("def f(x):")
-    texts = {name: build_system(name, p, q, 2)(p, ids, 6, Seeded(0)) for name in SYSTEMS}
+    pair, ids = pair_of(), (101, 262, 8)
+    built = {name: build_system(pair, name, 2) for name in SYSTEMS}
+    texts = {name: system(target, ids, 6, Seeded(0)) for name, (target, system) in built.items()}
     assert len(set(texts.values())) == 1 and len(texts["autoregressive"]) == 6
 
 
 def test_decode_prints_equal_texts(capsys):
-    "Both texts, all that was measured, one speed-up in two places, and no line of figures wider than a page"
-    given = *X, "--n", "5", "--gamma", "20", "--draft", "target"
-    printed = run(capsys, *given)
-    _, plain, fast, figures = printed.split("--- ")
-    assert plain.startswith("plain\nx") and fast.startswith("speculative sampling\nx")
-    assert plain.split("\n", 1)[1] == fast.split("\n", 1)[1]
-    for what in "the texts are equal, 5 tokens", "tokens/s", "mean acceptance length", "predicted":
+    "One text, all that was measured, one speed-up in two places, and no line wider than a page"
+    printed = run(capsys, *X, "--n", "5", "--gamma", "20", "--draft", "target", "--seed", "7")
+    _, text, figures = printed.split("--- ")
+    assert text.startswith("speculative sampling\nx") and figures.startswith(f"{SAME}, 5 tokens\n")
+    for what in "tokens/s", "mean acceptance length", "predicted", "one pair", "--draft target", "--seed 7":
         assert what in figures
-    measured, _, words = printed.split("speed-up ")[1].partition("\n")
-    assert measured.split()[0] == words.split()[0] and max(map(len, figures.splitlines())) <= 92
+    measured, _, words = printed.split("speed-up  ")[1].partition("\n")
+    again = next(line for line in words.splitlines() if "as fast as" in line)
+    assert measured.split()[0] == again.split()[0] and max(map(len, figures.splitlines())) <= 92
+
+
+def test_the_interval_contains_the_median_as_often_as_it_states():
+    "Counted over all signs of up to ten numbers; the next narrower interval would fail too often"
+    for m in range(1, 11):
+        rows = [[s * (i + 1) for i, s in enumerate(signs)] for signs in product((-1, 1), repeat=m)]
+        found = [median_interval(row) for row in rows]
+        inside = sum(low <= 0 <= high for low, high, _ in found) / 2**m
+        assert {x.confidence for x in found} == {inside} and (inside >= .99) == (m >= 8)
+    assert median_interval(range(12))[:2] == (1, 10) and median_interval(range(11))[:2] == (0, 10)
+    assert median_interval([3.]) == (3., 3., 0.)
+
+
+def test_pairs_cancel_what_order_and_time_do():
+    "The first run of a pair takes longer, and all become slower: 1 and 1.5 are in their intervals"
+    for true in 1, 1.5:
+        now, order = [0.], []
+        def run(name, seconds):
+            def timed():
+                order.append(name)
+                took = seconds * (1.3 if len(order) % 2 else 1) * (1 + .01*len(order))
+                now[0] += took
+                return (0, 0), took
+            return timed
+        found, (text, seconds) = paired_runs(run("plain", true), run("fast", 1), 40, lambda: now[0])
+        assert order[:8] == ["plain", "fast", "fast", "plain"] * 2 and text == (0, 0) and seconds > 1
+        (low, high, confidence), first = found.interval, found.ratios[0]
+        assert low <= true <= high < 1.3 * true and confidence >= .99 and first > 1.25 * true
+        assert ("not distinguishable" in found.words) == (true == 1)
+        assert sum(map(sum, found.whole)) == pytest.approx(now[0]) and 40 <= now[0] < 50
+
+
+def test_a_system_against_itself_has_the_speed_1(capsys, priced, monkeypatch):
+    "On a clock that advances by one second a call; the runs end when eight pairs agree"
+    seconds = count()
+    monkeypatch.setattr(commands, "perf_counter", lambda: next(seconds))
+    given = "decode", "--prompt", "x", "--n", "2", "--system", "autoregressive", "--seconds", "1000"
+    found = report(capsys, *given)
+    interval = dict(low=1, high=1, confidence=1 - 2**-7)
+    assert found["speed_up"]["median"] == 1 and found["speed_up"]["interval"] == interval
+    assert found["speed_up"]["pairs"] == 8 and found["equal"] and found["ledger"]["num_rounds"] == 2
 
 
 def test_a_seed_decides_a_sampled_text(capsys, priced):
-    given = "decode", "--prompt", "The", "--n", "12", "--temperature", "1", "--seed"
-    texts = [run(capsys, *given, seed).split("\n--- sampled: the texts")[0] for seed in "778"]
+    given = "decode", "--prompt", "The", "--n", "6", "--temperature", "1", "--seconds", "0", "--seed"
+    texts = [run(capsys, *given, seed).split("\n--- ")[0] for seed in "778"]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_top_k_cuts_both_models(capsys, priced):
-    "The k likeliest tokens keep their ratios; a system runs on them"
-    (tok, *whole), (_, *both) = load_pair(None, None, 1.), load_pair(None, None, 1., 3)
-    ids = tuple(tok.encode("def f(x):"))
-    for model, full in zip(both, whole):
-        law, want = model.law(ids), full.law(ids)
-        top = np.argsort(-want)[:3]
-        assert set(np.flatnonzero(law)) == set(top) and np.allclose(law[top], want[top] / want[top].sum())
+def test_each_model_has_its_warps(capsys, priced):
+    "The likeliest tokens keep their ratios; the draft has the target's warps where it has none; systems run"
+    whole, cut = pair_of(1.), pair_of(1., top_k=3, draft_top_p=.5)
+    ids = tuple(whole.tok.encode("def f(x):"))
+    for role, cuts in ("target", dict(top_k=3)), ("draft", dict(top_k=3, top_p=.5)):
+        model, law = getattr(cut, role), getattr(cut, role).law(ids)
+        assert np.allclose(law, warp(np.log(getattr(whole, role).law(ids)), **cuts)) and sum(law > 0) <= 3
         assert (commands.fresh_copy(model).law(ids) == law).all()
-    given = *X, "--n", "4", "--temperature", "1", "--system", "optimal transport", "--top-k", "4"
-    assert "--- sampled: the texts of two runs differ" in run(capsys, *given)
+    given = ModelOptions(temperature=.5, top_k=7, top_p=.9, draft_temperature=0., draft_top_p=1.)
+    assert given.draft_warps() == dict(temperature=0., top_k=7, top_p=1.)
+    given = *X, "--n", "4", "--temperature", "1", "--top-k", "4", "--top-p", ".9", "--draft-top-k", "2"
+    printed = run(capsys, *given, "--system", "optimal transport")
+    assert "sampled: plain decoding with this seed gives another text" in printed
 
 
 def test_models_of_your_own(capsys, folder):
     "A path for each model; a target alone with a system that drafts without one"
     own = "--target", str(folder/"target")
     both = *own, "--draft", str(folder/"draft")
-    assert "the texts are equal" in run(capsys, *X, "--n", "8", *both)
-    assert "the texts are equal" in run(capsys, *X, "--n", "8", *own, "--system", "prompt lookup")
-    printed = run(capsys, "bench", *both, "--n", "3", "--prompt", "abc")
-    assert "c = " in printed and "best gamma" in printed and "9 tokens x" in printed
-    for argv in X, ("bench",): fails(capsys, "draft: got none, wanted a model", *argv, *own)
+    assert SAME in run(capsys, *X, "--n", "8", *both)
+    assert SAME in run(capsys, *X, "--n", "8", *own, "--system", "prompt lookup")
+    printed = run(capsys, "bench", *both, "--n", "3", "--prompt", "abc", "--seed", "4")
+    assert "c = " in printed and "best gamma" in printed and "9 tokens x" in printed and "--seed 4" in printed
+    for argv in X, ("bench",), (*X, "--system", "Sequoia", "--n", "4"):
+        fails(capsys, "draft: got none, wanted a model", *argv, *own)
 
 
-def test_a_path_brings_its_own_tokenizer(capsys, folder):
-    "It encodes the prompt; a draft with another one runs, after one line on standard error"
-    tok, p, _ = load_pair(str(folder/"letters"), str(folder/"letters"), 0.)
-    assert len(tok.encode("abc")) == 3 and tok.decode(tok.encode("abc")) == "abc" and p.V == 257
-    for name, lines in ("alike", 1), ("draft", 0):
+def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
+    "It encodes the prompt; a draft of other words runs, after one line on standard error with their share"
+    pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"))
+    ids = pair.tok.encode("abc")
+    assert len(ids) == 3 and pair.tok.decode(ids) == "abc" and pair.target.V == 257
+    for name, lines in ("alike", 1), ("draft", 0), ("padded", 0):
         main([*X, "--n", "4", "--target", str(folder/"target"), "--draft", str(folder/name)])
         printed = capsys.readouterr()
-        warnings = printed.err.count("tokenizer is not the target's")
-        assert "the texts are equal" in printed.out and warnings == printed.err.count("\n") == lines
+        warnings = printed.err.count("% of its tokenizer's words are not the target's")
+        assert SAME in printed.out and warnings == printed.err.count("\n") == lines
+
+
+def test_what_ends_a_text(folder):
+    "The tokenizer's end token, and those of the model's settings that the tokenizer has added"
+    pair = pair_of(target=str(folder/"padded"))
+    end, pad = pair.tok.eos_token_id, pair.tok.pad_token_id
+    assert pair.stop == (end,)
+    pair.target.model.generation_config.eos_token_id = [7, pad]
+    assert set(pair.stop) == {end, pad}
+
+
+def test_a_message_goes_through_the_chat_template(folder):
+    pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"), chat=True)
+    assert pair.tok.decode(encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
+    pair.tok.chat_template = "{{ nothing.at.all }}"
+    with pytest.raises(ValueError, match="^chat: got a template that fails"):
+        encode_prompt(pair, "abc", pair.target, 1)
 
 
 @pytest.mark.parametrize("length, n", [(1, 64), (63, 2), (60, 1)])
 def test_decode_reaches_the_last_position(capsys, folder, length, n):
     "As many tokens as a model has positions for, and one more raises an error"
     own = "--target", str(folder/"letters"), "--draft", str(folder/"letters"), "--gamma", "1"
-    assert "the texts are equal" in run(capsys, "decode", "--prompt", "a" * length, "--n", str(n), *own)
+    assert SAME in run(capsys, "decode", "--prompt", "a" * length, "--n", str(n), *own, *X[3:])
     fails(capsys, "n: got 65, wanted at most 64", "decode", "--prompt", "a", "--n", "65", *own)
 
 
 @pytest.mark.parametrize("prompt", ["\n\n", " ", "Größe ☃ 日本語", "-x", 'tab\t"q"'])
 def test_a_prompt_is_printed_as_it_was_given(capsys, priced, prompt):
-    printed = run(capsys, "decode", "--n", "2", "--system", "autoregressive", f"--prompt={prompt}")
-    assert printed.startswith(f"--- plain\n{prompt}") and f"--- autoregressive\n{prompt}" in printed
+    "At once, or while it is decoded"
+    given = "decode", "--n", "2", "--system", "autoregressive", f"--prompt={prompt}", *X[3:]
+    printed = run(capsys, *given)
+    assert printed.startswith(f"--- autoregressive\n{prompt}")
+    assert run(capsys, *given, "--stream").split("\n--- ")[0] == printed.split("\n--- ")[0]
+
+
+def test_a_stream_prints_whole_characters(capsys):
+    tok, pieces = tokenizer(), []
+    ids = tok.encode("a☃é")
+    show = TextStream(tok, ids[:1])
+    for token in ids[1:]:
+        show((token,))
+        pieces.append(capsys.readouterr().out)
+    show((), last=True)
+    assert "".join(pieces) == "a☃é" and "" in pieces and capsys.readouterr().out == "\n"
 
 
 def test_the_words_of_a_comparison():
-    assert compare_texts((1,), (1,), 0) == "the texts are equal, 1 token"
+    assert compare_texts((1,), (1,), 0) == f"{SAME}, 1 token"
     assert "differ at token 1" in compare_texts((1, 2), (1, 3), 0)
     assert "differ at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
 
 
 def test_a_system_has_caches_of_its_own():
     "Two builds never share a cache"
-    _, p, q = load_pair(None, None, 0.)
-    a, b = (build_system("speculative sampling", p, q).drafter.model for _ in range(2))
+    pair = pair_of()
+    a, b = (build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
     assert a is not b and a.model is b.model
 
 
 def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
     "Sequoia's size is the best for the measured rates and costs, or gamma; each plan is made once"
-    _, p, q = load_pair(None, None, 0.)
-    asked = []
+    pair, asked = pair_of(), []
     def best(rates, costs, most, depth):
         asked.append((rates, costs))
         return 5, 3, 1.
     monkeypatch.setattr(commands, "best_size", best)
     monkeypatch.setattr(commands, "measure_pair", lambda *args: "costs")
-    plan = measured_plan(p, q, (1, 2, 3, 4))
-    def tree(gamma=None): return build_system("Sequoia", p, q, gamma, plan=plan).drafter.parent
+    plan = measured_plan(pair, (1, 2, 3, 4))
+    def tree(gamma=None): return build_system(pair, "Sequoia", gamma, plan=plan)[1].drafter.parent
     first, larger = tree(), tree(gamma=7)
     (rates, costs), = asked
     assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
@@ -186,18 +284,65 @@ def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
 def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
     "Of another tokenizer too"
     for name in "target", "letters":
-        tok, p, _ = load_pair(str(folder/name), None, 0.)
+        tok = pair_of(target=str(folder/name)).tok
         texts = corpus_texts(tok)
         whole = "".join(row["text"] for row in corpus())
         assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in whole
 
 
-def test_the_draft_has_a_temperature_of_its_own(capsys):
-    _, p, q = load_pair(None, None, 0., None, .5)
-    assert (p.temperature, q.temperature) == (0., .5) and load_pair(None, None, 1.)[2].temperature == 1
-    printed = run(capsys, *X, "--n", "5", "--system", "sampled tree", "--draft-temperature", "1")
-    assert "the texts are equal" in printed
+def test_the_draft_has_a_temperature_of_its_own(capsys, priced):
+    pair = pair_of(draft_temperature=.5)
+    assert (pair.target.temperature, pair.draft.temperature) == (0., .5)
+    assert pair_of(1.).draft.temperature == 1
+    assert SAME in run(capsys, *X, "--n", "5", "--system", "sampled tree", "--draft-temperature", "1")
     fails(capsys, "draft_temperature: got -1", *X, "--n", "5", "--draft-temperature", "-1")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    "A trained drafter in a folder of another name"
+    shutil.copytree(SHIPPED_DRAFTERS/"eagle", tmp_path/"my own")
+    return str(tmp_path/"my own")
+
+
+def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
+    "Its first system, or one that is named; a system's name selects the embedded drafter"
+    given = *X, "--n", "4"
+    for argv, system, drafter in ((("--drafter", mine), "EAGLE", mine),
+                                  (("--drafter", "eagle", "--system", "EAGLE-2"), "EAGLE-2", "eagle"),
+                                  (("--system", "Medusa"), "Medusa", "medusa")):
+        found = report(capsys, *given, *argv)
+        assert found["equal"] and (found["system"], found["drafter"]) == (system, drafter)
+        assert found["ledger"]["models"]["draft"]["calls"] > 0
+    found = report(capsys, "bench", "--drafter", mine, "--n", "2", "--prompt", "abc")
+    assert 0 < found["acceptance"] < 1 and found["drafter"] == mine
+    fails(capsys, "system: got 'Medusa', wanted one of", *given, "--drafter", mine, "--system", "Medusa")
+
+
+def test_calls_of_a_drafter_are_priced_by_what_they_predict():
+    "One call for each token of a chain, or one for all of Medusa's four"
+    ids = (1, 2, 3)
+    want = dict(eagle=1, medusa=.25)
+    assert {name: commands.calls_a_token(pair_of(drafter=name), ids) for name in want} == want
+    assert commands.calls_a_token(pair_of(), ids) == 1
+
+
+def test_a_trained_drafter_joins_the_tour(mine):
+    stops = drafter_stops(mine)
+    assert [(stop.recipe, stop.draft) for stop in stops] == [("EAGLE", "own"), ("EAGLE-2", "own")]
+    run = decode_cold(stops[0], 0., (1, 2, 3), 3, 0)
+    assert len(run.text) == 3 and run.system.name.startswith("EAGLE") and run.text.ledger.num_draft_tokens
+
+
+def test_drafters_that_do_not_fit(capsys, mine, folder):
+    "Another target, a card without entries, a folder without weights"
+    other = "--target", str(folder/"target")
+    fails(capsys, "target: got a model with hidden_size", *X, *other, "--drafter", mine)
+    os.remove(f"{mine}/model.safetensors")
+    fails(capsys, "drafter: got '", *X, "--drafter", mine)
+    for card in "{}", '{"kind": "Eagle", "settings": {}, "target": {}, "recipe": {"name": "no"}}', "[]":
+        with open(f"{mine}/config.json", "w") as f: f.write(card)
+        fails(capsys, "drafter: ", *X, "--drafter", mine)
 
 
 def test_certify_counts_on_a_named_model(capsys):
@@ -205,7 +350,39 @@ def test_certify_counts_on_a_named_model(capsys):
     given = "--target", "target", "--system", "autoregressive", "--runs", "120", "--n", "1"
     printed = run(capsys, "certify", *given)
     assert "exact: 41 probabilities compared as fractions" in printed and "120 runs" in printed
-    assert max(map(len, printed.splitlines())) <= 92
+    assert max(map(len, printed.splitlines())) <= 92 and "--seed 0" in printed
+    found = report(capsys, "certify", "--drafter", "medusa", "--runs", "80", "--n", "1", "--seed", "3")
+    certificates = found["systems"]["Medusa"]
+    assert found["passes"] and found["seed"] == 3 and found["drafter"] == "medusa"
+    assert certificates["tables"]["exact"] and certificates["model"]["test"]["n"] == 80
+
+
+def test_too_few_runs_leave_the_proof_on_tables(capsys):
+    "The error names a number of runs, and that number is enough"
+    given = "certify", "--target", "small", "--system", "autoregressive", "--n", "1", "--runs"
+    with pytest.raises(SystemExit) as end: main([*given, "7"])
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and "exact: 41 probabilities" in printed.out and "not counted" in printed.out
+    assert printed.err.count("\n") == 1
+    head, _, needed = printed.err.split(": with fewer")[0].partition(" at least ")
+    assert head == "specref: certify: runs: got 7, wanted"
+    assert f"in {needed} runs" in run(capsys, *given, needed)
+    with pytest.raises(SystemExit): main([*given, "7", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    tables = found["systems"]["autoregressive"]["tables"]
+    assert tables["exact"] and f"wanted at least {needed}" in found["error"]
+
+
+def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
+    "Without a terminal: on a clock of one second a call, every tenth text"
+    seconds = count()
+    monkeypatch.setattr(commands, "perf_counter", lambda: next(seconds) / 2)
+    lines = ProgressLines("texts counted", 60)
+    for _ in range(60): lines()
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "specref: texts counted: 20 of 60" and len(printed) == 2
+    main(["certify", "--target", "small", "--system", "autoregressive", "--n", "1", "--runs", "60"])
+    assert "specref: autoregressive: texts counted: " in capsys.readouterr().err
 
 
 def test_certify_fails_with_status_1(capsys, monkeypatch):
@@ -231,14 +408,16 @@ def test_certify_checks_recorded_rounds(capsys, log):
     "A correct log ends with status 0, an incorrect one with status 1; a rule is tested where it is claimed"
     printed = run(capsys, *log(reject), "--like", "reject")
     assert printed.startswith("900 rounds")
-    for name in "law", "draft", "tokens": assert f"\n{name:8} ok" in printed
+    for name in "distribution", "draft", "tokens": assert f"\n{name:13}ok" in printed
     everything = lambda p, tree, rng: Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))   # noqa: E731
-    wrong = (everything, "law      FAILED", ()), (match, "tokens   FAILED", ("--like", "reject"))
+    wrong = (everything, "distribution FAILED", ()), (match, "tokens       FAILED", ("--like", "reject"))
     for verify, words, like in wrong:
         with pytest.raises(SystemExit) as end: main([*log(verify), *like])
         assert end.value.code == 1 and words in capsys.readouterr().out
-    assert "\ntokens   -" in run(capsys, *log(match))
-    assert "\ntokens   ok" in run(capsys, *log(match), "--like", "match")
+    assert "\ntokens       -" in run(capsys, *log(match))
+    found = report(capsys, *log(match), "--like", "match")
+    passed = {line["check"]: line["passes"] for line in found["lines"]}
+    assert found["passes"] and passed["tokens"] and passed["distribution"]
 
 
 def test_logs_that_cannot_be_checked(capsys, tmp_path):
@@ -267,14 +446,24 @@ BAD = [   # words, command
     ("temperature: got nan", *X, "--temperature", "nan"),
     ("temperature: got inf", "bench", "--temperature", "inf"),
     ("top_k: got 0", *X, "--top-k", "0"),
-    ("unrecognized arguments: --top-k", "bench", "--top-k", "4"),
+    ("draft_top_k: got 0", "bench", "--draft-top-k", "0"),
+    ("top_p: got 2", "certify", *ONE, "--top-p", "2"),
+    ("draft_top_p: got 0", *X, "--draft-top-p", "0"),
+    ("seconds: got -1", *X, "--seconds", "-1"),
+    ("stream: got it together with json", *X, "--stream", "--json"),
+    ("chat: got a tokenizer without a chat template", *X, "--chat"),
+    ("drafter: got 'no/such/folder'", *X, "--drafter", "no/such/folder"),
+    ("drafter: got 'no/such/folder'", "tour", "--drafter", "no/such/folder"),
+    ("drafter: got ''", "bench", "--drafter", ""),
+    ("draft: got 'small' together with a trained drafter", *X, "--drafter", "eagle", "--draft", "small"),
+    ("draft_top_k: got 2 together with a trained", "bench", "--drafter", "eagle", "--draft-top-k", "2"),
+    ("unrecognized arguments: --gamma", "bench", "--gamma", "4"),
     ("prompt: got 0 tokens", "bench", "--prompt", ""),
     ("prompt: got 600 tokens", "decode", "--prompt", "\x01" * 600),
     ("prompt: got 'a\\udcff'", "decode", "--prompt", "a\udcff"),
     ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""),
     ("required: --prompt", "decode"),
     ("runs: got 0", "certify", "--runs", "0"),
-    ("runs: got 1", "certify", *ONE, "--runs", "1"),
     ("system: got 'magic'", *X, "--system", "magic"),
     ("target: got 'no/such/folder'", *X, "--target", "no/such/folder"),
     ("draft: got 'no/such/folder'", *X, "--draft", "no/such/folder"),
@@ -309,14 +498,15 @@ def test_models_that_cannot_be_had(capsys, folder):
 
 def test_every_option_is_an_argument():
     "Of the function that its command names, and its help ends with the function's default"
-    subs = parser()._subparsers._group_actions[0].choices
+    subs = next(x for x in parser()._subparsers._group_actions if x.dest == "command").choices
     for name, sub in subs.items():
         module, _, function = sub.get_default("runs_function").partition(":")
         taken = signature(getattr(import_module(f"specref.{module}"), function)).parameters
         options = {action.dest for action in sub._actions} - {"help"}
+        if "models" in taken: options -= vars(ModelOptions()).keys()
         assert options <= taken.keys(), name
     printed = " ".join(subs["decode"].format_help().split())
-    assert "number of new tokens (default: 128)" in printed and "None" not in printed
+    assert "number of new tokens (default: 64)" in printed and "None" not in printed
 
 
 def test_the_module_and_the_script_are_one():
@@ -328,6 +518,9 @@ def test_the_module_and_the_script_are_one():
     assert all(name in printed.stdout for name in ("tour", "decode", "bench", "certify", "train"))
     scripts = tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"specref": "specref.app.commands:main"}
+    call[2] = code.replace("help", "version")
+    version = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert version.stdout == f"specref {specref.__version__}\n"
 
 
 def test_a_closed_pipe_and_an_interrupt(monkeypatch, capsys):

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['CHAIN_STOPS', 'TREE_STOPS', 'GROWN_STOPS', 'LOOKUP_STOPS', 'PLAIN', 'UNTRAINED', 'TOUR_STOPS', 'STOP_SYSTEMS',
-           'SHORT_TOUR', 'KINDS', 'TABLE_HEAD', 'LEGEND', 'Stop', 'TrainedStop', 'without_model', 'earlier_text',
-           'sibling_rates', 'stops_named', 'quoting_prompts', 'TourRun', 'decode_cold', 'decode_beside',
-           'why_different', 'table_line', 'format_line', 'tour_block', 'block_text', 'tour_text', 'tour', 'machine',
-           'provenance_of_run', 'plot', 'draw_block']
+           'SHORT_TOUR', 'KINDS', 'TABLE_HEAD', 'LEGEND', 'Stop', 'TrainedStop', 'TrainedDrafter', 'load_drafter',
+           'DrafterStop', 'drafter_stops', 'without_model', 'earlier_text', 'sibling_rates', 'stops_named',
+           'quoting_prompts', 'TourRun', 'decode_cold', 'decode_beside', 'why_different', 'table_line', 'format_line',
+           'tour_block', 'block_text', 'tour_text', 'chosen_stops', 'tour', 'machine', 'provenance_of_run', 'plot',
+           'draw_block']
 
 # %% ../../nbs/60a_tour.ipynb #42652c86
 import platform
@@ -21,11 +22,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 from transformers.utils import logging
-from ..core.check import check_at_least, write_json
+from .. import require
+from ..core.check import check_at_least, look_up, write_json
 from ..core.rng import Seeded
 from ..certify.certificates import certificate
-from ..train.registry import SHIPPED_DRAFTERS, TRAINED, trained_system, load_system
-from ..models.embedded import DOMAINS, corpus, embedded, prompts, tokenizer
+from ..train.harness import TargetModel, load_checkpoint, read_card
+from ..train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_system, trained_system
+from ..models.embedded import DOMAINS, corpus, embedded, prompts, raw_model, tokenizer
+from ..models.transformer import HFModel
 from ..draft.shapes import drawn_at, measure_rank_acceptance
 from .systems import SYSTEMS, end_tokens, plan_by
 
@@ -49,6 +53,48 @@ class TrainedStop(Stop):
     "A system of `TRAINED` with the weights in `folder`; `draft` is a word for them"
     folder: Path = SHIPPED_DRAFTERS
     def build(self, temperature): return load_system(self.recipe, temperature, self.folder)
+
+# %% ../../nbs/60a_tour.ipynb #dbc2451a
+@dataclass(frozen=True)
+class TrainedDrafter:
+    "A trained network, its recipe and its card"
+    recipe: str
+    net: object
+    card: dict
+    @property
+    def systems(self):  # -> {system: build}
+        "The systems of `TRAINED` that draft with this network"
+        own = [name for name, (recipe, *_) in TRAINED.items() if recipe == self.recipe]
+        return {name: partial(trained_system(name), **self.card) for name in own}
+    def target(self, **kw):  # -> HFModel
+        "The target that it drafts for; keywords as for `HFModel`"
+        return HFModel(RECIPES[self.recipe].target_model(self.net), keep=self.net.reads, check=False, **kw)
+    def draft(self, target): return RECIPES[self.recipe].draft_model(self.net, target)
+
+def load_drafter(name, model=None):  # -> TrainedDrafter
+    "The drafter in the folder `name`, or the embedded one of that name, for the embedded target or `model`"
+    folder = SHIPPED_DRAFTERS/name if name in RECIPES else Path(name)
+    try:
+        card, base = read_card(folder), TargetModel(raw_model("target") if model is None else model)
+        recipe = dict(card.get("recipe") or {}).get("name", folder.name)
+        net = load_checkpoint(look_up(RECIPES, recipe=recipe).make, base, folder)
+    except (ValueError, TypeError) as e:
+        what, _, why = str(e).partition(": ")
+        raise ValueError(f"{'target' if what in ('target', 'model') else 'drafter'}: {why or e}") from e
+    return TrainedDrafter(recipe, net, card | dict(depth=net.depth))
+
+@dataclass(frozen=True)
+class DrafterStop(Stop):
+    "A system of `TRAINED` with the drafter that is loaded from `name`"
+    name: str = ""
+    def build(self, temperature):
+        drafter = load_drafter(self.name)
+        target = drafter.target(temperature=temperature)
+        return target, drafter.systems[self.recipe](drafter.draft(target), temperature=temperature)
+
+def drafter_stops(name):
+    "The systems that draft with the network in the folder `name`"
+    return [DrafterStop(system, "own", name=name) for system in load_drafter(name).systems]
 
 # %% ../../nbs/60a_tour.ipynb #d0402bcb
 @cache
@@ -213,13 +259,19 @@ acc: the share of draft tokens that was accepted; cost: of drafting a round, in 
 pred: tok/call / (1 + cost), as if reading a tree cost no more than reading one token;
 speed: over the plain runs before and after it, the median and the spread"""
 
-def tour(n=12, each=1, out="out", every=False):
-    "Decode real text by one system of each family, or by `every` system; prints the table, draws the plot"
-    import matplotlib   # noqa: F401  if it is missing, fail before the first run
+def chosen_stops(every, drafter):
+    "The stops of the short tour or of all, and those of a trained drafter"
+    stops = TOUR_STOPS if every else stops_named(SHORT_TOUR)
+    return [*stops, *(() if drafter is None else drafter_stops(drafter))]
+
+def tour(n=12, each=1, out="out", every=False, drafter=None):
+    """Decode real text by one system of each family, or by `every` system, and with a trained `drafter` of
+    yours; prints the table, draws the plot"""
+    require("matplotlib")   # if it is missing, fail before the first run
     check_at_least(1, n=n, each=each)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    stops = TOUR_STOPS if every else stops_named(SHORT_TOUR)
+    stops = chosen_stops(every, drafter)
     law = {s.recipe: "exact" if certificate(STOP_SYSTEMS[s.recipe]).exact else "DIFFERS" for s in stops}
     blocks = []
     with tqdm(total=2 * len(KINDS) * each * len(stops), unit="run", desc="tour") as bar:
