@@ -795,7 +795,8 @@ def main(argv=None):
     except BrokenPipeError:   # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (ValueError, ImportError, OSError, RuntimeError, MemoryError) as e: top.error(f"{name}: {install_hint(e)}")
+    except (ValueError, ImportError, OSError, RuntimeError, MemoryError) as e:
+        top.error(f"{name}: {install_hint(e)}")
 
 def run_command(runs_function, **given):
     "Import and call the function that `module:function` names"
