@@ -44,11 +44,15 @@ compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the sa
 compat-transformers: $(READY)  ## chapters 07 and 09 under other versions of transformers; records what they refuse
 	$(PY) tests/versions.py
 
+sweep: $(READY)  ## every causal architecture of transformers, tiny, against its own generate (20 minutes)
+	@mkdir -p build
+	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
+
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers sweep clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

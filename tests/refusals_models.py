@@ -75,6 +75,10 @@ ROWS = [
     ("ctx", lambda: HFModel(net())(Tree(())), "empty context"),
     ("token", lambda: after((1, 2), V), f"got {V}"),
     ("model", lambda: HFModel("gpt2"), "HFModel.load"),
+    *(("V", served(V=bad)) for bad in (0, V + 1, 2.5)),
+    ("processors", served(processors=[lambda ids, z: torch.rand_like(z)])),
+    ("device", lambda: HFModel.load("anywhere", device="cpu", device_map="auto")),
+    ("path", lambda: HFModel.load("/nowhere", revision="main")),
     ("name", lambda: embedded("huge"), "wanted one of"),
     # the arguments of `generate`
     ("num_beams", called(num_beams=2)),

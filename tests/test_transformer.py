@@ -309,11 +309,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("why, make", [(why, make) for why in REFUSED for make in REFUSED[why]])
 def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
+    "ALiBi where one masked pass is demanded; what has no rows, always"
     model = make()
-    with pytest.raises(Unservable, match=why): HFModel(model)
-    monkeypatch.setattr("specref.models.transformer.why_unservable", lambda model: "")
+    if why != "ALiBi":
+        with pytest.raises(Unservable, match=why): HFModel(model)
+    with pytest.raises(Unservable, match=why): HFModel(model, paths=False)
+    for name in ("why_rowless", "has_alibi"):
+        monkeypatch.setattr(f"specref.models.transformer.{name}", lambda *args: "")
     if why in ("recurrent state", "ALiBi"):
-        with pytest.raises(Unservable, match="off its plain passes|one that reads a tree"): HFModel(model)
+        words = "off its plain passes|one that reads a tree"
+        with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
+        if why == "recurrent state":
+            with pytest.raises(Unservable, match=words): HFModel(model)
 
 
 @pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
@@ -323,7 +330,9 @@ def test_the_check_detects_a_model_that_ignores_an_argument(ignored, name, dtype
     model = bare(name, dtype, own=True)
     inner = model.forward
     model.forward = lambda *args, **kw: inner(*args, **{**kw, ignored: None})
-    with pytest.raises(Unservable, match=r"tree pass is [\d.e-]+ off its plain passes"): HFModel(model)
+    words = r"tree pass is [\d.e-]+ off its plain passes"
+    with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
+    with pytest.warns(UserWarning, match=words): assert HFModel(model).by_paths
 
 
 ROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.] * 4, long_factor=[2.] * 4,
@@ -334,8 +343,6 @@ NEO = dict(hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global
 
 @pytest.mark.parametrize("why, most, name, options", [
     ("no later position", 12, "GPT2", GPT | dict(n_positions=12)),
-    ("sliding window", 9, "Gemma2", SMALL | HEADS | dict(sliding_window=9)),
-    ("sliding window", 9, "GPTNeo", NEO | dict(vocab_size=V, window_size=9)),
     ("other angles", 9, "Phi3", SMALL | LONG | dict(num_key_value_heads=4, pad_token_id=0))])
 def test_lengths_are_limited(why, most, name, options):
     model, ctx = small(name, **options).eval(), range(1, most)
@@ -343,6 +350,120 @@ def test_lengths_are_limited(why, most, name, options):
     assert abs(served.logits(grown(ctx, [(0, 3)]))[1] - plainly(model, (*ctx, 3))).max() < 1e-4
     words = f"{most + 1} tokens, drafted ones included, wanted at most {most}: .*{why}"
     with pytest.raises(Unservable, match=words): served(grown(ctx, [(0, 3), (1, 4)]))
+
+
+def loud(name, **options):
+    "A small model of any family in float64, with large random weights"
+    torch.manual_seed(0)
+    model = small(name, **options)
+    with torch.no_grad():
+        for w in model.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
+    return model.double().eval()
+
+
+KINDS = ["sliding_attention", "full_attention"]
+WINDOWED = dict(**SMALL, **HEADS, sliding_window=8)
+WINDOWS = {   # name -> options, is it read by paths
+    "Mistral": (WINDOWED, False), "Gemma3Text": (WINDOWED | dict(layer_types=KINDS), False),
+    "Qwen2": (WINDOWED | dict(use_sliding_window=True, max_window_layers=1, layer_types=KINDS[::-1]), False),
+    "Llama4Text": (SMALL | HEADS | dict(attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=64,
+                                        layer_types=["chunked_attention", "full_attention"]), False),
+    "GPTNeo": (NEO | dict(vocab_size=V, window_size=8), True),
+}
+BY_PATHS = {   # ALiBi, by place in memory; no position ids and no 4-D masks
+    "Bloom": dict(vocab_size=V, hidden_size=32, n_layer=2, n_head=4),
+    "Mpt": dict(vocab_size=V, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "Falcon": BASE | dict(num_attention_heads=4, alibi=True),
+    "Bart": dict(vocab_size=V, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64),
+}
+
+
+def deviation(model, served, length, seed=0):
+    "Of the logits of random trees, some branches accepted, others rejected, until a text has `length` tokens"
+    rng, ctx, off = random.Random(seed), (1, 2), []
+    while len(ctx) < length:
+        tree = random_tree(rng, ctx, 6, V)
+        off.append(abs(served.logits(tree) - plain_rows(model, tree)).max())
+        ctx = (*tree.text(rng.randrange(len(tree))), rng.randrange(V))
+    return max(off)
+
+
+@proves("thm-masked-pass")
+@pytest.mark.filterwarnings("ignore:model")
+@pytest.mark.parametrize("name", WINDOWS)
+def test_three_windows_of_text(name):
+    "Exact far past a window of 8: by one masked pass, or path by path where the window is a buffer of places"
+    options, by_paths = WINDOWS[name]
+    model = loud(name, **options)
+    served = HFModel(model)
+    assert not served.by_paths and deviation(model, served, 25) < 1e-5
+    assert served.by_paths == by_paths
+    narrow = HFModel(model, paths=False)
+    if by_paths:
+        with pytest.raises(Unservable, match="off its plain passes"): deviation(model, narrow, 25)
+        with pytest.raises(Unservable, match="wanted at most 8: a sliding window"): narrow.law(range(9))
+
+
+def test_a_window_as_long_as_the_last_position():
+    "More rows than the window, in texts that are not longer: nothing to refuse"
+    model = loud("Mistral", **WINDOWED | dict(max_position_embeddings=8))
+    served, tree = HFModel(model), grown(range(7), [(0, x) for x in range(5)])
+    assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-5 and not served.by_paths
+    with pytest.raises(Unservable, match="no later position"): served.law(range(9))
+
+
+def test_a_window_over_places_is_detected(monkeypatch):
+    "A mutant: a tree past the window gets the mask of a tree without one"
+    causal = lambda config, start, end: np.tri(end - start, end, start, dtype=bool)
+    monkeypatch.setattr("specref.models.transformer.plain_masks", causal)
+    served = HFModel(loud("Mistral", **WINDOWED), paths=False)
+    served.law(range(8))
+    with pytest.raises(Unservable, match="off its plain passes"): served(grown(range(9), [(0, 3), (0, 4)]))
+
+
+@proves("thm-cache-looks")
+@pytest.mark.filterwarnings("ignore:model")
+@pytest.mark.parametrize("name", BY_PATHS)
+def test_path_by_path(name):
+    model = loud(name, **BY_PATHS[name])
+    served = HFModel(model)
+    assert served.by_paths and deviation(model, served, 30) < 1e-5
+    tree = grown((1, 2, 3), [(0, 4), (0, 5), (1, 6), (1, 7)])   # three leaves
+    served = HFModel(model)
+    served(tree)
+    assert served.meter.calls == 3 and served.meter.tokens == 3 + 2 + 1 + 1
+    with pytest.raises(Unservable, match="got 3 paths, wanted one"): served.feed(tree)
+    assert abs(served.states((1, 2, 3), (1,))[1] - HFModel(model).states((1, 2, 3), (1,))[1]).max() < 1e-6
+
+
+def test_a_padded_vocabulary_is_cut():
+    "The first V rows, before any warp; the rest has probability 0"
+    model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 1)])
+    p = HFModel(model, temperature=.8, top_k=5, V=50)(tree)
+    for i, z in enumerate(plain_rows(model, tree)):
+        assert len(p[i]) == 50 and abs(p[i] - warp(z[:50], .8, 5)).max() < 1e-10
+    target, draft = HFModel(model, temperature=0, V=50), HFModel(bare("Llama", seed=1, vocab_size=50))
+    assert len(generate(target, Chain(draft, 3), reject, (1, 2), 8, Seeded(0))) == 8
+
+
+def test_processors_are_functions_of_the_text():
+    class Counter:
+        n = 0
+        def __call__(self, ids, z):
+            self.n += 1
+            return z / self.n
+    class Cursor:
+        "A grammar that reads the new tokens of each call only"
+        seen, at = 0, 0
+        def __call__(self, ids, z):
+            self.at += int(ids[0, self.seen:].sum())
+            self.seen = max(self.seen, ids.shape[1])
+            return z.roll(self.at, -1)
+    def grammar(ids, z): return z.roll(int(ids.sum()), -1)
+    for process in (Counter(), Cursor()):
+        with pytest.raises(ValueError, match=f"processors: got {type(process).__name__}, which"):
+            HFModel(bare("Llama"), processors=[process])
+    HFModel(bare("Llama"), processors=[grammar, RepetitionPenaltyLogitsProcessor(1.7)])
 
 
 BUILD = dict(chain=lambda d: Chain(d, 4), tree=lambda d: Branching(d, (2, 1, 1)),
@@ -370,6 +491,8 @@ def test_load(tmp_path):
     want = HFModel(model, temperature=.5).law((1, 2))
     assert served.V == V and abs(served.law((1, 2)) - want).max() < 1e-4
     assert HFModel.load(good).model.dtype == torch.float32
+    bent = HFModel.load(good, dtype="auto", attn_implementation="eager", revision="main", top_k=3)
+    assert bent.model.config._attn_implementation == "eager" and sum(bent.law((1, 2)) > 0) == 3
 
 
 def test_an_incomplete_checkpoint_is_refused(tmp_path):
