@@ -213,8 +213,8 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
     check_at_least(0, n=n)
     for model in (drafter, *drafter.models):
         if model.V not in (None, target.V):
-            how = "HFModel(model, V=n) cuts padded ones"
-            raise ValueError(f"drafter: got a vocabulary of {model.V} tokens, wanted the target's {target.V}; {how}")
+            wanted = f"wanted the target's {target.V} (HFModel(model, V=n) cuts padding)"
+            raise ValueError(f"drafter: got a vocabulary of {model.V} tokens, {wanted}")
     if drafter.depth >= target.most:
         raise ValueError(f"drafter: got drafts of depth {drafter.depth}, wanted them below the "
                          f"{target.most} tokens that the target can read")
