@@ -496,6 +496,21 @@ def test_models_that_cannot_be_had(capsys, folder):
     fails(capsys, "draft: got '", *X, "--draft", empty)
 
 
+def test_embeddings_padded_to_another_size_are_cut(capsys, folder, tmp_path):
+    "The target's 512 rows and the draft's 576 of one tokenizer: the text of the draft as it was"
+    import torch
+    from transformers import AutoModelForCausalLM
+    wide = AutoModelForCausalLM.from_pretrained(folder/"draft")
+    wide.resize_token_embeddings(576, mean_resizing=False)
+    with torch.no_grad(): wide.lm_head.weight[512:] = 9.   # much mass on tokens that the target lacks
+    wide.save_pretrained(tmp_path/"wide")
+    tokenizer().save_pretrained(tmp_path/"wide")
+    def decoded(draft):
+        found = json.loads(run(capsys, *X, "--target", str(folder/"target"), "--draft", str(draft), "--json"))
+        return found["tokens"], found["ledger"]["num_accepted_tokens_per_pos"]
+    assert decoded(tmp_path/"wide") == decoded(folder/"draft")
+
+
 def test_every_option_is_an_argument():
     "Of the function that its command names, and its help ends with the function's default"
     subs = next(x for x in parser()._subparsers._group_actions if x.dest == "command").choices

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOG_FORMAT', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy', 'Pair', 'load_pair',
-           'with_drafter', 'load_draft', 'compare_tokenizers', 'choose_drafter', 'build_system', 'encode_prompt',
-           'encode_chat', 'counted_noun', 'header', 'options_line', 'machine_line', 'json_value', 'print_json',
-           'Interval', 'median_interval', 'PairedRuns', 'paired_runs', 'decode', 'check_decode', 'runs_of',
-           'check_prompt_room', 'TextStream', 'streamed_text', 'measured_plan', 'measure_pair', 'with_room',
+           'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers', 'choose_drafter', 'build_system',
+           'encode_prompt', 'encode_chat', 'counted_noun', 'header', 'options_line', 'machine_line', 'json_value',
+           'print_json', 'Interval', 'median_interval', 'PairedRuns', 'paired_runs', 'decode', 'check_decode',
+           'runs_of', 'check_prompt_room', 'TextStream', 'streamed_text', 'measured_plan', 'measure_pair', 'with_room',
            'corpus_texts', 'text_entries', 'compare_texts', 'shown_texts', 'speed_entries', 'predicted_speedup',
            'calls_a_token', 'decode_words', 'bench', 'held_out_texts', 'mean_acceptance', 'cost_entries', 'bench_words',
            'milliseconds', 'certify_command', 'report_certificates', 'ModelCounts', 'runs_needed', 'ProgressLines',
@@ -151,10 +151,15 @@ def with_drafter(options, tok, p):  # -> Pair
 def load_draft(options, tok, p):
     "The draft model, on the target's vocabulary; a warning where it spells other words"
     q = load_model("draft", options.draft, **options.draft_warps())
-    if q.V != p.V:
-        raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
+    share_vocabulary(tok, p, q)
     compare_tokenizers(tok, options.draft)
     return q
+
+def share_vocabulary(tok, p, q):
+    "Rows of both models end at the shorter vocabulary, where the tokenizer has no token beyond: padding"
+    if q.V != p.V and len(tok) > min(p.V, q.V):
+        raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
+    p.V = q.V = min(p.V, q.V)
 
 # %% ../../nbs/63_commands.ipynb #9f1551c9
 def compare_tokenizers(tok, draft, most=.01):
