@@ -83,6 +83,7 @@ ROWS = [
     # the arguments of `generate`
     ("num_beams", called(num_beams=2)),
     ("use_cache", called(use_cache=False)),
+    ("pad_token_id", called(inputs=IDS.repeat(2, 1), pad_token_id=None)),
     ("output_attentions", called(output_attentions=True, return_dict_in_generate=True)),
     ("output_hidden_states", called(output_hidden_states=True, return_dict_in_generate=True)),
     ("guidance_scale", called(guidance_scale=1.5)),

@@ -275,6 +275,25 @@ def test_a_batch_is_the_batch_of_generate(pair, name):
     assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts) and out.past_key_values is None
 
 
+def test_a_processor_with_state_is_refused_by_name_in_a_batch(pair):
+    calls = []
+    def counting(ids, z): return z + len(calls) * (calls.append(1) or torch.arange(z.shape[-1]))
+    with pytest.raises(ValueError, match="processors: got counting, which returns other scores"):
+        pair[0].generate(IDS, attention_mask=MASK, max_new_tokens=3, pad_token_id=0, drafter=pair[1],
+                         logits_processor=LogitsProcessorList([counting]), custom_generate=speculate)
+
+
+def test_an_error_in_a_round_keeps_the_text(pair):
+    "The exception has what was decoded before, also through transformers"
+    seen = []
+    def watch(tokens):
+        seen.extend(tokens.tolist())
+        if len(seen) > 6: raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as e:
+        ours(pair[0], (40, 50), Chain(pair[0], 3), token_callback=watch)
+    assert e.value.decoded == tuple(seen) and len(seen) == 8
+
+
 def test_a_sampled_batch_has_the_joint_distribution_of_generate(three):
     "Two texts of different lengths: every pair of results, enumerated on both sides; copies are independent"
     target, draft = three

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'autoregressive', 'Verdict', 'Round', 'rounds', 'Drafter', 'Verifier', 'FunctionDrafter', 'as_drafter',
-           'WrappedDrafter', 'Bounded', 'bounded', 'Timed', 'match', 'Step', 'Generation', 'keeping', 'generate',
-           'clip', 'emitted_steps', 'check_call', 'check_target', 'check_run', 'ProgressBar', 'RoundCounts', 'no_time',
-           'in_braces', 'Ledger', 'System', 'no_draft', 'trace', 'loop_law']
+           'WrappedDrafter', 'Bounded', 'bounded', 'Timed', 'timed_rounds', 'match', 'Step', 'Generation', 'keeping',
+           'generate', 'clip', 'emitted_steps', 'check_call', 'check_target', 'check_run', 'ProgressBar', 'RoundCounts',
+           'no_time', 'in_braces', 'Ledger', 'System', 'no_draft', 'trace', 'loop_law']
 
 # %% ../../nbs/04_loop.ipynb #f761bf99
 import json
@@ -123,6 +123,11 @@ class Timed:
         return out
     def learn(self, round): return replace(self, part=self.part.learn(round))
 
+def timed_rounds(target, drafter, verify, ctx, rng, ledger):
+    "`rounds` within the positions of the models; the seconds of each part go to the clock of the `ledger`"
+    parts = dict(target=target, draft=bounded(target, drafter), verify=verify)
+    return rounds(*(Timed(part, name, ledger.clock) for name, part in parts.items()), ctx, rng)
+
 # %% ../../nbs/04_loop.ipynb #6e311784
 def match(p, tree, rng):
     """Sample from the target, and follow the tree while it contains the sampled token (Theorem match)
@@ -180,10 +185,8 @@ def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress
     """
     ctx, drafter = check_run(target, drafter, verify, ctx, n, rng, stop)
     steps, ledger, bar = [], Ledger.open(target, drafter), ProgressBar(n, progress)
-    parts = dict(target=target, draft=bounded(target, drafter), verify=verify)
-    timed = [Timed(part, name, ledger.clock) for name, part in parts.items()]
     with keeping(steps, ledger):
-        for round in rounds(*timed, ctx, rng) if n else ():
+        for round in timed_rounds(target, drafter, verify, ctx, rng, ledger) if n else ():
             new = clip(round.tokens, n - len(steps), stop)
             steps += emitted_steps(round, len(ledger.rounds))[:len(new)]
             ledger.note(round, len(new))

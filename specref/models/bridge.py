@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['SERVED_CONFIG', 'STATEFUL_PROCESSORS', 'GENERATE_ADDS', 'CHECKED', 'UNSUPPORTED_DRAWS', 'LENGTHS', 'check_request',
-           'check_parts', 'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds',
-           'SpeculativeOutput', 'speculate', 'BatchRow', 'Streamed', 'one_length', 'cache_of', 'wrap_drafter', 'as_rng',
-           'rngs_of', 'TorchEnumerator', 'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter',
-           'edge_law_error']
+           'check_batch', 'check_parts', 'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds',
+           'SpeculativeOutput', 'speculate', 'BatchRow', 'Streamed', 'cache_of', 'wrap_drafter', 'as_rng', 'rngs_of',
+           'TorchEnumerator', 'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter', 'edge_law_error']
 
 # %% ../../nbs/09_bridge.ipynb #d710250a
 import sys
@@ -26,8 +25,8 @@ from ..core.check import check_at_least
 from ..core.law import normalize, one_hot, tv, warp
 from ..core.rng import Seeded, law_of, Rng
 from ..core.tree import Tree, edge_laws
-from ..core.loop import Drafter, Generation, Ledger, Timed
-from ..core.loop import as_drafter, bounded, check_call, emitted_steps, rounds
+from ..core.loop import Drafter, Generation, Ledger
+from ..core.loop import as_drafter, check_call, emitted_steps, keeping, timed_rounds
 from ..verify.reject import Chain, reject
 from .transformer import HFModel
 
@@ -51,12 +50,17 @@ def check_request(model, ids, processors, config, given):
         if isinstance(p, STATEFUL_PROCESSORS):
             which = f"{type(p).__name__}, which remembers the last text"
             refuse("logits_processor", which, "functions of the text")
-    for name in "output_scores", "output_logits":
-        wanted = len(ids) > 1 and getattr(config, name, None)
-        if wanted: refuse(name, f"True for {len(ids)} texts", "one text")
+    if len(ids) > 1: check_batch(len(ids), config, refuse)
     if model.device.type != ids.device.type:
         refuse("input_ids", f"a tensor on {ids.device.type}", f"one on {model.device.type}, as the model")
     check_inputs(ids, {k: v for k, v in given.items() if v is not None}, refuse)
+
+def check_batch(n, config, refuse):
+    "What `n` texts need beyond what one text needs"
+    for name in "output_scores", "output_logits":
+        if getattr(config, name, None): refuse(name, f"True for {n} texts", "one text")
+    if config._pad_token_tensor is None:
+        refuse("pad_token_id", "None", "a token, since the texts of a batch may differ in length")
 
 def check_parts(**parts):
     "Raise a `ValueError` for a drafter or a verifier that cannot be called"
@@ -116,17 +120,16 @@ class TextSoFar:
 def decode_rounds(target, drafter, verify, ctx, rng, page, watch=None):  # -> Generation
     "Rounds, each token appended to `page` until the text has ended (Theorem criteria)"
     steps, ledger = [], Ledger.open(target, drafter)
-    parts = [Timed(part, name, ledger.clock) for name, part in
-             dict(target=target, draft=bounded(target, drafter), verify=verify).items()]
-    for k, round in enumerate(rounds(*parts, ctx, rng)):
-        start, path = len(steps), (0, *round.tree.ancestors(round.verdict.node))
-        for node, step in zip(path, emitted_steps(round, k)):
-            steps.append(step)
-            row = lambda: target.answers(round.tree)[node].logits.to(torch.float32, copy=True)[None]
-            if ended := page.write(step.token, row): break
-        ledger.note(round, len(steps) - start)
-        if watch: watch(page.ids[0, start - len(steps):].cpu())
-        if ended: return Generation.of(steps, ledger)
+    with keeping(steps, ledger):
+        for k, round in enumerate(timed_rounds(target, drafter, verify, ctx, rng, ledger)):
+            start, path = len(steps), (0, *round.tree.ancestors(round.verdict.node))
+            for node, step in zip(path, emitted_steps(round, k)):
+                steps.append(step)
+                row = lambda: target.answers(round.tree)[node].logits.to(torch.float32, copy=True)[None]
+                if ended := page.write(step.token, row): break
+            ledger.note(round, len(steps) - start)
+            if watch: watch(page.ids[0, start - len(steps):].cpu())
+            if ended: return Generation.of(steps, ledger)
 
 # %% ../../nbs/09_bridge.ipynb #d5347195
 @dataclass
@@ -152,7 +155,8 @@ def speculate(model, input_ids, logits_processor, stopping_criteria, generation_
     texts = [decode_rounds(*run[:2], verify, run[2], rng, page, watch)
              for run, rng, page in zip(runs, rngs_of(seed, len(rows)), pages)]
     if streamer is not None: streamer.end()
-    ids = one_length([page.ids[0] for page in pages], config)
+    ids = pad_sequence([page.ids[0] for page in pages], batch_first=True,
+                       padding_value=int(config._pad_token_tensor or 0))   # a single text is not padded
     if not whole: return ids
     cache = None if len(rows) > 1 else cache_of(runs[0][0], ids[0].tolist())
     return SpeculativeOutput(sequences=ids, scores=pages[0].scores, logits=pages[0].logits,
@@ -166,19 +170,20 @@ class BatchRow:
     def prepare(self, model, drafter, processors, config):  # -> target, drafter, context
         "Models behind the processors, and the text without its padding"
         alone = self.rows == 1 and not self.pads
-        like = partial(wrap_model, processors=processors if alone else [partial(self.process, processors)],
+        like = partial(wrap_model, processors=processors if alone else [*map(self.of_row, processors)],
                        temperature=1. if config.do_sample else 0)
         target, drafter = like(model), wrap_drafter(drafter, like)
         if config.max_length - self.pads > target.most + 1:
             room = f"at most {target.most + 1 + self.pads}: {target.why}"
             raise ValueError(f"max_length: got {config.max_length}, wanted {room}")
         return target, drafter, check_call(target, drafter, self.ids[0, self.pads:].tolist(), 0)
-    def process(self, processors, ids, z):  # (1, t), (1, V) -> (1, V)
-        "The processors, called as `generate` calls them: on the whole batch, its padding included"
-        ids = torch.cat([self.ids[:, :self.pads], ids], -1).expand(self.rows, -1)
-        z = z.repeat(self.rows, 1)
-        for process in processors: z = process(ids, z)
-        return z[self.row:self.row + 1]
+    def of_row(self, processor):
+        "A processor for this row, called as `generate` calls it: on the whole batch, its padding included"
+        def process(ids, z):  # (1, t), (1, V) -> (1, V)
+            padded = torch.cat([self.ids[:, :self.pads], ids], -1).expand(self.rows, -1)
+            return processor(padded, z.repeat(self.rows, 1))[self.row:self.row + 1]
+        process.__name__ = getattr(processor, "__name__", type(processor).__name__)
+        return process
 
 @dataclass(frozen=True)
 class Streamed:
@@ -189,17 +194,13 @@ class Streamed:
         for token in tokens: self.streamer.put(token[None])
         if self.also: self.also(tokens)
 
-def one_length(texts, config):  # list of (t,) -> (B, t)
-    "Texts as one tensor, the shorter padded on the right"
-    if len({*map(len, texts)}) > 1 and config._pad_token_tensor is None:
-        raise ValueError("pad_token_id: got None, wanted a token, since the texts differ in length")
-    return pad_sequence(texts, batch_first=True, padding_value=int(config._pad_token_tensor or 0))
-
 def cache_of(target, tokens):  # -> DynamicCache
-    "The keys and values of all tokens but the last, as `generate` returns them"
+    "The keys and values of all tokens but the last, as `generate` returns them; None if a model holds more"
     n, cache, held = len(tokens) - 1, DynamicCache(config=target.model.config), target.memory.buffer
+    names = [name for name in held if isinstance(name, tuple)]
+    if {what for _, what in names} != {"keys", "values"}: return None
     target.feed(Tree(tokens[:-1]))
-    for layer in range(target.layers):
+    for layer in sorted({layer for layer, _ in names}):
         cache.update(*(held[layer, name][..., :n, :].clone() for name in ("keys", "values")), layer)
     return cache
 
