@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SERVED_CONFIG', 'STATEFUL_PROCESSORS', 'GENERATE_ADDS', 'CHECKED', 'UNSUPPORTED_DRAWS', 'LENGTHS', 'check_request',
-           'check_batch', 'check_parts', 'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds',
+           'check_several', 'check_parts', 'check_inputs', 'wrap_model', 'wrap_models', 'TextSoFar', 'decode_rounds',
            'SpeculativeOutput', 'speculate', 'BatchRow', 'Streamed', 'cache_of', 'wrap_drafter', 'as_rng', 'rngs_of',
            'TorchEnumerator', 'new_tokens', 'generate_law', 'copy_generator', 'GeneratorDrafter', 'edge_law_error']
 
@@ -50,12 +50,12 @@ def check_request(model, ids, processors, config, given):
         if isinstance(p, STATEFUL_PROCESSORS):
             which = f"{type(p).__name__}, which remembers the last text"
             refuse("logits_processor", which, "functions of the text")
-    if len(ids) > 1: check_batch(len(ids), config, refuse)
+    if len(ids) > 1: check_several(len(ids), config, refuse)
     if model.device.type != ids.device.type:
         refuse("input_ids", f"a tensor on {ids.device.type}", f"one on {model.device.type}, as the model")
     check_inputs(ids, {k: v for k, v in given.items() if v is not None}, refuse)
 
-def check_batch(n, config, refuse):
+def check_several(n, config, refuse):
     "What `n` texts need beyond what one text needs"
     for name in "output_scores", "output_logits":
         if getattr(config, name, None): refuse(name, f"True for {n} texts", "one text")
@@ -162,6 +162,7 @@ def speculate(model, input_ids, logits_processor, stopping_criteria, generation_
     return SpeculativeOutput(sequences=ids, scores=pages[0].scores, logits=pages[0].logits,
                              past_key_values=cache, texts=tuple(texts))
 
+# %% ../../nbs/09_bridge.ipynb #17daff3f
 class BatchRow:
     "The text number `row` of a batch `ids` (B, t), where `mask` has zeros for padding on the left"
     def __init__(self, ids, row, mask=None):
@@ -185,6 +186,7 @@ class BatchRow:
         process.__name__ = getattr(processor, "__name__", type(processor).__name__)
         return process
 
+# %% ../../nbs/09_bridge.ipynb #0e3b2b70
 @dataclass(frozen=True)
 class Streamed:
     "A callback that passes the tokens of a round to a streamer, one by one, and then to `also`"
@@ -204,6 +206,7 @@ def cache_of(target, tokens):  # -> DynamicCache
         cache.update(*(held[layer, name][..., :n, :].clone() for name in ("keys", "values")), layer)
     return cache
 
+# %% ../../nbs/09_bridge.ipynb #f75681be
 def wrap_drafter(drafter, like):
     "A drafter with its bare models wrapped by `like`; a bare model drafts chains of four"
     drafter = Chain(drafter, 4) if isinstance(drafter, PreTrainedModel) else as_drafter(drafter)
