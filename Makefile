@@ -44,6 +44,9 @@ compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the sa
 compat-transformers: $(READY)  ## chapters 07 and 09 under other versions of transformers; records what they refuse
 	$(PY) tests/versions.py
 
+compat-quantised: .venv-quantised/.ready  ## chapter 07 on 4- and 8-bit weights, and on weights read from disk; recorded
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-quantised/bin/python -W ignore tests/quantised.py
+
 sweep: $(READY)  ## every causal architecture of transformers, tiny, against its own generate (20 minutes)
 	@mkdir -p build
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
@@ -52,7 +55,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers sweep clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -74,4 +77,11 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 .venv-compat/.ready: Makefile
 	$(venv)
 	.venv-compat/bin/python -m pip install -q nbdev==2.4.14 'execnb<0.2' 'fastcore<2'
+	@touch $@
+
+.venv-quantised/.ready: pyproject.toml constraints.txt
+	$(venv)
+	.venv-quantised/bin/python -m pip install -q -c constraints.txt torch
+	.venv-quantised/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy \
+	    accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
 	@touch $@

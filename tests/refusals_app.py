@@ -44,6 +44,7 @@ ROWS = [
     *[(name, lambda name=name: benchmarks().time_verifiers(NEVER, **{name: 0}))
       for name in ("threads", "V", "gamma")],
     ("sizes", lambda: benchmarks().lookups(NEVER, sizes=(5,))),
+    *[("again", lambda again=again: comparison().compare(NEVER, again=again)) for again in (".", "no/such")],
     *[(name, lambda name=name: comparison().compare(NEVER, **{name: 0}))
       for name in ("laps", "each", "n", "threads")],
 ]

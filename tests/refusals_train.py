@@ -132,4 +132,4 @@ ROWS = [
     ("target", lambda: registry.load_system("EAGLE", model=llama(24, 192, 512)), "head_sha256"),
     ("steps", lambda: registry.train_drafter("eagle", steps=0)),
     ("length", lambda: registry.train_drafter("eagle", length=4)),
-    ("path", lambda: registry.train_drafter("eagle", "/nowhere"))]
+    ("target", lambda: registry.train_drafter("eagle", "/nowhere"))]

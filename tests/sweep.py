@@ -1,19 +1,21 @@
 """Every causal architecture of transformers, tiny and random: six systems against its own `generate`, greedy
 
-`python tests/sweep.py OUT.json [NAME ...]`: each model in a process of its own, with a limit of seconds.
+`python tests/sweep.py OUT.json [NAME ...]`: each model in a process of its own, with a limit of CPU seconds.
 `right`, or `right by paths`: all six texts are its own, and the logits of a tree are those of plain passes.
 `refused`: in words. `failed`: another error, or no time. `wrong`: none may be.
 `not built`: transformers' `generate` served no tiny model of it.
+A run over all of them is recorded in docs/benchmarks/architectures.json.
 """
 import json
 import multiprocessing
+import resource
 import sys
 import warnings
 from collections import Counter
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
-from time import time
+from time import process_time
 
 import numpy as np
 import torch
@@ -32,6 +34,8 @@ from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 
+RECORD = Path(__file__).resolve().parents[1]/"docs"/"benchmarks"/"architectures.json"
+OUTCOMES = "right", "right by paths", "refused", "failed", "wrong", "not built"
 V, SECONDS, PROMPT, TOKENS = 64, 60, (3, 1, 4, 1, 5, 9, 2, 6), 24
 WINDOWS = "sliding_window", "attention_chunk_size", "window_size"   # of 8 tokens in every tiny model
 SIZES = {   # of an attribute, where a configuration has it
@@ -127,14 +131,14 @@ def plain(model):  # -> text
 
 def built(name):  # -> model, its plain text
     "The first that its own `generate` can use, of 2 key heads or 4, no padding or 0, float64 or float32"
-    start = time()
+    start = process_time()
     for heads, end, kind in product((2, 4), (None, 0), (torch.float64, torch.float32)):
         try:
             model = made(name, heads, end).to(kind)
             model(torch.tensor([PROMPT]))
             return model, plain(model)
         except Exception as e: last = e
-        if time() - start > SECONDS / 4: break
+        if process_time() - start > SECONDS / 4: break
     raise last
 
 
@@ -171,17 +175,19 @@ def words(e): return f"{type(e).__name__}: {' '.join(str(e).split())}"[:400]
 def child(name, pipe):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    spent = int(process_time())   # by the parent too, where it is counted
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + SECONDS, spent + SECONDS))
     pipe.send(outcome(name))
 
 
-def limited(name, seconds=SECONDS):  # -> dict
+def limited(name):  # -> dict
     "The outcome of one model, computed in a process of its own"
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=child, args=(name, there), daemon=True)
     process.start()
     there.close()
-    try: return here.recv() if here.poll(seconds) else dict(outcome="failed", why=f"no answer in {seconds} s")
-    except EOFError: return dict(outcome="failed", why="the process ended without an answer")
+    try: return here.recv()
+    except EOFError: return dict(outcome="failed", why=f"no answer in {SECONDS} processor seconds")
     finally:
         process.kill()
         process.join()
@@ -195,6 +201,20 @@ def table(found):
                       *(f"{what:9} {name:24} {why}" for what, name, why in rest if "right" not in what)])
 
 
+def reason(found):  # -> str
+    "The words of a refusal or an error in one line, without the part that every refusal has"
+    why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ")
+    return why.split("wanted one that a masked pass serves: ")[-1][:160]
+
+
+def record(found):  # -> dict
+    "The versions, the counts, and each architecture's outcome, with the reason of what is not right"
+    counts = Counter(f["outcome"] for f in found.values())
+    rows = {name: ": ".join(filter(None, (f["outcome"], reason(f)))) for name, f in sorted(found.items())}
+    packages = dict(transformers=transformers.__version__, torch=torch.__version__.split("+")[0])
+    return dict(versions=packages, counts={name: counts[name] for name in OUTCOMES}, architectures=rows)
+
+
 def main(out, *names):
     found = {}
     for name in names or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -202,6 +222,7 @@ def main(out, *names):
         print(f"{name:24} {found[name]['outcome']:9} {found[name]['why'][:150]}", flush=True)
         Path(out).write_text(json.dumps(dict(transformers=transformers.__version__, models=found), indent=1))
     print(table(found))
+    if not names: RECORD.write_text(json.dumps(record(found), indent=1) + "\n", encoding="utf-8")
     sys.exit(any(f["outcome"] == "wrong" for f in found.values()))
 
 

@@ -6,9 +6,9 @@ import specref
 from house import light
 
 def examples():
-    "Those of the modules that need numpy alone, with the names of `specref` that need no more"
-    modules, find = light(), DocTestFinder().find
-    known = {n: getattr(specref, n) for n, m in specref._MODULE_OF.items() if f"specref.{m}" in modules}
+    "Those of the modules that need numpy alone and of those with public names, which an example may use"
+    modules, find = sorted({*light(), *(f"specref.{m}" for m in specref.PUBLIC)}), DocTestFinder().find
+    known = {name: getattr(specref, name) for name in specref.__all__}
     found = (test for m in modules for test in find(import_module(m), m, extraglobs=known))
     return [test for test in found if test.examples]
 
@@ -16,7 +16,7 @@ def failed(test): return DocTestRunner(verbose=False).run(test).failed   # pytes
 
 def test_every_example_prints_its_stated_output():
     found = examples()
-    assert len(found) >= 40 and not [test.name for test in found if failed(test)]
+    assert len(found) >= 100 and not [test.name for test in found if failed(test)]
 
 def test_another_output_is_a_failure():
     for test in examples():

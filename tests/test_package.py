@@ -1,5 +1,5 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
-import json, os, re, shutil, subprocess, sys, tomllib
+import inspect, json, os, re, runpy, shutil, subprocess, sys, tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,46 @@ def test_without_the_weights(monkeypatch):
     for read, *args in [embedded.tokenizer], [embedded.corpus], [embedded.load_raw_model, 'small', None]:
         uncached = read.__wrapped__
         with pytest.raises(ImportError, match=r'^specref_models: .*specref\[models\]'): uncached(*args)
+
+# -- Annotations and examples ------------------------------------------------------------------------------
+
+def functions(x):
+    "A function itself; of a class the constructor, the call, the public methods and properties of specref"
+    if not inspect.isclass(x): return [x]
+    bases = [vars(base) for base in x.__mro__[::-1] if base.__module__.startswith('specref')]
+    own = {name: f for base in bases for name, f in base.items()
+           if name[0] != '_' or name in ('__init__', '__call__')}
+    def inside(f): return next((getattr(f, k) for k in ('fget', 'func', '__func__') if hasattr(f, k)), f)
+    return [inside(f) for f in own.values() if inspect.isfunction(inside(f))]
+
+def bare(f):
+    "The parameters of a function, and its result, whose types are not stated; `object` states none"
+    call, unknown = inspect.signature(f), (inspect.Parameter.empty, object)
+    stars = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    named = [p for p in call.parameters.values() if p.kind not in stars and p.name not in ('self', 'cls')]
+    result = call.return_annotation in unknown and not f.__name__.endswith(('__init__', '_init'))
+    return [p.name for p in named if p.annotation in unknown] + ['its result'] * result
+
+def test_public_names_are_annotated_and_have_an_example():
+    "And each has its own name, also in `help`"
+    found = {name: getattr(specref, name) for name in specref.__all__}
+    called = {name: x for name, x in found.items() if callable(x)}
+    missing = {(name, f.__name__): bare(f) for name, x in called.items() for f in functions(x) if bare(f)}
+    assert len(called) >= 90 and not missing
+    assert not [name for name, x in called.items() if '>>> ' not in (inspect.getdoc(x) or '')]
+    assert not [name for name, x in called.items() if getattr(x, '__name__', name) != name]
+
+def test_missing_annotations_are_found():
+    def f(x: int, y, **more) -> object: return x
+    class Rule:
+        __module__ = 'specref'
+        def step(self, p): return p
+        @property
+        def law(self) -> int: return 1
+    assert bare(f) == ['y', 'its result']
+    assert [bare(g) for g in functions(Rule)] == [['p', 'its result'], []]
+
+def test_a_users_script_runs(capsys): runpy.run_path(str(ROOT/'tests'/'typed.py'))
 
 # -- Two distributions ------------------------------------------------------------------------------------
 
@@ -144,6 +184,17 @@ def test_both_wheels_in_an_empty_environment(dist, empty):
     pip(*pins, models, f'{core}[models]')
     here = subprocess.run([sys.executable, '-c', PAIR], cwd=ROOT, check=True, capture_output=True, text=True)
     assert here.stdout and empty('-c', PAIR) == here.stdout
+
+@pytest.mark.skipif(not LONG, reason='`make test-long` checks the types of a script in an empty environment')
+def test_a_type_checker_accepts_a_users_script(dist, empty, tmp_path):
+    "Beside the installed wheel of the core, whose own sources are not examined"
+    empty('-m', 'pip', 'install', '-q', next(dist.glob('specref-*.whl')), 'mypy')
+    script = tmp_path/'typed.py'
+    shutil.copy(ROOT/'tests'/'typed.py', script)
+    check = '-m', 'mypy', '--check-untyped-defs', '--cache-dir', tmp_path/'cache', script
+    assert 'no issues found' in empty(*check)
+    script.write_text(script.read_text() + 'generate(target, no_draft, block, (0,), "two", Seeded(0))\n')
+    with pytest.raises(AssertionError): empty(*check)
 
 # -- Versions of transformers -----------------------------------------------------------------------------
 

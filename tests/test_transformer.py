@@ -1,5 +1,10 @@
 "07_transformer: one masked pass equals n passes; its rows depend on the tree alone; models refused"
+import json
 import random
+import re
+import warnings
+from collections import Counter
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -10,15 +15,16 @@ from hypothesis import given, settings, strategies as st
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers import LogitsProcessorList, MinLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.masking_utils import eager_mask
+from transformers.masking_utils import create_chunked_causal_mask, eager_mask
 from helpers import proves
+from house import ROOT
 from specref.core.rng import Seeded
 from specref.core.law import warp
 from specref.core.loop import generate, match, autoregressive
 from specref.draft.lookup import PromptLookup
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.models.transformer import HFModel, RowTrie, Unservable, tree_mask
+from specref.models.transformer import HFModel, RowTrie, Unservable, takes_cache, tree_mask
 from specref.core.tree import Tree
 
 V = 64
@@ -317,9 +323,9 @@ def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
     for name in ("why_rowless", "has_alibi"):
         monkeypatch.setattr(f"specref.models.transformer.{name}", lambda *args: "")
     if why in ("recurrent state", "ALiBi"):
-        words = "off its plain passes|one that reads a tree"
+        words = "off its plain passes|one that reads a tree|takes no cache"
         with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
-        if why == "recurrent state":
+        if why == "recurrent state" and takes_cache(model):
             with pytest.raises(Unservable, match=words): HFModel(model)
 
 
@@ -363,17 +369,20 @@ def loud(name, **options):
 
 KINDS = ["sliding_attention", "full_attention"]
 WINDOWED = dict(**SMALL, **HEADS, sliding_window=8)
+# transformers 5.13: its `create_masks_for_generate` raises a TypeError for chunks, so paths are read
+NO_CHUNKS = "block_sequence_ids" not in signature(create_chunked_causal_mask).parameters
 WINDOWS = {   # name -> options, is it read by paths
     "Mistral": (WINDOWED, False), "Gemma3Text": (WINDOWED | dict(layer_types=KINDS), False),
     "Qwen2": (WINDOWED | dict(use_sliding_window=True, max_window_layers=1, layer_types=KINDS[::-1]), False),
     "Llama4Text": (SMALL | HEADS | dict(attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=64,
-                                        layer_types=["chunked_attention", "full_attention"]), False),
+                                        layer_types=["chunked_attention", "full_attention"]), NO_CHUNKS),
     "GPTNeo": (NEO | dict(vocab_size=V, window_size=8), True),
 }
 BY_PATHS = {   # ALiBi, by place in memory; no position ids and no 4-D masks
     "Bloom": dict(vocab_size=V, hidden_size=32, n_layer=2, n_head=4),
     "Mpt": dict(vocab_size=V, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
     "Falcon": BASE | dict(num_attention_heads=4, alibi=True),
+    "OpenAIGPT": dict(vocab_size=V, n_embd=32, n_layer=2, n_head=4),   # no cache: whole texts
     "Bart": dict(vocab_size=V, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64),
 }
 
@@ -400,7 +409,8 @@ def test_three_windows_of_text(name):
     assert served.by_paths == by_paths
     narrow = HFModel(model, paths=False)
     if by_paths:
-        with pytest.raises(Unservable, match="off its plain passes"): deviation(model, narrow, 25)
+        words = "off its plain passes|unexpected keyword argument"
+        with pytest.raises(Unservable, match=words): deviation(model, narrow, 25)
         with pytest.raises(Unservable, match="wanted at most 8: a sliding window"): narrow.law(range(9))
 
 
@@ -431,9 +441,45 @@ def test_path_by_path(name):
     tree = grown((1, 2, 3), [(0, 4), (0, 5), (1, 6), (1, 7)])   # three leaves
     served = HFModel(model)
     served(tree)
-    assert served.meter.calls == 3 and served.meter.tokens == 3 + 2 + 1 + 1
+    assert served.meter.calls == 3 and served.meter.tokens == (3 + 2 + 1 + 1 if takes_cache(model) else 14)
     with pytest.raises(Unservable, match="got 3 paths, wanted one"): served.feed(tree)
     assert abs(served.states((1, 2, 3), (1,))[1] - HFModel(model).states((1, 2, 3), (1,))[1]).max() < 1e-6
+
+
+ROBERTA = dict(**BASE, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
+               is_decoder=True)
+
+
+def test_positions_are_those_of_generate():
+    "RoBERTa numbers a text from its padding token where no positions are stated; `generate` states them"
+    model = loud("Roberta", **ROBERTA)
+    with pytest.warns(UserWarning, match="logits without position ids are .* off"):
+        served = HFModel(model, temperature=0)
+    ids = torch.tensor([[3, 1, 4]])
+    own = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 3:]
+    out = generate(served, PromptLookup(V, 2, 4), reject, (3, 1, 4), 20, Seeded(0))
+    assert list(out) == own.tolist()
+    bare_rows = [plainly(model, text) for text in ((3, 1), (3, 1, 4))]
+    assert not served.by_paths and abs(served.logits(grown((3, 1), [(0, 4)])) - bare_rows).max() > .1
+
+
+@pytest.mark.parametrize("shift, words", [
+    (1e-7, ""), (.05, "by 0.0.* with the number of tokens in a pass"), (9, "")])
+def test_a_quantized_model_may_depend_on_the_length_of_a_pass(shift, words, monkeypatch):
+    "The logits of every pass of one token are moved: by little, by some, by more than the hidden tokens do"
+    model = bare("Llama")
+    inner = model.lm_head.forward
+    monkeypatch.setattr(HFModel, "quantized", True)
+    moved = torch.linspace(0, shift, V, dtype=torch.float64)
+    model.model.register_forward_pre_hook(
+        lambda m, a, kw: setattr(model.lm_head, "fed", kw["input_ids"].shape[1]), with_kwargs=True)
+    model.lm_head.forward = lambda h: inner(h) + moved * (model.lm_head.fed == 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if shift > 1:
+            with pytest.raises(Unservable, match="`model.dequantize"): HFModel(model)
+        else: assert not HFModel(model).by_paths
+    assert bool(words) == bool(said) and all(re.search(words, str(w.message)) for w in said)
 
 
 def test_a_padded_vocabulary_is_cut():
@@ -480,6 +526,50 @@ def test_the_last_position_can_be_reached(build):
     assert out.ledger.num_accepted_tokens > 0 and out.ledger.column("drafted")[-1] == 0
     with pytest.raises(ValueError, match="n: got 10, wanted at most 9 after a context of 4"):
         generate(target, drafter, reject, ctx, 10, Seeded(0))
+
+
+# ---- the stored runs of `make sweep` and `make compat-quantised`
+
+BENCHMARKS, PAGE = ROOT/"docs"/"benchmarks", ROOT/"nbs"/"07_transformer.ipynb"
+
+
+def as_stored(record): return record
+def one_wrong(record):
+    outcomes = record["architectures"] | dict(llama="wrong: tree")
+    return record | dict(architectures=outcomes)
+def miscounted(record):
+    counts = record["counts"]
+    return record | dict(counts=counts | dict(right=1 + counts["right"]))
+def all_wrong(record):
+    none = dict.fromkeys(record["counts"], 0) | dict(wrong=len(record["architectures"]))
+    return record | dict(counts=none, architectures=dict.fromkeys(record["architectures"], "wrong"))
+def outdated(record): return record | dict(versions=record["versions"] | dict(transformers="5.0.0"))
+
+
+def fails(*bad): return [pytest.param(x, marks=pytest.mark.xfail(strict=True)) for x in bad]
+
+
+@pytest.mark.parametrize("change", [as_stored, *fails(one_wrong, miscounted, all_wrong, outdated)])
+def test_the_stored_sweep(change):
+    "Its counts are those of its rows and of the page, none is wrong, and the versions are the pinned ones"
+    record = change(json.loads((BENCHMARKS/"architectures.json").read_text()))
+    counts = Counter(told.partition(":")[0] for told in record["architectures"].values())
+    assert {k: n for k, n in record["counts"].items() if n} == counts and not counts["wrong"]
+    pins = dict(line.split("==") for line in (ROOT/"constraints.txt").read_text().split() if "==" in line)
+    assert all(pins[name] == n for name, n in record["versions"].items())
+    printed = "".join(out["text"] if isinstance(out["text"], str) else "".join(out["text"])
+                      for cell in json.loads(PAGE.read_text())["cells"]
+                      for out in cell.get("outputs", ()) if "text" in out)
+    assert all(f"{n:4} {what}\n" in printed for what, n in record["counts"].items())
+
+
+def test_the_stored_run_on_quantized_weights():
+    "Weights that are not quantized give the texts of `generate`, as does every way served without a warning"
+    ways = json.loads((BENCHMARKS/"quantised.json").read_text())["ways"]
+    whole = {name: way for name, way in ways.items() if name.startswith(("float32", "device_map"))}
+    assert len(whole) == 4 and all(way["logits_off"] < 1e-3 for way in whole.values())
+    assert all(way["same"] == way["of"] for way in ways.values() if way["check"] == "served")
+    assert all(way["check"] == "served" for way in whole.values())
 
 
 # ---- checkpoints and devices

@@ -22,7 +22,7 @@ from ..models.embedded import DOMAINS, raw_model
 from ..train.harness import TargetModel, StateDataset, read_card
 from ..train.registry import RECIPES, TRAINED, load_network
 from .benchmarks import by_kind, laps_of, our_run, result_row
-from .tour import PLAIN, TrainedStop, Stop, decode_cold, provenance_of_run
+from .tour import PLAIN, TrainedStop, Stop, decode_cold, provenance_of_run, provenance_words
 
 # %% ../../nbs/62a_comparison.ipynb #e89e606c
 CHAINS = Stop("speculative sampling", "small"), Stop("speculative sampling", "large")
@@ -33,6 +33,7 @@ def contest(again=None):  # -> {(system, draft): stop}
     second = []
     for name, (recipe, *_) in TRAINED.items() if again else ():
         if (Path(again)/recipe).exists(): second.append(TrainedStop(name, "again", folder=Path(again)))
+    if again and not second: raise ValueError(f"again: got {again!r}, wanted a folder with a trained network")
     stops = *UNTRAINED_STOPS, *map(TrainedStop, TRAINED), *second
     return {(stop.recipe, stop.draft): stop for stop in stops}
 
@@ -175,8 +176,7 @@ def comparison_table(got):
     head = "tokens a round    acc cost tok/s pred meas  0-α 1-α 2-α 3-α"
     laps = f"{got['laps']} laps (decoding seeds) of {got['prompts_a_lap']} prompts"
     n, kinds = got["laps"] * got["prompts_a_lap"], by_kind(got["rows"])
-    out = [f"{got['machine']}, {got['threads']} thread, torch {got['torch']}, {got['date']}",
-           f"{laps}, {got['tokens']} tokens each: {n} prompts a row"]
+    out = [provenance_words(got), f"{laps}, {got['tokens']} tokens each: {n} prompts a row"]
     for (kind, t), rows in kinds.items():
         out += ["", f"{f'{kind}, T = {t:g}':27}{head}", *map(comparison_line, rows)]
     n *= len({kind for kind, _ in kinds})

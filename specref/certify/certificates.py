@@ -13,6 +13,7 @@ __all__ = ['DIFFERS', 'SOME', 'TEXTS', 'LARGE', 'ALPHA', 'MISS', 'MORE_RUNS', 'i
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -370,8 +371,15 @@ def check_counts(counts, want):
         raise ValueError(f"want: got weights that sum to {total:.6g}, wanted a distribution")
     if not sum(counts.values()): raise ValueError("counts: got none, wanted at least one")
 
-def g_test(counts, want, alpha=ALPHA, least=50):  # {outcome: count}, {outcome: probability} -> GTest
-    "G-test of `counts` against `want`, rare outcomes pooled; one impossible outcome is enough to reject"
+def g_test(counts: dict, want: dict, alpha: float = ALPHA, least: float = 50) -> GTest:
+    """G-test of `counts` against the probabilities `want`, rare outcomes pooled; one impossible outcome is
+    enough to reject
+
+    >>> g_test({"a": 480, "b": 520}, {"a": .5, "b": .5}).fits
+    True
+    >>> g_test({"a": 400, "b": 600}, {"a": .5, "b": .5}, alpha=1e-6).fits
+    False
+    """
     check_rate(alpha=alpha)
     check_counts(counts, want)
     n, want = sum(counts.values()), {k: float(w) for k, w in want.items() if w > 0}
@@ -461,8 +469,10 @@ def check_system(system, target):
     check_model(target)
 
 # %% ../../nbs/17_certify.ipynb #590c9e52
-def certify_system(system, target, ctx, n=None, stop=(), runs=2000, seed=0, due=10, alpha=ALPHA,
-                   progress=False, limit=MAX_PATHS):
+def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | None = None,
+                   stop: Sequence[int] = (), runs: int = 2000, seed: int = 0, due: float = 10,
+                   alpha: float = ALPHA, progress: bool = False,
+                   limit: int = MAX_PATHS) -> Certificate | Evidence:
     """Where the target's rows are fractions the exact certificate of `n` tokens (by default of one block and
     one token more), from about `limit` paths; else evidence from `runs` counts (by default of 3 tokens)
 
@@ -487,8 +497,10 @@ def certify_system(system, target, ctx, n=None, stop=(), runs=2000, seed=0, due=
     return replace(found, tokens=(float(np.mean(calls)), float(np.std(calls) / np.sqrt(runs))))
 
 # %% ../../nbs/17_certify.ipynb #39bd88e0
-def certificate(build, V=3, n=None, seeds=(1, 2), ctx=(0, 1, 0), stop=(2,), gamma=2, shape=(2, 1),
-                tables=random_table):
+def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, seeds: Sequence[int] = (1, 2),
+                ctx: Sequence[int] = (0, 1, 0), stop: Sequence[int] = (2,), gamma: int = 2,
+                shape: tuple[int, ...] = (2, 1),
+                tables: Callable[[int, int], Target] = random_table) -> Certificate:
     """Exact certificate of the system that `build(draft)` makes, on two random `tables` of fractions,
     after the first token of `ctx` and after all of it; of the two distances the larger
 

@@ -21,6 +21,7 @@ __all__ = ['CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'SURE_DRAFT', 'PEAK', 'SPEC
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from functools import cache, cached_property, lru_cache
@@ -34,7 +35,7 @@ from ..core.check import check_at_least, check_rate, write_json
 from ..core.law import as_law, exact, greedy, normalize, one_hot
 from ..core.loop import clip, match
 from ..core.rng import Uniforms, law_of, numpy_generator
-from ..core.target import TableModel, check_context, random_table
+from ..core.target import TableModel, Target, check_context, random_table
 from ..core.tree import Tree, to_links, without_replacement
 from ..verify.reject import Chain, reject
 from ..verify.block import block
@@ -64,9 +65,17 @@ def why_no_text(text, n, stop):  # -> words or ""
     if ends or len(text) == n: return ""
     return f"which ends after {len(text)} of {n} tokens without a stop token"
 
-def certify_sampler(sample, target, ctx, n=3, stop=(), runs=20_000, seed=0, due=10, alpha=ALPHA,
-                    progress=False):  # -> TextEvidence
-    "Evidence on any sampler of texts, `sample(ctx, n, rng) -> tokens` with a numpy generator; nothing is cut"
+def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int = 3,
+                    stop: Sequence[int] = (), runs: int = 20_000, seed: int = 0, due: float = 10,
+                    alpha: float = ALPHA, progress: bool = False) -> TextEvidence:
+    """Evidence on any sampler of texts, `sample(ctx, n, rng) -> tokens`, from a numpy rng; nothing is cut
+
+    >>> fair = TableModel(4, lambda text: exact(1, 1, 1, 1))
+    >>> certify_sampler(lambda ctx, n, rng: rng.integers(4, size=n), fair, (0,), n=2, runs=1000).passes
+    True
+    >>> certify_sampler(lambda ctx, n, rng: rng.integers(3, size=n), fair, (0,), n=2, runs=1000).passes
+    False
+    """
     if not callable(sample): raise ValueError(f"sample: got {sample!r}, wanted a function of (ctx, n, rng)")
     check_model(target)
     check_at_least(0, seed=seed)
@@ -1355,9 +1364,17 @@ def special_tokens(special, V):  # -> tuple of ints
 
 def default_size(V): return (4000, 16) if V <= 10_000 else (1000, 4)   # runs in a case, and depth
 
-def certify_rows(verify, V=4, gamma=2, draft=None, like="detect", cases=CASES, runs=None, seed=0, alpha=ALPHA,
-                 interface=Interface(), special=(), depth=None, progress=False):  # -> SamplerReport
-    "Eleven checks of `verify(p, q, x, rng) -> tokens`, claimed to be `like`, and of `draft(q, rng) -> token`"
+def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable | None = None,
+                 like: Callable | str | None = "detect", cases: dict[str, Callable] = CASES,
+                 runs: int | None = None, seed: int = 0, alpha: float = ALPHA,
+                 interface: Interface = Interface(), special: Sequence[int] = (), depth: int | None = None,
+                 progress: bool = False) -> SamplerReport:
+    """Eleven checks of `verify(p, q, x, rng) -> tokens`, claimed to be `like`, and of `draft(q, rng)`
+
+    >>> def accept_all(p, q, x, rng): return [*x, rng.choice(len(p[-1]), p=p[-1])]   # p: (n + 1, V), x: (n,)
+    >>> certify_rows(accept_all, runs=100, depth=2).wrong
+    ('distribution', 'position', 'noise', 'zeros', 'nan')
+    """
     check_at_least(4, V=V)
     runs, depth = (size if given is None else given for given, size in zip((runs, depth), default_size(V)))
     check_at_least(1, gamma=gamma, runs=runs, depth=depth)

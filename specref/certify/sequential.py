@@ -18,6 +18,7 @@ __all__ = ['ODDS', 'SIGMAS', 'GROUPS', 'RIVAL', 'STARTS', 'ON_SETS', 'LAGS', 'ME
 import json, os
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -29,9 +30,10 @@ from zlib import error as ZlibError
 import numpy as np
 from ..core.check import check_at_least, check_between, check_rate, write_whole
 from ..core.law import why_not_law, overlap, one_hot
-from ..core.rng import Seeded
+from ..core.rng import Rng, Seeded
 from ..core.tree import Tree
-from ..core.loop import Round, Verdict, check_call, rounds
+from ..core.target import Target
+from ..core.loop import Round, System, Verdict, check_call, rounds
 from .certificates import ALPHA, MISS, as_stop, check_system, checked_parts
 
 # %% ../../nbs/17a_bets.ipynb #795263b8
@@ -555,8 +557,15 @@ class SequentialTest:
         return f"detectable with power {1 - MISS}: the loss of {share:.1%} of the acceptances"
 
 # %% ../../nbs/17a_bets.ipynb #7b5c986b
-def certify_rounds(records, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):  # -> Report
-    "The tests of the `Round`s of any loop, stopped at the first failure (Theorem bets)"
+def certify_rounds(records: Iterable[Round], alpha: float = ALPHA, like: Callable | str | None = None,
+                   tolerance: float = 0., stop: Sequence[int] = (), n: int | None = None) -> Report:
+    """The tests of the `Round`s of any loop, stopped at the first failure (Theorem bets)
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> run = rounds(target, Chain(draft, 2), reject, (0,), Seeded(0))
+    >>> certify_rounds(next(run) for _ in range(100)).passes
+    True
+    """
     test = SequentialTest(alpha, like, tolerance, stop, n)
     for round in records:
         test.observe(round)
@@ -577,8 +586,16 @@ def sample_rounds(system, target, ctx, n, seed, rng=None):
             emitted += len(round.tokens)
             if emitted >= n: break
 
-def certify_sequentially(system, target, ctx, most=1000, n=64, seed=0, alpha=ALPHA, like=None, rng=None):
-    "Tests of up to `most` rounds of `system`, stopped as soon as one fails"
+def certify_sequentially(system: System, target: Target, ctx: Sequence[int], most: int = 1000, n: int = 64,
+                         seed: int = 0, alpha: float = ALPHA, like: Callable | str | None = None,
+                         rng: Callable[[int], Rng] | None = None) -> Report:
+    """Tests of up to `most` rounds of `system`, stopped as soon as one fails
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> def flat(p, tree, rng): return Verdict(0, rng.pick(np.ones(4)))   # a wrong verifier
+    >>> certify_sequentially(System("flat", Chain(draft, 2), flat), target, (0,), n=8).wrong
+    ('distribution',)
+    """
     check_system(system, target)
     check_at_least(1, most=most, n=n)
     check_at_least(0, seed=seed)
@@ -715,8 +732,16 @@ def check_top(path, top):  # -> bool
     if top and not lines: raise ValueError(f"top: got {top} for an .npz file, wanted a name in .jsonl")
     return lines
 
-def save_log(path, records, top=None):
-    "Write rounds of chains to `path`, whole or not at all: lines of JSON for a name in .jsonl, else .npz"
+def save_log(path: str | os.PathLike, records: Iterable[Round], top: int | None = None) -> None:
+    """Write rounds of chains to `path`, whole or not at all: lines of JSON for a name in .jsonl, else .npz
+
+    >>> from tempfile import TemporaryDirectory
+    >>> run = rounds(random_table(4, seed=0), Chain(random_table(4, seed=1), 2), reject, (0,), Seeded(0))
+    >>> with TemporaryDirectory() as folder:
+    ...     save_log(f"{folder}/log.npz", [next(run) for _ in range(50)])
+    ...     certify_log(f"{folder}/log.npz").passes
+    True
+    """
     check_path(path)
     if Path(path).is_dir(): raise ValueError(f"path: got the folder {str(path)!r}, wanted the name of a file")
     records, V = check_chains(records)
@@ -821,8 +846,17 @@ def load_log(path, tolerance=0.):
         try: yield logged_round(*(found.get(k) for k in "pqxy"), text, max(2e-3, tolerance))
         except ValueError as e: raise ValueError(f"log: {place}: {e}") from None
 
-def certify_log(path, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):  # -> Report
-    "The tests of the rounds in a file, read one by one"
+def certify_log(path: str | os.PathLike, alpha: float = ALPHA, like: Callable | str | None = None,
+                tolerance: float = 0., stop: Sequence[int] = (), n: int | None = None) -> Report:
+    """The tests of the rounds in a file, read one by one
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:   # one round: drafted 2, emitted 2 and 0
+    ...     with open(f"{folder}/log.jsonl", "w") as log:
+    ...         end = log.write('{"x": [2], "y": [2, 0], "p": [[0, 0, 1], [1, 0, 0]], "q": [[0, 0, 1]]}')
+    ...     certify_log(f"{folder}/log.jsonl").passes
+    True
+    """
     TextCheck(stop, n)   # raises before the file is read
     _, first = next(iter(log_records(path)), (None, None))
     if first is None: raise ValueError(f"log: got {str(path)!r} without a round, wanted at least one")

@@ -7,13 +7,15 @@ __all__ = ['speedup', 'arithmetic_factor', 'Costs', 'best_gamma']
 
 # %% ../../nbs/06_cost.ipynb #c3d9a463
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from .check import check_at_least, check_between
+from .law import Number
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/06_cost.ipynb #7a89d346
-def speedup(alpha, gamma, c):
+def speedup(alpha: Number, gamma: int, c: Number) -> Number:
     """Speed-up over plain decoding if a call costs the same however many tokens it reads (Theorem walltime)
 
     >>> print(f"{speedup(alpha=.8, gamma=4, c=.05):.2f}")
@@ -40,7 +42,7 @@ class Costs:
     >>> print(f"{costs.speedup(tau=3, gamma=4):.3f}", costs.best_gamma(alpha=.8))
     1.875 5
     """
-    reading: dict
+    reading: dict[int, float]
     draft: float
     rest: float = 0
     def __post_init__(self):
@@ -56,13 +58,13 @@ class Costs:
         k = ", ".join(f"k({m}) = {self.curve(m):.2f}" for m in sorted(self.reading)[1:]) or "k = 1"
         return (f"a plain token {1e3 * self.plain():.3g} ms; in units of that c = {self.c:.3f},\n"
                 f"{k},\nand {self.rest / self.plain():.3f} a round outside the models")
-    def plain(self):
+    def plain(self) -> float:
         "Seconds of a target call that reads one token"
         return self.reading[1]
     @property
-    def c(self): return self.draft / self.plain()
+    def c(self) -> float: return self.draft / self.plain()
 
-    def seconds(self, m):
+    def seconds(self, m: float) -> float:
         "Seconds of a target call on `m` tokens: linear between and beyond the measured sizes, never falling"
         check_between(1, inf, m=m)
         sizes = sorted(self.reading)
@@ -70,29 +72,29 @@ class Costs:
         beyond = max([0, *slopes[-1:]])
         i = bisect_right(sizes, m) - 1
         return self.reading[sizes[i]] + [*slopes, beyond][i] * (m - sizes[i])
-    def curve(self, m): return self.seconds(m) / self.plain()
-    def round(self, gamma):
+    def curve(self, m: float) -> float: return self.seconds(m) / self.plain()
+    def round(self, gamma: float) -> float:
         "Seconds of a round of `gamma` draft tokens, which may be a mean"
         check_between(0, inf, gamma=gamma)
         return gamma * self.draft + self.seconds(gamma + 1) + self.rest
-    def speedup(self, tau, gamma):
+    def speedup(self, tau: Number, gamma: float) -> Number:
         "Speed-up of rounds that draft `gamma` and emit `tau` tokens (Theorem cost-curve)"
         check_between(0, inf, tau=tau)
         return tau * self.plain() / self.round(gamma)
 
-    def best(self, tau, most=64):  # {gamma -> tokens} -> gamma
+    def best(self, tau: Callable[[int], Number], most: int = 64) -> int:  # gamma
         "The gamma of the largest speed-up where rounds emit `tau(gamma)` tokens, 0 when none is above 1"
         check_at_least(1, most=most)
         gain = {g: self.speedup(tau(g), g) for g in range(1, most + 1)}
         g = max(gain, key=gain.get)
         return g if gain[g] > 1 else 0
-    def best_gamma(self, alpha, most=64):
+    def best_gamma(self, alpha: Number, most: int = 64) -> int:
         "The best gamma where every draft token is accepted with probability `alpha` (Theorem best-gamma)"
         check_between(0, 1, alpha=alpha)
         return self.best(lambda g: capped_geometric(alpha, g), most)
 
 # %% ../../nbs/06_cost.ipynb #1a1f919a
-def best_gamma(alpha, c, most=64, reading=None):
+def best_gamma(alpha: Number, c: Number, most: int = 64, reading: dict[int, float] | None = None) -> int:
     """The gamma up to `most` of the largest speed-up, 0 if none is above 1; `reading` as in `Costs`, or flat
 
     >>> best_gamma(alpha=.8, c=.05)

@@ -10,7 +10,7 @@ __all__ = ['COUNTERS', 'autoregressive', 'Verdict', 'Round', 'rounds', 'Drafter'
 
 # %% ../../nbs/04_loop.ipynb #f761bf99
 import json
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from functools import partial
@@ -18,34 +18,52 @@ from inspect import isroutine
 from itertools import count
 from math import inf, log
 from time import perf_counter
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from .. import require
 from .check import check_at_least
-from .rng import MAX_PATHS, Rng, merged_law
-from .tree import Tree
-from .target import Target, check_context
+from .law import Law
+from .rng import MAX_PATHS, Outcomes, Rng, merged_law
+from .tree import Tokens, Tree
+from .target import Meter, Target, check_context
 
 # %% ../../nbs/04_loop.ipynb #a854e3d1
 @dataclass(frozen=True)
 class Verdict:
-    "The deepest accepted node and the token that follows it"
+    """The deepest accepted node and the token that follows it
+
+    >>> tree = add_paths(Tree((0,)), [(2, 1)], V=3, rng=Seeded(0))
+    >>> Verdict(node=1, token=2).tokens(tree)
+    (2, 2)
+    """
     node: int
     token: int
-    def tokens(self, tree): return (*tree.path(self.node), self.token)
+    def tokens(self, tree: Tree) -> Tokens: return (*tree.path(self.node), self.token)
 
 @dataclass(frozen=True)
 class Round:
-    "One pass through the loop: the draft, the target's rows after its nodes, and the verdict"
+    """One pass through the loop: the draft, the target's rows after its nodes, and the verdict
+
+    >>> target, drafter = random_table(4, seed=0), Chain(random_table(4, seed=1), 3)
+    >>> round = next(rounds(target, drafter, reject, (0,), Seeded(0)))
+    >>> print(round.tree.token, round.verdict, round.tokens)
+    [None, 2, 2, 2] Verdict(node=3, token=1) (2, 2, 2, 1)
+    """
     tree: Tree
-    p: object
+    p: Sequence[Law]   # (n, V)
     verdict: Verdict
     @property
-    def tokens(self): return self.verdict.tokens(self.tree)
+    def tokens(self) -> Tokens: return self.verdict.tokens(self.tree)
 
 # %% ../../nbs/04_loop.ipynb #e046aea3
-def rounds(target, drafter, verify, ctx, rng):
-    "Draft, evaluate, verify, repeat: yields each `Round`, without end"
+def rounds(target: Target, drafter: "Drafter", verify: "Verifier", ctx: Tokens, rng: Rng) -> Iterator[Round]:
+    """Draft, evaluate, verify, repeat: yields each `Round`, without end
+
+    >>> target, drafter = random_table(4, seed=0), Chain(random_table(4, seed=1), 3)
+    >>> run = rounds(target, drafter, reject, ctx=(0,), rng=Seeded(0))
+    >>> next(run).tokens, next(run).tokens
+    ((2, 2, 2, 1), (3,))
+    """
     for i in count():
         tree = drafter(ctx, rng.at(i).draft)
         p = target(tree)
@@ -56,26 +74,34 @@ def rounds(target, drafter, verify, ctx, rng):
 # %% ../../nbs/04_loop.ipynb #47912587
 @runtime_checkable
 class Drafter(Protocol):
-    "A drafter: a subclass defines the call, and overrides the defaults that do not fit it"
-    models = ()   # the models that it calls, in the order in which the ledger names them
-    depth = 0     # of its deepest node
-    V = None      # the size of the vocabulary that it drafts from; None fits every target
-    def __call__(self, ctx, rng): raise NotImplementedError   # -> Tree
-    def learn(self, round):  # -> Drafter
+    """A drafter: a subclass defines the call, and overrides the defaults that do not fit it
+
+    >>> class Repeat(Drafter):
+    ...     "The last token once more"
+    ...     depth = 1
+    ...     def __call__(self, ctx, rng): return add_paths(Tree(ctx), [ctx[-1:]], V=4, rng=rng)
+    >>> generate(random_table(4, seed=0), Repeat(), reject, ctx=(0,), n=6, rng=Seeded(0))
+    (1, 0, 3, 2, 3, 1)
+    """
+    models: Any = ()   # the models that it calls, in the order in which the ledger names them
+    depth: Any = 0     # of its deepest node
+    V: Any = None      # the size of the vocabulary that it drafts from; None fits every target
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree: raise NotImplementedError
+    def learn(self, round: Round) -> "Drafter":
         "The drafter of the next round, a value"
         return self
 
 class Verifier(Protocol):
     "What verifies a draft: the target's rows, the tree and an rng give a verdict"
-    def __call__(self, p, tree, rng): raise NotImplementedError   # -> Verdict
+    def __call__(self, p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict: raise NotImplementedError
 
 @dataclass(frozen=True)
 class FunctionDrafter(Drafter):
     "A function `draft(ctx, rng) -> Tree` as a drafter that learns nothing"
-    draft: object
-    def __call__(self, ctx, rng): return self.draft(ctx, rng)
+    draft: Callable[[Tokens, Rng], Tree]
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree: return self.draft(ctx, rng)
 
-def as_drafter(drafter, name="drafter"):  # -> Drafter
+def as_drafter(drafter: Drafter | Callable, name: str = "drafter") -> Drafter:
     "A drafter unchanged, a function wrapped as one; an error calls it `name`"
     if isinstance(drafter, Drafter): return drafter
     if isroutine(drafter) or isinstance(drafter, partial): return FunctionDrafter(drafter)
@@ -90,12 +116,12 @@ class WrappedDrafter(Drafter):
     "A wrapper around `drafter`: it has its models, depth and vocabulary, and learns as it does"
     drafter: Drafter
     @property
-    def models(self): return self.drafter.models
+    def models(self) -> Sequence[Target]: return self.drafter.models
     @property
-    def depth(self): return self.drafter.depth
+    def depth(self) -> int: return self.drafter.depth
     @property
-    def V(self): return self.drafter.V
-    def learn(self, round): return replace(self, drafter=self.drafter.learn(round))
+    def V(self) -> int | None: return self.drafter.V
+    def learn(self, round: Round) -> Drafter: return replace(self, drafter=self.drafter.learn(round))
 
 @dataclass(frozen=True)
 class Bounded(WrappedDrafter):
@@ -105,7 +131,7 @@ class Bounded(WrappedDrafter):
         fits = len(ctx) + self.depth <= self.most
         return self.drafter(ctx, rng) if fits else Tree(ctx)
 
-def bounded(target, drafter):  # -> Drafter
+def bounded(target: Target, drafter: Drafter | Callable) -> Drafter:
     "The drafter within the positions of the target and of its own models"
     drafter = as_drafter(drafter)
     return Bounded(drafter, min(model.most for model in (target, *drafter.models)))
@@ -113,9 +139,9 @@ def bounded(target, drafter):  # -> Drafter
 @dataclass(frozen=True)
 class Timed:
     "A part of the loop; each call adds its seconds to `clock[name]`"
-    part: object
+    part: Any   # the target, the drafter or the verifier
     name: str
-    clock: dict
+    clock: dict[str, float]
     def __call__(self, *args):
         start = perf_counter()
         out = self.part(*args)
@@ -129,7 +155,7 @@ def timed_rounds(target, drafter, verify, ctx, rng, ledger):
     return rounds(*(Timed(part, name, ledger.clock) for name, part in parts.items()), ctx, rng)
 
 # %% ../../nbs/04_loop.ipynb #6e311784
-def match(p, tree, rng):
+def match(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Sample from the target, and follow the tree while it contains the sampled token (Theorem match)
 
     >>> tree = add_paths(Tree((0,)), [(2, 1)], V=3, rng=Seeded(0))
@@ -152,19 +178,28 @@ class Step(NamedTuple):
     round: int
 
 class Generation(tuple):
-    "The new tokens as a tuple that cannot be changed, with their `steps` and the `ledger` of the run"
+    """The new tokens as a tuple that cannot be changed, with their `steps` and the `ledger` of the run
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> text = generate(target, Chain(draft, 3), reject, ctx=(0,), n=3, rng=Seeded(0))
+    >>> print(text.tokens, *(f"{step.status} {step.logprob:.2f}" for step in text.steps))
+    (2, 2, 2) A -1.03 A -0.69 A -1.39
+    """
+    steps: tuple[Step, ...]
+    ledger: "Ledger"
     def __new__(cls, tokens, steps=(), ledger=None):
         self = super().__new__(cls, tokens)
         vars(self).update(steps=tuple(steps), ledger=ledger)
         return self
     @classmethod
-    def of(cls, steps, ledger): return cls([step.token for step in steps], steps, ledger.close())
+    def of(cls, steps: Sequence[Step], ledger: "Ledger") -> "Generation":
+        return cls([step.token for step in steps], steps, ledger.close())
     def __getnewargs__(self): return tuple(self), self.steps, self.ledger
     def __setattr__(self, name, value): raise FrozenInstanceError(f"cannot assign to {name!r}")
     @property
-    def tokens(self): return tuple(self)
+    def tokens(self) -> Tokens: return tuple(self)
     @property
-    def logprobs(self): return tuple(step.logprob for step in self.steps)
+    def logprobs(self) -> tuple[float, ...]: return tuple(step.logprob for step in self.steps)
 
 @contextmanager
 def keeping(steps, ledger):
@@ -176,7 +211,9 @@ def keeping(steps, ledger):
         raise
 
 # %% ../../nbs/04_loop.ipynb #46ea1d58
-def generate(target, drafter, verify, ctx, n, rng, stop=(), watch=None, progress=False):  # -> Generation
+def generate(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx: Sequence[int], n: int,
+             rng: Rng, stop: Container[int] = (), watch: Callable | None = None,
+             progress: bool = False) -> Generation:
     """At most `n` new tokens after `ctx`, fewer if one is in `stop`; calls `watch(tokens)` after every round
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
@@ -279,55 +316,56 @@ class Ledger:
     >>> print(len(ledger.rounds), ledger.num_accepted_tokens, ledger.mean_acceptance_length)
     4 7 2.75
     """
-    rounds: list = field(default_factory=list)   # of RoundCounts
-    models: dict = field(default_factory=dict)   # name -> Meter
-    meters: dict = field(default_factory=dict)   # name -> the model's own Meter, its copy from the beginning
-    clock: dict = field(default_factory=no_time) # of the round that is running
+    rounds: list[RoundCounts] = field(default_factory=list)
+    models: dict[str, Meter] = field(default_factory=dict)
+    meters: dict[str, tuple[Meter, Meter]] = field(default_factory=dict)   # now, at the beginning
+    clock: dict[str, float] = field(default_factory=no_time)   # seconds of the round that is running
 
     @classmethod
-    def open(cls, target, drafter):
+    def open(cls, target: Target, drafter: Drafter) -> "Ledger":
         own = {"target": target.meter}
         own |= {f"draft{i or ''}": model.meter for i, model in enumerate(drafter.models)}
         return cls(meters={name: (meter, meter.copy()) for name, meter in own.items()})
-    def note(self, round, emitted):
+    def note(self, round: Round, emitted: int) -> None:
         offered = [depth for depth, law in zip(round.tree.depth, round.tree.law) if law is not None]
         accepted, deepest = round.tree.depth[round.verdict.node], max(offered, default=0)
         self.rounds.append(RoundCounts(len(offered), deepest, accepted, emitted, dict(self.clock)))
         self.clock.update(no_time())
-    def close(self):
+    def close(self) -> "Ledger":
         self.models = {name: now - then for name, (now, then) in self.meters.items()}
         return self
-    def column(self, name): return [getattr(row, name) for row in self.rounds]
+    def column(self, name: str) -> list: return [getattr(row, name) for row in self.rounds]
 
     @property
-    def num_drafts(self): return sum(drafted > 0 for drafted in self.column("drafted"))
+    def num_drafts(self) -> int: return sum(drafted > 0 for drafted in self.column("drafted"))
     @property
-    def num_draft_tokens(self): return sum(self.column("drafted"))
+    def num_draft_tokens(self) -> int: return sum(self.column("drafted"))
     @property
-    def num_accepted_tokens(self): return sum(self.column("accepted"))
+    def num_accepted_tokens(self) -> int: return sum(self.column("accepted"))
     @property
-    def num_emitted_tokens(self): return sum(self.column("emitted"))
+    def num_emitted_tokens(self) -> int: return sum(self.column("emitted"))
     @property
-    def mean_acceptance_length(self): return 1 + self.num_accepted_tokens / max(len(self.rounds), 1)
+    def mean_acceptance_length(self) -> float: return 1 + self.num_accepted_tokens / max(len(self.rounds), 1)
     @property
-    def draft_acceptance_rate(self): return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
+    def draft_acceptance_rate(self) -> float: return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
     @property
-    def num_accepted_tokens_per_pos(self):
+    def num_accepted_tokens_per_pos(self) -> list[int]:
         "Rounds in which at least 1, 2, ... draft tokens were accepted"
         accepted, deepest = self.column("accepted"), max(self.column("depth"), default=0)
         return [sum(a >= i for a in accepted) for i in range(1, deepest + 1)]
     @property
-    def acceptance_rate_per_position(self):
+    def acceptance_rate_per_position(self) -> list[float]:
         "The same as shares of the rounds"
         return [n / len(self.rounds) for n in self.num_accepted_tokens_per_pos]
     @property
-    def seconds(self): return {part: sum(row[part] for row in self.column("seconds")) for part in no_time()}
+    def seconds(self) -> dict[str, float]:
+        return {part: sum(row[part] for row in self.column("seconds")) for part in no_time()}
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         "Every count and rate, the seconds, and the work of each model, as numbers and lists of numbers"
         own = {name: getattr(self, name) for name, x in vars(type(self)).items() if isinstance(x, property)}
         return dict(own, num_rounds=len(self.rounds), models={k: asdict(m) for k, m in self.models.items()})
-    def prometheus(self, **labels):  # -> text
+    def prometheus(self, **labels) -> str:
         "The counters in the exposition format of Prometheus, under the names of vLLM's metrics"
         totals = {name: getattr(self, name) for name in COUNTERS}
         rows = [(name, labels, n) for name, n in totals.items()]
@@ -354,19 +392,23 @@ class System:
     name: str
     drafter: Drafter
     verify: Verifier
-    cites: tuple = ()
+    cites: tuple[str, ...] = ()
     def __post_init__(self): object.__setattr__(self, "drafter", as_drafter(self.drafter))
-    def __call__(self, target, ctx, n, rng, **kw):
+    def __call__(self, target: Target, ctx: Sequence[int], n: int, rng: Rng, **kw) -> Generation:
         return generate(target, self.drafter, self.verify, ctx, n, rng, **kw)
 
-def no_draft(ctx, rng):
-    "The drafter that returns the empty tree"
+def no_draft(ctx: Tokens, rng: Rng) -> Tree:
+    """The drafter that returns the empty tree
+
+    >>> len(no_draft((0, 1), Seeded(0)))   # the context alone
+    1
+    """
     return Tree(ctx)
 
 autoregressive = System("autoregressive", no_draft, match)
 
 # %% ../../nbs/04_loop.ipynb #011fffc2
-def trace(text, show=str):
+def trace(text: Generation, show: Callable[[int], str] = str) -> str:
     """Round by round, where each token came from (A accepted, Y recovered, B bonus), with its probability
 
     >>> drafter = Chain(random_table(4, seed=1), 3)
@@ -381,7 +423,9 @@ def trace(text, show=str):
     return "\n".join(f"round {i + 1:3}  " + "  ".join(parts) for i, parts in lines.items())
 
 # %% ../../nbs/04_loop.ipynb #7d8f6de7
-def loop_law(target, drafter, verify, ctx, n, stop=(), limit=MAX_PATHS, careful=False, watch=None):
+def loop_law(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx: Sequence[int], n: int,
+             stop: Container[int] = (), limit: int = MAX_PATHS, careful: bool = False,
+             watch: Callable | None = None) -> Outcomes:
     """Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging);
     `careful` also replays paths and compares the states that are merged
 

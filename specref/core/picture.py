@@ -7,8 +7,10 @@ __all__ = ['STATUS_COLOUR', 'STATUS_WORD', 'STATUS_SHAPE', 'KIND_STYLE', 'draw_e
            'draw_tree', 'svg', 'draw_box', 'draw_timeline', 'draw_diagram', 'box_ends', 'draw_arrow']
 
 # %% ../../nbs/02a_picture.ipynb #2cceb3b1
+from collections.abc import Callable
 from html import escape, unescape
-from .tree import node_status
+from typing import Any
+from .tree import Tree, node_status
 
 # %% ../../nbs/02a_picture.ipynb #174dfb86
 STATUS_COLOUR = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "C": "#777777"}
@@ -55,8 +57,13 @@ class Picture(str):
     def _repr_svg_(self): return str(self)
     def __repr__(self): return f"Picture: {unescape(self.split('<title>')[1].split('</title>')[0])}"
 
-def draw_tree(tree, verdict=None, show=str):  # -> Picture
-    "An SVG of `tree`, with the status of each node under `verdict`; `show` turns a token id into text"
+def draw_tree(tree: Tree, verdict: Any = None, show: Callable[[int], str] = str) -> Picture:
+    """An SVG of `tree`, with the status of each node under a `Verdict`; `show` turns a token id into text
+
+    >>> tree = add_paths(Tree((0,)), [(3, 1), (2,)], V=4, rng=Seeded(0))
+    >>> draw_tree(tree, Verdict(node=1, token=2))
+    Picture: Draft tree of 3 nodes: 3 accepted; 2 not reached; 1 rejected; then 2
+    """
     row, names, n = tree_rows(tree), ["ctx", *map(show, tree.token[1:])], len(tree)
     status = ["C", *node_status(tree, verdict and verdict.node)[1:]]
     at = {i: (30 + 96*tree.depth[i], 30 + 46*y) for i, y in row.items()}

@@ -12,6 +12,7 @@ from itertools import accumulate
 from operator import mul
 import numpy as np
 from .check import check_at_least, check_between, check_type
+from .law import Number
 from .loop import Ledger
 from ..verify.reject import capped_geometric
 
@@ -30,7 +31,7 @@ class Rates:
     >>> print(rates.mean_acceptance_length, rates.conditional)
     2.3 (0.8, 0.625)
     """
-    position: tuple
+    position: tuple[Number, ...]
     def __post_init__(self):
         if not isinstance(self.position, Iterable):
             raise ValueError(f"position: got {self.position!r}, wanted rates in a row")
@@ -41,22 +42,22 @@ class Rates:
                              "wanted at least one rate, none above the one before")
 
     @classmethod
-    def seen(cls, ledger):
+    def seen(cls, ledger: Ledger) -> "Rates":
         "The rates of a run of chains"
         check_drafted(ledger)
-        return cls(ledger.acceptance_rate_per_position)
+        return cls(tuple(ledger.acceptance_rate_per_position))
     @classmethod
-    def chained(cls, conditional):
+    def chained(cls, conditional: Iterable[Number]) -> "Rates":
         "From conditional rates: token i is accepted at rate `conditional[i]` where all before it were"
-        return cls(accumulate(conditional, mul))
+        return cls(tuple(accumulate(conditional, mul)))
     @classmethod
-    def even(cls, alpha, gamma):
+    def even(cls, alpha: Number, gamma: int) -> "Rates":
         "The rates where every draft token is accepted with probability `alpha`"
         check_between(0, 1, alpha=alpha)
         check_at_least(1, gamma=gamma)
-        return cls(alpha**i for i in range(1, gamma + 1))
+        return cls(tuple(alpha**i for i in range(1, gamma + 1)))
     @classmethod
-    def emitting(cls, tau, gamma):
+    def emitting(cls, tau: Number, gamma: int) -> "Rates":
         "The `even` rates that emit `tau` tokens a round, by bisection, since the tokens rise with alpha"
         check_at_least(1, gamma=gamma)
         check_between(1, gamma + 1, tau=tau)
@@ -68,21 +69,21 @@ class Rates:
         return cls.even(high, gamma)
 
     @property
-    def gamma(self): return len(self.position)
+    def gamma(self) -> int: return len(self.position)
     @property
-    def accepted(self): return sum(self.position)
+    def accepted(self) -> Number: return sum(self.position)
     @property
-    def mean_acceptance_length(self): return 1 + self.accepted
+    def mean_acceptance_length(self) -> Number: return 1 + self.accepted
     @property
-    def draft_acceptance_rate(self): return self.accepted / self.gamma
+    def draft_acceptance_rate(self) -> Number: return self.accepted / self.gamma
     @property
-    def conditional(self):
+    def conditional(self) -> tuple[Number, ...]:
         return tuple(b / a if a else 0 * a for a, b in zip((1, *self.position), self.position))
     @property
-    def alpha(self): return self.accepted / (1 - self.position[-1] + self.accepted)
+    def alpha(self) -> Number: return self.accepted / (1 - self.position[-1] + self.accepted)
     @property
-    def rho(self): return self.mean_acceptance_length / (self.gamma + 1)
-    def tokens(self, gamma):
+    def rho(self) -> Number: return self.mean_acceptance_length / (self.gamma + 1)
+    def tokens(self, gamma: int) -> Number:
         "Mean tokens a round with `gamma` draft tokens; beyond the measured ones the rate `alpha` is assumed"
         further = sum(self.alpha**i for i in range(1, gamma - self.gamma + 1))
         return 1 + sum(self.position[:gamma]) + self.position[-1] * further

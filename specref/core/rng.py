@@ -11,6 +11,7 @@ __all__ = ['OUTSIDE', 'MAX_PATHS', 'FIRST_PATHS', 'TIMES', 'CELL_BLOCK', 'ATOMS'
 
 # %% ../../nbs/01_chance.ipynb #4cbfebc2
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import cache, cached_property, partial
 from time import perf_counter
@@ -18,19 +19,25 @@ from types import FunctionType
 from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from .check import check_at_least
+from .law import Law, Number
 
 # %% ../../nbs/01_chance.ipynb #47c2eeac
 @runtime_checkable
 class Rng(Protocol):
     "Randomness as an argument: two kinds of draw, and the two streams of round `i`"
-    def pick(self, law, at=None, key=None): raise NotImplementedError   # -> token
-    def coin(self, a, of=1, at=None): raise NotImplementedError         # -> bool
-    def at(self, i): raise NotImplementedError                          # -> Streams
+    def pick(self, law: Law, at: Hashable = None, key: Hashable = None) -> int: raise NotImplementedError
+    def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool: raise NotImplementedError
+    def at(self, i: int) -> "Streams": raise NotImplementedError
 
 class Streams(NamedTuple):
-    "The two random streams of one round: the drafter's and the verifier's"
-    draft: object
-    verify: object
+    """The two random streams of one round: the drafter's and the verifier's
+
+    >>> streams = Seeded(0).at(3)   # of round 3
+    >>> streams.draft.pick(exact(1, 2)), streams.verify.coin(.5)
+    (0, True)
+    """
+    draft: Rng
+    verify: Rng
 
 class Irreproducible(ValueError):
     "A program whose outcome is not a function of its draws; `words` say how"
@@ -48,13 +55,13 @@ class Enumerator:
     >>> rng.pick(exact(1, 2), at=0), rng.todo
     (0, [[1]])
     """
-    def __init__(self, prefix=(), limit=np.inf, before=None):
+    def __init__(self, prefix: Sequence[int] = (), limit: float = np.inf, before: "Enumerator | None" = None):
         self.prefix, self.limit, self.before = prefix, limit, before
         self.taken, self.todo, self.mass = [], [], before.mass if before else Fraction(1)
         self.cells = dict(before.cells) if before else {}   # key -> the interval of its uniform number
-    def at(self, i): return Streams(self, self)
+    def at(self, i: int) -> Streams: return Streams(self, self)
 
-    def choose(self, weights):  # (k,) -> index
+    def choose(self, weights: Sequence[Number] | Law) -> int:  # (k,)
         i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
         if i > self.limit:
             raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
@@ -66,7 +73,7 @@ class Enumerator:
         self.mass *= weights[answer]
         return answer
 
-    def branch(self, i, possible):
+    def branch(self, i: int, possible: list[int]) -> int:
         "The outcome of the fork number `i`"
         if i >= len(self.prefix):
             self.todo += [[*self.taken, k] for k in possible[1:]]
@@ -75,11 +82,11 @@ class Enumerator:
         return self.prefix[i]
 
     @property
-    def path(self):
+    def path(self) -> tuple[int, ...]:
         "The outcomes of all forks, those of the stage `before` too"
         return (*self.before.path, *self.taken) if self.before else tuple(self.taken)
 
-    def pick(self, law, at=None, key=None):
+    def pick(self, law: Law, at: Hashable = None, key: Hashable = None) -> int:
         "A token; with a `key`, the token whose cell of [0, 1) contains the uniform number of that key"
         if key is None: return self.choose(law)
         lo, hi = self.cells.get(key, (Fraction(0), Fraction(1)))
@@ -89,7 +96,7 @@ class Enumerator:
         self.cells[key] = cells[x]
         return x
 
-    def coin(self, a, of=1, at=None):
+    def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool:
         "True with probability min(1, a/of)"
         if a >= of or a <= 0: return bool(a > 0)
         yes = Fraction(a) / of if isinstance(a, int) else a / of
@@ -100,15 +107,20 @@ MAX_PATHS = 200_000  # paths that law_of enumerates before it stops with an erro
 FIRST_PATHS = 500    # after so many, the number of all paths is estimated
 
 class Outcomes(dict):
-    "A finite distribution, outcome -> probability, and the number of `paths` enumerated for it"
+    """A finite distribution, outcome -> probability, and the number of `paths` enumerated for it
+
+    >>> law = law_of(lambda rng: (rng.coin(exact(1, 2)[0]), rng.coin(exact(1, 2)[0])))
+    >>> print(law.paths, law.of(sum).mean())
+    4 2/3
+    """
     paths = 0
-    def of(self, f):
+    def of(self, f: Callable) -> "Outcomes":
         "The distribution of `f(outcome)`"
         out = Outcomes()
         for k, w in self.items(): out[f(k)] = out.get(f(k), 0) + w
         out.paths = self.paths
         return out
-    def mean(self): return sum(w * k for k, w in self.items())
+    def mean(self) -> Number: return sum(w * k for k, w in self.items())
 
 def paths_of(f, limit=np.inf, before=None):  # -> (outcome, Enumerator) of every path
     "Every path of `f(rng)`, one run each, on from the draws that were made `before`"
@@ -120,7 +132,7 @@ def paths_of(f, limit=np.inf, before=None):  # -> (outcome, Enumerator) of every
         yield out, rng
         todo += rng.todo
 
-def law_of(f, limit=MAX_PATHS):
+def law_of(f: Callable[[Rng], Hashable], limit: int = MAX_PATHS) -> Outcomes:
     """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths
 
     >>> law = law_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2)))
@@ -143,7 +155,7 @@ def law_of_paths(paths, limit, f, each=None):  # -> Outcomes
         if each: each(out, rng)
     return law
 
-def mean_of(f, limit=MAX_PATHS):
+def mean_of(f: Callable[[Rng], Number], limit: int = MAX_PATHS) -> Number:
     """Exact mean of the number `f(rng)`
 
     >>> print(mean_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2))))
@@ -196,7 +208,7 @@ def check_paths(f, limit, seconds, slack=4):
     if paths > slack * limit: raise too_many(paths, limit, seconds)
 
 # %% ../../nbs/01_chance.ipynb #ad721157
-def tv_outcomes(a, b):  # {outcome: weight}, {outcome: weight} -> scalar in [0, 1]
+def tv_outcomes(a: dict, b: dict) -> Number:  # {outcome: weight}, {outcome: weight} -> scalar in [0, 1]
     """Total variation between two finite distributions
 
     >>> tv_outcomes({"a": .5, "b": .5}, {"b": 1})
@@ -212,7 +224,7 @@ def cell_ends(weights):
 
 class Uniforms:
     "An rng that uses one number of [0, 1) a draw, found by `uniform(kind, at, key)`"
-    def pick(self, law, at=None, key=None):
+    def pick(self, law: Law, at: Hashable = None, key: Hashable = None) -> int:
         steps = len(law) > 8*CELL_BLOCK and not isinstance(law[0], Fraction)
         ends = cell_ends(np.add.reduceat(law, np.arange(0, len(law), CELL_BLOCK)) if steps else law)
         total = ends[-1]
@@ -221,12 +233,13 @@ class Uniforms:
         mark = self.uniform("pick", at, key) * total
         k = int(np.searchsorted(ends, mark, side="right"))
         return self.within_block(law, k, mark - (ends[k-1] if k else 0)) if steps else k
-    def within_block(self, law, k, mark):
+    def within_block(self, law: Law, k: int, mark: Number) -> int:
         "The token of block `k` whose cell contains `mark`; the last possible one if rounding puts it beyond"
         block = law[k*CELL_BLOCK:(k + 1)*CELL_BLOCK]
         i = int(np.searchsorted(cell_ends(block), mark, side="right"))
         return k*CELL_BLOCK + (i if i < len(block) else int(np.flatnonzero(block)[-1]))
-    def coin(self, a, of=1, at=None): return bool(self.uniform("coin", at, None) * of < a)
+    def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool:
+        return bool(self.uniform("coin", at, None) * of < a)
 
 def numpy_generator(seed, *address):
     "The numpy generator at an `address` (whole numbers) below a `seed`"
@@ -239,14 +252,14 @@ class Seeded(Uniforms):
     >>> print(*(rng.pick(exact(4, 3, 2, 1)) for _ in range(8)))
     3 0 2 0 1 1 0 2
     """
-    def __init__(self, seed, address=(0,), root=None):
+    def __init__(self, seed: int, address: tuple[int, ...] = (0,), root: tuple[int, ...] | None = None):
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"seed: got {seed!r}, wanted a whole number >= 0")
         self.seed, self.address, self.own = int(seed), address, None
         self.root = address if root is None else root
-    def at(self, i):
+    def at(self, i: int) -> Streams:
         return Streams(*(Seeded(self.seed, (*self.address, i, side), self.root) for side in (0, 1)))
-    def uniform(self, kind, at, key):
+    def uniform(self, kind: str, at: Hashable, key: Hashable) -> float:
         if key is not None:
             return numpy_generator(self.seed, 1, len(self.root), *self.root, *np.atleast_1d(key)).random()
         self.own = self.own or numpy_generator(self.seed, *self.address)
@@ -260,9 +273,10 @@ class Tape(Uniforms):
     >>> print(rng.coin(.6, at=1), rng.pick(exact(1, 1), at=1))
     True 1
     """
-    def __init__(self, table, address=()): self.table, self.address = table, address
-    def at(self, i): return Streams(*(Tape(self.table, (*self.address, i, side)) for side in Streams._fields))
-    def uniform(self, kind, at, key):
+    def __init__(self, table: dict, address: tuple = ()): self.table, self.address = table, address
+    def at(self, i: int) -> Streams:
+        return Streams(*(Tape(self.table, (*self.address, i, side)) for side in Streams._fields))
+    def uniform(self, kind: str, at: Hashable, key: Hashable) -> float:
         where = (*self.address, kind, at) if key is None else ("key", key)
         if where not in self.table: raise ValueError(f"table: got no number at {where}, wanted one in [0, 1)")
         return self.table[where]

@@ -8,7 +8,7 @@ __all__ = ['CAUSES', 'read_all', 'stopwatch', 'seconds_of_call', 'timing_pass', 
 
 # %% ../../nbs/06b_slower.ipynb #06b00003
 import textwrap
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from time import perf_counter
 import numpy as np
@@ -17,6 +17,7 @@ from .cost import Costs
 from .loop import Ledger, check_call, generate
 from .rates import Rates, check_drafted
 from .rng import Seeded
+from .target import Target
 from .tree import Tree
 from ..verify.reject import Chain, reject
 
@@ -49,8 +50,15 @@ def timing_pass(target, drafter, ctx, sizes):  # -> (sizes + 1,) seconds, (round
     return [*calls, one], np.diff(ends)
 
 # %% ../../nbs/06b_slower.ipynb #a6301ce6
-def measure(target, draft, prompts, sizes=(1, 2, 3, 5, 9), repeats=15, gamma=4):
-    "The `Costs` of a pair on this machine, medians over `repeats` passes on each of `prompts`"
+def measure(target: Target, draft: Target, prompts: Sequence[Sequence[int]],
+            sizes: Sequence[int] = (1, 2, 3, 5, 9), repeats: int = 15, gamma: int = 4) -> Costs:
+    """The `Costs` of a pair on this machine, medians over `repeats` passes on each of `prompts`
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> costs = measure(target, draft, prompts=[(0,)], sizes=(1, 5), repeats=1)
+    >>> sorted(costs.reading), costs.draft > 0
+    ([1, 5], True)
+    """
     check_measured(target, draft, prompts, sizes, repeats, gamma)
     drafter, sizes = Chain(draft, gamma), sorted(set(sizes))
     prompts = [check_call(target, drafter, ctx, 1) for ctx in prompts]
@@ -96,11 +104,11 @@ class Explanation:
     alpha: float    # share of the draft tokens examined that is accepted
     gamma: float    # draft tokens a round
     tokens: float   # tokens emitted a round
-    seconds: dict   # a round: draft, reading, verifying, loop
+    seconds: dict[str, float]   # a round: draft, reading, verifying, loop
     costs: Costs
-    best: int       # the best gamma, None where rounds are not chains of one length
+    best: int | None         # the best gamma, None where rounds are not chains of one length
     predicted: float
-    measured: float # None when the costs were taken from the run itself
+    measured: float | None   # None when the costs were taken from the run itself
 
     @property
     def useful(self): return min(self.best or self.rates.gamma, self.rates.gamma)
@@ -147,8 +155,14 @@ class Explanation:
     __repr__ = __str__
 
 # %% ../../nbs/06b_slower.ipynb #fd6262a9
-def explain(ledger, costs=None):  # -> Explanation
-    "Where the time of a run goes, compared with plain decoding; without `costs` reading is taken to be flat"
+def explain(ledger: Ledger, costs: Costs | None = None) -> Explanation:
+    """Where the time of a run goes, compared with plain decoding; without `costs` reading is taken to be flat
+
+    >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
+    >>> ledger = generate(target, Chain(draft, 3), reject, ctx=(0,), n=50, rng=Seeded(0)).ledger
+    >>> sorted(explain(ledger).seconds)
+    ['draft', 'loop', 'reading', 'verifying']
+    """
     check_drafted(ledger)
     if costs is not None: check_type(Costs, costs=costs)
     draft, target, verify = seconds_a_round(ledger)
@@ -185,7 +199,7 @@ def halve_rejections(ledger):  # -> Rates, share of the draft tokens examined th
         accepted, examined = accepted + good, examined + offered
         rate = (good + offered) / 2 / max(len(reached), 1)
         share.append(share[-1] * rate)   # rate <= 1, so no share is above the one before, rounding included
-    return Rates(share[1:]), accepted / examined
+    return Rates(tuple(share[1:])), accepted / examined
 
 # %% ../../nbs/06b_slower.ipynb #9add28b3
 def round_costs(draft, target, verify, reading, rest):  # -> {item: seconds a round}

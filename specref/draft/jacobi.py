@@ -6,13 +6,15 @@
 __all__ = ['jacobi_sweep', 'jacobi', 'Jacobi', 'ResampledJacobi']
 
 # %% ../../nbs/22_jacobi.ipynb #ac8f62bd
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 import numpy as np
 from ..core.check import as_tokens, check_at_least
-from ..core.law import one_hot
-from ..core.loop import Drafter
+from ..core.law import Law, one_hot
+from ..core.loop import Drafter, Round
+from ..core.rng import Rng
 from ..core.target import check_context
-from ..core.tree import Tree, iid, points
+from ..core.tree import Draw, Tokens, Tree, iid, points
 
 # %% ../../nbs/22_jacobi.ipynb #06f337d1
 def jacobi_sweep(target, ctx, y):  # m tokens -> m tokens
@@ -33,12 +35,17 @@ def jacobi(target, ctx, m, start):  # start: m tokens -> every iterate, the star
 # %% ../../nbs/22_jacobi.ipynb #296fb74c
 @dataclass(frozen=True)
 class Jacobi(Drafter):
-    "Drafts blocks of `block` places: the most likely tokens of the round before (Santilli et al. 2023)"
+    """Drafts blocks of `block` places: the most likely tokens of the round before (Santilli et al. 2023)
+
+    >>> target = TableModel(4, lambda text: one_hot(len(text) % 4, 4))
+    >>> generate(target, Jacobi(V=4, block=4), match, ctx=(0,), n=8, rng=Seeded(0)).ledger.column("accepted")
+    [0, 2, 0, 2]
+    """
     V: int = field()
     block: int = 8
-    start: tuple = (0,)   # the first iterate of a block, repeated to its length
-    first: int = None     # tokens to be decoded this way, if not all
-    end: tuple = ()       # tokens after which nothing is drafted
+    start: Tokens = (0,)       # the first iterate of a block, repeated to its length
+    first: int | None = None   # tokens to be decoded this way, if not all
+    end: Tokens = ()           # tokens after which nothing is drafted
     exact: bool = False
     done: int = 0         # tokens emitted so far
     iterate: tuple = ()   # what `note` returned for the next places
@@ -48,29 +55,29 @@ class Jacobi(Drafter):
         object.__setattr__(self, "start", as_tokens(self.V, start=self.start))
         object.__setattr__(self, "end", as_tokens(self.V, end=self.end))
         if not self.start: raise ValueError("start: got no tokens, wanted at least one")
-    def note(self, row): return int(np.argmax(row))
-    def draw(self, noted): return points([noted], self.V, self.exact)
+    def note(self, row: Law) -> Hashable: return int(np.argmax(row))
+    def draw(self, noted: Hashable) -> Draw: return points([noted], self.V, self.exact)
 
     @property
-    def room(self):
+    def room(self) -> int:
         "Places left in the block"
         left = self.block - self.done % self.block
         return left if self.first is None else max(0, min(left, self.first - self.done))
     @property
-    def depth(self): return max(0, self.room - 1)
-    def guess(self, i):
+    def depth(self) -> int: return max(0, self.room - 1)
+    def guess(self, i: int) -> Hashable:
         "The iterate at the `i`-th of the places left"
         if i < len(self.iterate): return self.iterate[i]
         place = self.done % self.block + i
         return self.note(one_hot(self.start[place % len(self.start)], self.V, self.exact))
 
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = Tree(ctx)
         for i in range(self.depth):
             tree.grow(i, self.draw(self.guess(i)), rng)
             if tree.token[-1] in self.end: break
         return tree
-    def learn(self, round):
+    def learn(self, round: Round) -> "Jacobi":
         "The rows below the accepted node are the next iterate; nothing is drafted after a token in `end`"
         done, below = self.done + len(round.tokens), range(round.verdict.node + 1, len(round.tree))
         if any(x in self.end for x in round.tokens): return replace(self, done=done, first=done, iterate=())

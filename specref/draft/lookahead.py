@@ -9,8 +9,9 @@ __all__ = ['window_probes', 'NgramPool', 'ngrams', 'Lookahead']
 from dataclasses import dataclass, field, replace
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_type
-from ..core.loop import Drafter
-from ..core.tree import Tree, add_paths
+from ..core.loop import Drafter, Round
+from ..core.rng import Rng
+from ..core.tree import Tokens, Tree, add_paths
 
 # %% ../../nbs/22a_lookahead.ipynb #3922c38c
 def window_probes(tree, rows):  # empty tree, rows of tokens, row 0 without its column 0 -> tree
@@ -43,14 +44,20 @@ def ngrams(text, n):  # -> [(token, n - 1 tokens)]
 # %% ../../nbs/22a_lookahead.ipynb #51efc1ca
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    "A window of W columns whose n-grams (n = N) are pooled, G for each first token (Fu et al. 2024)"
+    """A window of W columns whose n-grams (n = N) are pooled, G for each first token (Fu et al. 2024)
+
+    >>> target = TableModel(4, lambda text: one_hot((text[-1] + 1) % 4, 4))
+    >>> drafter = Lookahead(V=4, W=2, N=3, G=2)
+    >>> generate(target, drafter, match, ctx=(0,), n=10, rng=Seeded(0)).ledger.column("accepted")
+    [0, 0, 0, 0, 2, 2]
+    """
     V: int = field()
     W: int = 7
     N: int = 5
     G: int = 7
     pool_from_prompt: bool = False
     exact: bool = False
-    rows: tuple = ()
+    rows: tuple[Tokens, ...] = ()
     pool: NgramPool = NgramPool()
     def __post_init__(self):
         check_at_least(1, V=self.V, W=self.W, G=self.G)
@@ -62,21 +69,21 @@ class Lookahead(Drafter):
         wanted = [self.W + self.N - 1 - R - (r == 0) for r in range(R)]
         if sizes != wanted: raise ValueError(f"rows: got rows of {sizes} tokens, wanted {wanted}")
     @property
-    def depth(self): return max(self.W + self.N - 3, self.N - 1)
+    def depth(self) -> int: return max(self.W + self.N - 3, self.N - 1)
 
-    def with_window(self, ctx):
+    def with_window(self, ctx: Tokens) -> "Lookahead":
         "With a first row, the prompt's tokens repeated, where there is none yet"
         if self.rows: return self
         row = np.resize(ctx, self.W + self.N - 3)
         grams = ngrams(ctx, self.N) if self.pool_from_prompt else ()
         return replace(self, rows=(tuple(map(int, row)),), pool=self.pool.add(grams, self.G))
 
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         now = self.with_window(ctx)
         guesses = now.pool.get(ctx[-1], ()) if len(now.rows) == now.N - 1 else ()
         return add_paths(window_probes(Tree(ctx), now.rows), guesses, self.V, rng, self.exact)
 
-    def learn(self, round):
+    def learn(self, round: Round) -> "Lookahead":
         "The window moves by one row a round; a full window adds its n-grams to the pool"
         ctx = round.tree.ctx
         now = self.with_window(ctx)

@@ -8,13 +8,15 @@ __all__ = ['continuation', 'longest_ending', 'NgramPlaces', 'IncrementalReader',
 
 # %% ../../nbs/21_lookup.ipynb #bc927a16
 from collections import defaultdict, deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from math import inf
 from ..core.check import as_tokens, check_at_least, check_between
 from ..core.loop import Drafter
-from ..core.tree import Tree, points
+from ..core.rng import Rng
+from ..core.tree import Tokens, Tree, points
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
 def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens
@@ -81,11 +83,11 @@ class IncrementalReader:
         return self.read
 
 # %% ../../nbs/21_lookup.ipynb #b8ce8529
-def first_place(places, text, num):
+def first_place(places: list[int], text: list[int], num: int) -> int:
     "The earliest (the original, transformers, vLLM)"
     return places[0]
 
-def last_place(places, text, num):
+def last_place(places: list[int], text: list[int], num: int) -> int:
     "The latest (llama.cpp, ngram-simple)"
     return places[-1]
 
@@ -98,7 +100,7 @@ class MostFrequent:
     def __post_init__(self):
         check_at_least(1, window=self.window)
         check_between(0, 1, share=self.share)
-    def __call__(self, places, text, num):
+    def __call__(self, places: list[int], text: list[int], num: int) -> int | None:
         last, same = places[-self.window:], defaultdict(list)
         for at in last: same[tuple(text[at:at + num])].append(at)
         most = max(same.values(), key=len)   # the first of equals
@@ -118,12 +120,12 @@ class PromptLookup(Drafter):
     num_draft_tokens: int = 10
     exact: bool = False
     min_matching_ngram_size: int = 1
-    take: object = field(default=first_place, repr=False)
+    take: Callable[[list[int], list[int], int], int | None] = field(default=first_place, repr=False)
     hits: int = 1           # places that a suffix must have
     tail: int = 1           # tokens that must follow a place
     per_match: float = inf  # draft tokens for each token matched
-    stop: frozenset = ()       # a draft ends before these
-    forbidden: frozenset = ()  # and these; a place that one of these follows is no place
+    stop: Collection[int] = ()       # a draft ends before these
+    forbidden: Collection[int] = ()  # and these; a place that one of these follows is no place
     reading: IncrementalReader = field(init=False, compare=False, repr=False)
     def __post_init__(self):
         check_at_least(1, V=self.V, num_draft_tokens=self.num_draft_tokens, hits=self.hits, tail=self.tail,
@@ -136,8 +138,8 @@ class PromptLookup(Drafter):
         make = partial(NgramPlaces, self.max_matching_ngram_size, self.tail, self.forbidden)
         object.__setattr__(self, "reading", IncrementalReader(make))
     @property
-    def depth(self): return self.num_draft_tokens
-    def find(self, ctx):  # tokens -> tokens
+    def depth(self) -> int: return self.num_draft_tokens
+    def find(self, ctx: Tokens) -> Tokens:
         "The draft tokens after `ctx`"
         read = self.reading(ctx)
         k, places = read.longest(self.min_matching_ngram_size, self.hits)
@@ -146,7 +148,7 @@ class PromptLookup(Drafter):
         at = self.take(places, read.text, num)
         if at is None: return ()
         return tuple(takewhile(lambda x: x not in self.stop | self.forbidden, read.text[at:at + num]))
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = Tree(ctx)
         for i, x in enumerate(self.find(ctx)): tree.grow(i, points([x], self.V, self.exact), rng)
         return tree

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ..core.check import check_at_least, check_type
 from ..core.loop import Drafter, Round, Verdict
-from ..core.rng import Enumerator
+from ..core.rng import Enumerator, Rng
 from ..core.target import Target
-from ..core.tree import Tree, add_paths, iid
+from ..core.tree import Tokens, Tree, add_paths, iid
 from .lookahead import Lookahead, NgramPool
 
 # %% ../../nbs/22b_ouroboros.ipynb #7e35bb85
@@ -58,8 +58,13 @@ class OuroborosTree(Tree):
 @dataclass(frozen=True)
 class Ouroboros(Drafter):
     """`gamma` tokens of `model`, decoded by the `inner` Lookahead, and below them at most `phrases`
-    of its pool (Zhao et al. 2024)"""
-    model: object
+    of its pool (Zhao et al. 2024)
+
+    >>> drafter = Ouroboros(random_table(4, seed=1), gamma=3, inner=Lookahead(V=4, W=2, N=3, G=2))
+    >>> generate(random_table(4, seed=0), drafter, reject, ctx=(0,), n=8, rng=Seeded(0))
+    (2, 2, 2, 2, 2, 2, 3, 3)
+    """
+    model: Target
     gamma: int
     inner: Lookahead
     phrases: int = 3
@@ -71,21 +76,21 @@ class Ouroboros(Drafter):
         if self.inner.V != self.model.V:
             raise ValueError(f"inner: got {self.inner.V} tokens, wanted the model's {self.model.V}")
     @property
-    def models(self): return (self.model,)
+    def models(self) -> tuple[Target, ...]: return (self.model,)
     @property
-    def depth(self): return self.gamma + self.inner.depth
+    def depth(self) -> int: return self.gamma + self.inner.depth
 
-    def hung(self, pool, token):  # -> phrases
+    def hung(self, pool: NgramPool, token: int) -> tuple[Tokens, ...]:  # phrases
         "The latest phrases of the pool that begin with `token`"
         return pool.get(token, ())[::-1][:self.phrases]
 
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = OuroborosTree(ctx)
         u, tree.inner = fast_chain(tree, self.model, self.inner, self.gamma, rng)
         phrases = self.hung(tree.inner.pool, tree.token[u])
         return add_paths(tree, phrases, self.inner.V, rng, self.inner.exact, u)
 
-    def learn(self, round):
+    def learn(self, round: Round) -> "Ouroboros":
         "Recycled and corrected phrases go to the pool; the window is that after drafting"
         tree, p, last = round.tree, round.p, self.gamma
         if not isinstance(tree, OuroborosTree): return self   # a round without a draft

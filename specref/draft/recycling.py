@@ -7,13 +7,15 @@ __all__ = ['RANK_RATES', 'PUBLISHED_TEMPLATE', 'rank_template', 'paths_by_childr
            'children_by_path']
 
 # %% ../../nbs/21c_recycling.ipynb #8a605e8d
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from ..core.check import as_tokens, check_at_least
-from ..core.loop import Drafter
+from ..core.loop import Drafter, Round
+from ..core.rng import Rng
 from ..core.target import raw_row
-from ..core.tree import Tree, points
+from ..core.tree import Tokens, Tree, points
 from .shapes import independent, top_tokens
 
 # %% ../../nbs/21c_recycling.ipynb #f6d28c67
@@ -43,12 +45,17 @@ PUBLISHED_TEMPLATE = paths_by_children(map(int, (   # Luo et al. 2025
 @dataclass(frozen=True)
 class Recycling(Drafter):
     """A tree of the given `shape`, looked up in the `k` best successors of each token when it was last
-    evaluated (Luo et al. 2025)"""
+    evaluated (Luo et al. 2025)
+
+    >>> drafter = Recycling(V=4, k=1, shape=((0,), (0, 0)), matrix=((1,), (2,), (), (0,)))
+    >>> drafter((3, 0), Seeded(0)).token
+    [None, 1, 2]
+    """
     V: int = field()
     k: int = 8
-    shape: tuple = PUBLISHED_TEMPLATE
+    shape: tuple[Tokens, ...] = PUBLISHED_TEMPLATE   # paths of ranks
     exact: bool = False
-    matrix: tuple = ()    # token -> its successors, () for none
+    matrix: tuple[Tokens, ...] = ()    # token -> its successors, () for none
     def __post_init__(self):
         check_at_least(1, V=self.V, k=self.k)
         object.__setattr__(self, "shape", as_tokens(self.k, 2, shape=self.shape))
@@ -60,10 +67,10 @@ class Recycling(Drafter):
         if len(self.matrix) not in (0, self.V):
             raise ValueError(f"matrix: got {len(self.matrix)} rows, wanted {self.V}")
     @property
-    def depth(self): return max(map(len, self.shape))
-    def successors(self, token): return self.matrix[token] if self.matrix else ()
+    def depth(self) -> int: return max(map(len, self.shape))
+    def successors(self, token: int) -> Tokens: return self.matrix[token] if self.matrix else ()
 
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree, at = Tree(ctx), {(): 0}
         for path, ranks in children_by_path(self.shape):
             if path not in at: continue
@@ -74,10 +81,10 @@ class Recycling(Drafter):
             for r, child in zip(known, tree.grow(at[path], draw, rng, len(known))): at[*path, r] = child
         return tree
 
-    def read_nodes(self, round):
+    def read_nodes(self, round: Round) -> Iterable[int]:
         "The nodes whose rows are stored: all, in order"
         return range(len(round.tree))
-    def learn(self, round):
+    def learn(self, round: Round) -> "Recycling":
         "Every node overwrites the row of its token, by the weights before any warp; the last one counts"
         rows = list(self.matrix or [()] * self.V)
         for node in self.read_nodes(round):

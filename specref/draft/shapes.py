@@ -9,7 +9,7 @@ __all__ = ['heaviest_paths', 'top_tokens', 'independent', 'check_rank_rates', 'a
 
 # %% ../../nbs/20_shapes.ipynb #9173c1d4
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -17,11 +17,11 @@ from math import inf, prod
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
 from ..core.cost import Costs
-from ..core.law import one_hot
+from ..core.law import Law, Number, one_hot
 from ..core.loop import Drafter, rounds
-from ..core.rng import Seeded
-from ..core.target import UnwarpedModel
-from ..core.tree import Tree, add_paths, check_parents, from_choices, to_choices
+from ..core.rng import Rng, Seeded
+from ..core.target import Target, UnwarpedModel
+from ..core.tree import Draw, Tokens, Tree, add_paths, check_parents, from_choices, to_choices
 from ..core.tree import likeliest_points, without_replacement
 from ..verify.reject import reject
 
@@ -93,17 +93,17 @@ class StaticTree(Drafter):
     >>> print(tree.parent, tree.token)
     [-1, 0, 0, 1] [None, 3, 1, 1]
     """
-    model: object
-    parent: tuple
-    draw: object = without_replacement
+    model: Target
+    parent: tuple[int, ...]
+    draw: Callable[[Law], Draw] = without_replacement
     def __post_init__(self):
         check_type(Callable, model=self.model, draw=self.draw)
         object.__setattr__(self, "parent", as_parents(self.parent))
     @property
-    def models(self): return (self.model,)
+    def models(self) -> tuple[Target, ...]: return (self.model,)
     @property
-    def depth(self): return max(map(len, to_choices(self.parent)), default=0)
-    def __call__(self, ctx, rng):
+    def depth(self) -> int: return max(map(len, to_choices(self.parent)), default=0)
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         kids = defaultdict(list)
         for i, u in enumerate(self.parent): kids[u].append(i)
         tree, level = Tree(ctx), {0: 0} if 0 in kids else {}   # node of the plan: node of the tree
@@ -133,9 +133,9 @@ def tree_values(acceptance, n, depth):  # -> D + 1 rows of n + 1 values; per lev
     return worth, choices
 
 # %% ../../nbs/20_shapes.ipynb #8f1344ee
-def sequoia(acceptance, n, depth):  # -> parent list, its expected tokens
-    """The tree of at most `n` nodes below the root, at most `depth` levels, with the most `expected_tokens`
-    (Chen et al. 2024; Theorem sequoia)
+def sequoia(acceptance: Sequence[Number], n: int, depth: int) -> tuple[Tokens, Number]:
+    """The parents of the tree of at most `n` nodes below the root, at most `depth` levels, with the most
+    `expected_tokens`, and how many these are (Chen et al. 2024; Theorem sequoia)
 
     >>> print(*sequoia([.6, .2], n=3, depth=2))
     (-1, 0, 0, 1) 2.16
@@ -216,7 +216,7 @@ class DynamicTree(Drafter):
     >>> print(tree.parent, tree.token)
     [-1, 0, 0, 1] [None, 1, 2, 0]
     """
-    model: object
+    model: Target
     width: int = 10
     depth: int = 6
     n: int = 60
@@ -227,8 +227,8 @@ class DynamicTree(Drafter):
         check_at_least(1, n=self.n, width=self.width, depth=self.depth)
         check_between(-1, inf, threshold=self.threshold)
     @property
-    def models(self): return (self.model,)
-    def __call__(self, ctx, rng):
+    def models(self) -> tuple[Target, ...]: return (self.model,)
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         total = 0
         for pool in expand_pool(self.model, ctx, self.width, self.depth):
             best, before = heaviest_nodes(pool, self.n), total
@@ -236,8 +236,13 @@ class DynamicTree(Drafter):
             if total - before <= self.threshold: break
         return add_paths(Tree(ctx), best, self.model.V, rng, self.exact)
 
-def opt_tree(model, n=50, depth=10, threshold=.5, exact=False):
-    "OPT-Tree (Wang et al. 2025): as many nodes evaluated in a layer as will be offered, and a threshold"
+def opt_tree(model: Target, n: int = 50, depth: int = 10, threshold: float = .5,
+             exact: bool = False) -> DynamicTree:
+    """OPT-Tree (Wang et al. 2025): as many nodes evaluated in a layer as will be offered, and a threshold
+
+    >>> opt_tree(random_table(4, seed=1), n=3, depth=2)((0,), Seeded(0)).parent
+    [-1, 0, 0, 0]
+    """
     return DynamicTree(model, n, depth, n, threshold, exact)
 
 # %% ../../nbs/20_shapes.ipynb #de8191e0

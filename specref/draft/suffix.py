@@ -14,8 +14,10 @@ from functools import partial
 from itertools import takewhile
 from math import floor, inf
 from ..core.check import as_tokens, check_at_least, check_between
-from ..core.loop import Drafter, as_drafter
-from ..core.tree import Tree, add_paths
+from ..core.loop import Drafter, Round, as_drafter
+from ..core.rng import Rng
+from ..core.target import Target
+from ..core.tree import Tokens, Tree, add_paths
 from .lookup import IncrementalReader
 from .shapes import heaviest_paths
 
@@ -116,7 +118,11 @@ def check_texts(owner, **given):  # -> texts
 # %% ../../nbs/21b_suffix.ipynb #38db990e
 @dataclass(frozen=True)
 class SuffixDecoding(Drafter):
-    "Drafts the tokens that most often followed the last ones, here and in `past` texts (Oliaro et al. 2025)"
+    """Drafts the tokens that most often followed the last ones, here and in `past` texts (Oliaro et al. 2025)
+
+    >>> SuffixDecoding(V=4, past=((1, 2, 3, 0),))((0, 1, 2), Seeded(0)).token
+    [None, 3, 0]
+    """
     V: int = field()
     num_draft_tokens: int = 24
     max_tree_depth: int = 24
@@ -126,7 +132,7 @@ class SuffixDecoding(Drafter):
     width: int = 1        # the most children of a node: 1 for a path
     min_score: float = 0  # with a lower score nothing is drafted
     max_cached_requests: int = 10_000
-    past: tuple = ()
+    past: tuple[Tokens, ...] = ()
     exact: bool = False
     own: IncrementalReader = field(init=False, compare=False, repr=False)   # reads the text itself
     shared: SuffixTree = field(init=False, compare=False, repr=False)       # holds the past texts
@@ -141,17 +147,17 @@ class SuffixDecoding(Drafter):
         object.__setattr__(self, "own", IncrementalReader(partial(SuffixTree, self.max_tree_depth)))
         object.__setattr__(self, "shared", SuffixTree(self.max_tree_depth))
     @property
-    def depth(self): return min(self.num_draft_tokens, self.max_tree_depth - 1)
+    def depth(self) -> int: return min(self.num_draft_tokens, self.max_tree_depth - 1)
 
-    def finished(self, text):  # -> drafter
+    def finished(self, text: Tokens) -> "SuffixDecoding":
         "The drafter of the next request: this output in its past, and no more than `max_cached_requests`"
         after = copy(self)   # with both trees: only the new text is checked and read
         past = *self.past, *check_texts(self, text=[text])
         object.__setattr__(after, "past", past[-self.max_cached_requests:])
         return after
-    def budget(self, p):
+    def budget(self, p: int) -> int:
         return floor(min(self.num_draft_tokens, self.max_spec_factor*p + self.max_spec_offset))
-    def best_draft(self, tree, text):  # -> (score, p, [(path, count)])
+    def best_draft(self, tree: SuffixTree, text: Tokens) -> tuple:  # score, p, [(path, count)]
         "The draft with the best score in a tree, over all lengths p of the match (Proposition suffix-score)"
         best = 0, 0, []
         for p in range(1, min(len(text), self.max_tree_depth) + 1):
@@ -163,7 +169,7 @@ class SuffixDecoding(Drafter):
             picked = heaviest_paths(likely, self.budget(p), at)
             best = max(best, (Fraction(sum(n for _, n in picked), total), p, picked), key=lambda g: g[:2])
         return best
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         drafts = [self.best_draft(tree, ctx) for tree in (self.own(ctx), self.shared.hold(self.past))]
         score, _, picked = max(drafts, key=lambda g: g[0])
         paths = [path for path, _ in picked] if float(score) >= float(self.min_score) else []
@@ -237,7 +243,7 @@ class SAM(Drafter):
     num_draft_tokens: int = 40
     threshold: int = 5   # the least match that is copied from
     len_bias: int = 5    # by so much must a match in the corpus be longer
-    corpus: tuple = ()
+    corpus: tuple[Tokens, ...] = ()
     exact: bool = False
     own: IncrementalReader = field(init=False, compare=False, repr=False)     # reads the text itself
     other: IncrementalReader = field(init=False, compare=False, repr=False)   # follows it in the corpus
@@ -251,13 +257,13 @@ class SAM(Drafter):
         object.__setattr__(self, "own", IncrementalReader(SuffixAutomaton))
         object.__setattr__(self, "other", IncrementalReader(partial(SuffixCursor, static)))
     @property
-    def depth(self): return self.num_draft_tokens
-    def matches(self, text):  # -> [(length, automaton, state)]
+    def depth(self) -> int: return self.num_draft_tokens
+    def matches(self, text: Tokens) -> list[tuple[int, SuffixAutomaton, int]]:  # lengths, automata, states
         "The longest suffix of `text` that occurs earlier in it, and the longest in the corpus, less the bias"
         own, other = self.own(text), self.other(text)
         before, (s, n) = own.link[own.last], other.at
         return [(own.length[before], own, before), (n - self.len_bias, other.automaton, s)]
-    def __call__(self, ctx, rng):
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         n, automaton, s = max(self.matches(ctx), key=lambda found: found[0])
         paths = [automaton.copied(s, self.num_draft_tokens)] if n >= self.threshold else []
         return add_paths(Tree(ctx), paths, self.V, rng, self.exact)
@@ -271,18 +277,19 @@ class Fallback(Drafter):
     >>> drafter((1, 2, 3, 1, 2), Seeded(0)).token
     [None, 3, 1, 2]
     """
-    first: object
-    second: object
+    first: Drafter
+    second: Drafter
     def __post_init__(self):
         object.__setattr__(self, "first", as_drafter(self.first, "first"))
         object.__setattr__(self, "second", as_drafter(self.second, "second"))
         sizes = {x.V for x in (self.first, self.second, *self.models)} - {None}
         if len(sizes) > 1: raise ValueError(f"second: got vocabularies of {sorted(sizes)}, wanted one size")
     @property
-    def models(self): return (*self.first.models, *self.second.models)
+    def models(self) -> tuple[Target, ...]: return (*self.first.models, *self.second.models)
     @property
-    def depth(self): return max(self.first.depth, self.second.depth)
-    def __call__(self, ctx, rng):
+    def depth(self) -> int: return max(self.first.depth, self.second.depth)
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = self.first(ctx, rng)
         return tree if tree.children(0) else self.second(ctx, rng)
-    def learn(self, round): return Fallback(self.first.learn(round), self.second.learn(round))
+    def learn(self, round: Round) -> "Fallback":
+        return Fallback(self.first.learn(round), self.second.learn(round))

@@ -7,6 +7,7 @@ __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'inve
            'cuda_graph', 'Request', 'rename_argument', 'per_text', 'check_temperature', 'check_models', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
 from ..models.transformer import HFModel
-from ..core.tree import Tree, iid, without_replacement
+from ..core.law import Law
+from ..core.tree import Draw, Tree, iid, without_replacement
 
 # %% ../../nbs/44_engine.ipynb #72a4179c
 from .layout import flat, ancestor_slots, batch_positions, repeat_batch
@@ -285,9 +287,15 @@ def check_models(target, draft):
         raise ValueError(f"draft: got a model on {draft.device}, wanted {target.device}, as the target")
 
 class Engine:
-    "Speculative decoding of many texts at once, on trees of one shape, verified by `verify`"
-    def __init__(self, target, draft, shape, draw=without_replacement, temperature=1.,
-                 verify=verify_trees, every=4):
+    """Speculative decoding of many texts at once, on trees of one shape, verified by `verify`
+
+    >>> engine = Engine(embedded("target").model, embedded("small").model, shape=(-1, 0, 1), temperature=0)
+    >>> [text.tokens for text in engine.generate(prompts("english", 2, length=8), n=4, seeds=[0, 1])]
+    [(300, 389, 14, 199), (349, 70, 65, 300)]
+    """
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, shape: Sequence[int],
+                 draw: Callable[[Law], Draw] = without_replacement,
+                 temperature: float | Sequence[float] = 1., verify: Callable = verify_trees, every: int = 4):
         check_models(target, draft)
         if draw not in (iid, without_replacement):
             raise ValueError(f"draw: got {draw!r}, wanted iid or without_replacement")
@@ -302,7 +310,7 @@ class Engine:
         self.most, self.why = min((p.most, p.why), (q.most, q.why))
         self.plan = self.checked_plan(rename_argument("shape", sort_by_level, shape))
 
-    def checked_plan(self, parent):  # -> Tree
+    def checked_plan(self, parent: Sequence[int]) -> Tree:
         "The shape as a tree; it must fit the models, and siblings that must differ the vocabulary"
         plan = Tree((0,))
         for u in parent[1:]: plan.add(u, 0, np.ones(1))
@@ -314,9 +322,11 @@ class Engine:
                              f"wanted at most {self.V}, all different")
         return plan
 
-    def slots(self, r): return len(r.ctx) + max(r.n, 1) - 2 + len(self.plan)   # Proposition room
+    def slots(self, r: Request) -> int:
+        return len(r.ctx) + max(r.n, 1) - 2 + len(self.plan)   # Proposition room
 
-    def requests(self, prompts, n, seeds, stop=()):  # -> a Request for each prompt
+    def requests(self, prompts: Sequence[Sequence[int]], n: int | Sequence[int], seeds: Sequence[int],
+                 stop: Collection = ()) -> list[Request]:
         "The checked request of each text"
         prompts = as_tokens(self.V, deep=2, prompts=prompts)
         if not prompts or not all(prompts):
@@ -332,14 +342,14 @@ class Engine:
             self.check_room(r)
         return requests
 
-    def stops(self, stop, B):  # -> B frozensets
+    def stops(self, stop: Collection, B: int) -> list[frozenset]:
         "The stop tokens of each text: one collection for all, or one for each"
         stop = [*stop] if hasattr(stop, "__iter__") else stop
         shared = isinstance(stop, list) and all(isinstance(x, Integral) for x in stop)
         each = per_text("stop", [stop]*B if shared else stop, B, ())
         return [frozenset(as_tokens(self.V, stop=s)) for s in each]
 
-    def check_room(self, r):
+    def check_room(self, r: Request) -> None:
         "Raise a `ValueError` for a text that would outgrow a model beside its trees (Proposition room)"
         P, N, most = len(r.ctx), len(self.plan), self.most
         beside = f"beside a tree of {N} nodes: {self.why}"
@@ -349,7 +359,8 @@ class Engine:
             raise ValueError(f"n: got {r.n} after a prompt of {P} tokens, "
                              f"wanted at most {most + 2 - P - N} {beside}")
 
-    def generate(self, prompts, n, seeds, stop=()):  # -> a Generation for each prompt
+    def generate(self, prompts: Sequence[Sequence[int]], n: int | Sequence[int], seeds: Sequence[int],
+                 stop: Collection = ()) -> list[Generation]:
         "At most `n` new tokens after each prompt (Theorem engine-map); a seed for each"
         run = BatchRun(self, self.requests(prompts, n, seeds, stop))
         while max(run.wants): run.advance()

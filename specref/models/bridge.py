@@ -10,6 +10,7 @@ __all__ = ['SERVED_CONFIG', 'STATEFUL_PROCESSORS', 'GENERATE_ADDS', 'CHECKED', '
 
 # %% ../../nbs/09_bridge.ipynb #d710250a
 import sys
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace, field
 from functools import partial
@@ -17,15 +18,16 @@ from weakref import WeakSet
 import numpy as np, torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import StoppingCriteriaList
 from transformers.generation import (
     CandidateGenerator, GenerateDecoderOnlyOutput, SynthIDTextWatermarkLogitsProcessor,
                                      UnbatchedClassifierFreeGuidanceLogitsProcessor)
 from ..core.check import check_at_least
 from ..core.law import normalize, one_hot, tv, warp
-from ..core.rng import Seeded, law_of, Rng
+from ..core.rng import Outcomes, Seeded, law_of, Rng
 from ..core.tree import Tree, edge_laws
-from ..core.loop import Drafter, Generation, Ledger
+from ..core.loop import Drafter, Generation, Ledger, Verifier
 from ..core.loop import as_drafter, check_call, emitted_steps, keeping, timed_rounds
 from ..verify.reject import Chain, reject
 from .transformer import HFModel
@@ -140,9 +142,19 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     def text(self): return self.texts[0]
 
 # %% ../../nbs/09_bridge.ipynb #db3987a2
-def speculate(model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=None,
-              verify=reject, seed=None, token_callback=None, **model_kwargs):
-    "For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` every round"
+def speculate(model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: LogitsProcessorList,
+              stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig,
+              drafter: Drafter | PreTrainedModel | None = None, verify: Verifier = reject,
+              seed: int | Rng | None = None, token_callback: Callable | None = None,
+              **model_kwargs) -> torch.Tensor | SpeculativeOutput:
+    """For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` every round
+
+    >>> model, ids = embedded("small").model, torch.tensor(prompts("english", 1, length=8))
+    >>> options = dict(max_new_tokens=4, do_sample=False)
+    >>> text = model.generate(ids, custom_generate=speculate, drafter=PromptLookup(512), **options)
+    >>> torch.equal(text, model.generate(ids, **options))
+    True
+    """
     config, whole = generation_config, bool(generation_config.return_dict_in_generate)
     check_request(model, input_ids, logits_processor, config, model_kwargs)
     check_parts(drafter=drafter, verify=verify)
@@ -258,8 +270,14 @@ def new_tokens(model, ctx, **options):  # -> tuple
     ids = torch.tensor([ctx], device=model.device)
     return tuple(model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(ctx):].tolist())
 
-def generate_law(model, ctx, **options):
-    "Exact distribution of the new tokens of `model.generate`, every draw of torch enumerated"
+def generate_law(model: PreTrainedModel, ctx: Sequence[int], **options) -> Outcomes:
+    """Exact distribution of the new tokens of `model.generate`, every draw of torch enumerated
+
+    >>> model, ctx = embedded("small").model, prompts("english", 1, length=8)[0]
+    >>> law = generate_law(model, ctx, max_new_tokens=1, do_sample=True, top_k=3)
+    >>> print(f"{tv_outcomes(law, target_law(embedded('small', top_k=3), ctx, n=1)):.6f}")
+    0.000000
+    """
     def once(rng):
         with TorchEnumerator(rng): return new_tokens(model, ctx, **options)
     return law_of(once)

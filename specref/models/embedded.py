@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerFast
 from .. import require
 from .transformer import HFModel, RowCache
 
@@ -35,9 +36,12 @@ def stored(name):  # -> Path
     return DATA/name
 
 @cache
-def tokenizer():
-    "The tokenizer of the embedded models: byte-level BPE, 512 tokens"
-    from transformers import PreTrainedTokenizerFast
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of the embedded models: byte-level BPE, 512 tokens
+
+    >>> tokenizer().decode(tokenizer()("def f(x):")["input_ids"])
+    'def f(x):'
+    """
     return PreTrainedTokenizerFast.from_pretrained(stored("tokenizer"))
 
 def raw_model(name="target", dtype=torch.float32):  # "target", "large", "small"
@@ -50,8 +54,14 @@ def load_raw_model(name, dtype):
     if name not in EMBEDDED: raise ValueError(f"name: got {name!r}, wanted one of {sorted(EMBEDDED)}")
     return HFModel.load(stored(name), dtype=dtype).model
 
-def embedded(name="target", dtype=torch.float32, check=False, **kw):  # -> HFModel
-    "An embedded model with an empty cache, ready to decode; keywords as for `HFModel`"
+def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bool = False, **kw) -> HFModel:
+    """An embedded model with an empty cache, ready to decode; keywords as for `HFModel`
+
+    >>> target, draft = embedded("target", temperature=0), embedded("small", temperature=0)
+    >>> text = generate(target, Chain(draft, 4), reject, prompts("code", 1)[0], n=8, rng=Seeded(0))
+    >>> tokenizer().decode(text)
+    'False(hasatt'
+    """
     return HFModel(raw_model(name, dtype), check=check, **kw)
 
 # %% ../../nbs/08_models.ipynb #e57f0fdb
@@ -93,8 +103,12 @@ def windows(ids, step, rows, length, seed=0):  # {domain: ids} -> (rows, length)
     at = [rng.integers(len(s) - length) for s in source]
     return torch.from_numpy(np.stack([s[a:a + length] for s, a in zip(source, at)]).astype(np.int64))
 
-def prompts(domain, n, length=32, seed=0):  # -> n tuples of tokens
-    "`n` prompts from held-out text of a domain"
+def prompts(domain: str, n: int, length: int = 32, seed: int = 0) -> list[tuple[int, ...]]:  # (n, length)
+    """`n` prompts from held-out text of a domain
+
+    >>> prompts("code", n=1, length=8)
+    [(325, 83, 29, 38, 274, 260, 9, 272)]
+    """
     ids, rng = domain_ids(domain), np.random.default_rng(seed)
     return [tuple(int(x) for x in ids[a:a + length]) for a in rng.integers(0, len(ids) - length, n)]
 

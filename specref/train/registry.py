@@ -5,13 +5,16 @@
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'TRAINED', 'SHIPPED_DRAFTERS', 'Recipe', 'accuracy_table',
            'choose_draft_vocab', 'adapted', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree',
-           'falcon_tree', 'head_tree', 'candidate_drafter', 'trained_system', 'load_network', 'load_system',
-           'train_drafter', 'run_recipe', 'encode_corpus', 'provenance']
+           'falcon_tree', 'head_tree', 'candidate_drafter', 'trained_system', 'load_network', 'TrainedDrafter',
+           'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded', 'train_drafter',
+           'run_recipe', 'encode_corpus', 'provenance']
 
 # %% ../../nbs/32c_drafters.ipynb #7df2005d
-import hashlib, platform
+import hashlib, platform, sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from pathlib import Path
 import numpy as np
 import torch
@@ -21,7 +24,8 @@ from ..core.check import check_at_least, look_up
 from ..core.target import UnwarpedModel
 from ..core.tree import from_choices, to_choices
 from ..core.loop import System
-from ..models.embedded import DATA, DOMAINS, raw_model, corpus, tokenizer, tokenizer_of, windows
+from ..models.embedded import DATA, DOMAINS, EMBEDDED, corpus, is_embedded, raw_model
+from ..models.embedded import tokenizer_of, windows
 from ..verify.reject import Chain, reject
 from ..draft.shapes import DynamicTree, StaticTree, ParallelHeadTree, drawn_at, medusa_choices
 
@@ -150,23 +154,82 @@ def load_network(name, folder=SHIPPED_DRAFTERS, model=None):  # -> network
     base = TargetModel(raw_model("target") if model is None else model)
     return load_checkpoint(look_up(RECIPES, name=name).make, base, Path(folder)/name)
 
-def load_system(system, temperature=1., folder=SHIPPED_DRAFTERS, model=None, **kw):  # -> target, System
-    "A system of `TRAINED` with the weights in `folder`, and its target; keywords as for `HFModel`"
+@dataclass(frozen=True)
+class TrainedDrafter:
+    "A trained network, its recipe and its card"
+    recipe: str
+    net: object
+    card: dict
+    @property
+    def systems(self):  # -> {system: build}
+        "The systems of `TRAINED` that draft with this network"
+        card = self.card | dict(depth=self.net.depth)
+        own = [name for name, (recipe, *_) in TRAINED.items() if recipe == self.recipe]
+        return {name: partial(trained_system(name), **card) for name in own}
+    def target(self, **kw):  # -> HFModel
+        "The target that it drafts for; keywords as for `HFModel`"
+        return HFModel(RECIPES[self.recipe].target_model(self.net), keep=self.net.reads, check=False, **kw)
+    def draft(self, target): return RECIPES[self.recipe].draft_model(self.net, target)
+
+def load_system(system: str, temperature: float = 1., folder: str | Path = SHIPPED_DRAFTERS,
+                model: transformers.PreTrainedModel | None = None, **kw) -> tuple[HFModel, System]:
+    """The target of a system of `TRAINED`, and the system with the weights in `folder`; keywords as for
+    `HFModel`
+
+    >>> target, system = load_system("Medusa", temperature=0)
+    >>> system(target, prompts("english", 1, length=8)[0], n=4, rng=Seeded(0))
+    (300, 389, 14, 199)
+    """
     name, *_ = look_up(TRAINED, system=system)
-    recipe, net = RECIPES[name], load_network(name, folder, model)
-    target = HFModel(recipe.target_model(net), temperature, keep=net.reads, check=False, **kw)
-    card = read_card(Path(folder)/name) | dict(depth=net.depth)
-    return target, trained_system(system)(recipe.draft_model(net, target), temperature=temperature, **card)
+    drafter = TrainedDrafter(name, load_network(name, folder, model), read_card(Path(folder)/name))
+    target = drafter.target(temperature=temperature, **kw)
+    return target, drafter.systems[system](drafter.draft(target), temperature=temperature)
+
+# %% ../../nbs/32c_drafters.ipynb #f577ad30
+def load_drafter(name, model=None):  # -> TrainedDrafter
+    "The embedded drafter of this name, or the one in the folder, for the embedded target or `model`"
+    warn_shadowed("drafter", name, RECIPES)
+    folder = SHIPPED_DRAFTERS/name if name in RECIPES else Path(name)
+    if name not in RECIPES and not folder.is_dir():
+        known = ", ".join(RECIPES)
+        raise ValueError(f"drafter: got {name!r}, wanted a folder that holds one, or one of {known}")
+    try:
+        card, base = read_card(folder), TargetModel(raw_model("target") if model is None else model)
+        recipe = dict(card.get("recipe") or {}).get("name", folder.name)
+        net = load_checkpoint(look_up(RECIPES, recipe=recipe).make, base, folder)
+    except (ValueError, TypeError) as e:
+        what, _, why = str(e).partition(": ")
+        raise ValueError(f"{'target' if what in ('target', 'model') else 'drafter'}: {why or e}") from e
+    return TrainedDrafter(recipe, net, card)
+
+def warn_shadowed(role, name, names):
+    "A message where one of the embedded `names` is the name of a folder too"
+    if name in names and Path(name).is_dir():
+        print(f"specref: {role}: {name!r} is the embedded one; the folder is './{name}'", file=sys.stderr)
 
 # %% ../../nbs/32c_drafters.ipynb #314b034e
+def tokenizer_and_model(target):
+    "Of the embedded model of this name, or of a checkpoint"
+    warn_shadowed("target", target, EMBEDDED)
+    tok = tokenizer_of("target", target)
+    return tok, raw_model(target) if is_embedded(target) else HFModel.load(target).model
+
+def train_embedded(out, **others):
+    "Train the embedded models; the options of a drafter's training have no meaning here, and raise an error"
+    usual = signature(train_drafter).parameters
+    for key, given in others.items():
+        if given != usual[key].default:
+            raise ValueError(f"{key}: got {given!r} without the name of a drafter, wanted them together")
+    train_models(out)
+
 def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, length=256, seed=0):
     "Train the drafter `name` for `target` (a checkpoint; by default the embedded one); resumes"
-    if name is None: return train_models(out)
+    others = dict(target=target, steps=steps, texts=texts, length=length, seed=seed)
+    if name is None: return train_embedded(out, **others)
     recipe, out = look_up(RECIPES, name=name), Path(out)
     check_at_least(1, steps=steps, texts=texts)
     check_at_least(48, length=length)
-    model = raw_model("target") if target is None else HFModel.load(target).model
-    tok = tokenizer() if target is None else tokenizer_of("target", target)
+    tok, model = tokenizer_and_model("target" if target is None else target)
     base, ids = TargetModel(model), encode_corpus(tok, model)
     work = out/f"{base.key}-{length}"   # what was made for one target or length is not used for another
     own = write_samples(model, ids, work/"samples", (texts + 64)*(length - 32), rows=64, length=length,

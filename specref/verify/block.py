@@ -6,10 +6,12 @@
 __all__ = ['prefix_weights', 'excess_mass', 'block_residual', 'block', 'mean_accepted_block']
 
 # %% ../../nbs/12_block.ipynb #bb8bcdc7
+from collections.abc import Sequence
 import numpy as np
 from ..core.check import check_at_least, check_same_vocab
-from ..core.law import residual
-from ..core.tree import chain_nodes
+from ..core.law import Law, residual
+from ..core.rng import Rng
+from ..core.tree import Tree, chain_nodes
 from ..core.target import check_context
 from ..core.loop import Verdict
 
@@ -36,7 +38,7 @@ def block_residual(p, tree, i, w):  # -> (V,)
     kids = tree.children(i)
     return residual(w * p[i], tree.law[kids[0]]) if kids else p[i]
 
-def block(p, tree, rng):
+def block(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Verify a chain from its end; the first accepted node stands (Theorem block; Sun et al.)
 
     >>> target, draft = TableModel(2, lambda text: exact(1, 2)), TableModel(2, lambda text: exact(2, 1))

@@ -7,19 +7,21 @@ __all__ = ['PositionKeyedRng', 'by_position', 'coupled', 'chain_position', 'Posi
            'gumbel_max_coupling', 'GumbelMax', 'list_match_prob', 'list_position', 'reused_noise_law']
 
 # %% ../../nbs/15_coupled.ipynb #56229453
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 import numpy as np
-from ..core.law import as_law, residual
+from ..core.law import Law, as_law, residual
 from ..core.check import check_at_least, check_same_vocab
-from ..core.rng import Seeded, Streams, numpy_generator
-from ..core.loop import WrappedDrafter, match
+from ..core.rng import Rng, Seeded, Streams, numpy_generator
+from ..core.tree import Tokens, Tree
+from ..core.loop import Verdict, WrappedDrafter, match
 
 # %% ../../nbs/15_coupled.ipynb #e52b8a02
 @dataclass(frozen=True)
 class PositionKeyedRng:
     "An rng whose pick at a node takes the noise of the key `name(node)`; coins are tossed by `rng`"
-    rng: object
-    name: object   # node -> key
+    rng: Rng
+    name: Callable[[int], Hashable]   # node -> key
     def pick(self, law, at=None, key=None): return self.rng.pick(law, key=self.name(at))
     def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at)
 
@@ -27,7 +29,7 @@ def by_position(tree, rng):
     "Keyed noise for a verifier: the token after a node of `tree` has the position where that text ends"
     return PositionKeyedRng(rng, lambda i: len(tree.ctx) + tree.depth[i])
 
-def coupled(p, tree, rng):
+def coupled(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """`match` with the noise of each position: the text is a function of noise and target (Theorem invariant)
 
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
@@ -39,15 +41,20 @@ def coupled(p, tree, rng):
     return match(p, tree, by_position(tree, rng))
 
 # %% ../../nbs/15_coupled.ipynb #5fbf5dea
-def chain_position(t, i):
+def chain_position(t: int, i: int) -> int:
     "The position of node `i` of a chain that was drafted after `t` tokens"
     return t + i - 1
 
 @dataclass(frozen=True)
 class PositionKeyed(WrappedDrafter):
-    "`drafter`, drawing node i after t tokens with the noise of the key `name(t, i)`, its position"
-    name: object = chain_position
-    def __call__(self, ctx, rng):
+    """`drafter`, drawing node i after t tokens with the noise of the key `name(t, i)`, its position
+
+    >>> drafter = PositionKeyed(Chain(random_table(4, seed=1), gamma=3))
+    >>> print(drafter((0,), Seeded(0)).token, drafter((0, 1), Seeded(0)).token)
+    [None, 1, 2, 3] [None, 2, 3, 1]
+    """
+    name: Callable[[int, int], Hashable] = chain_position
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = self.drafter(ctx, PositionKeyedRng(rng, lambda i: self.name(len(ctx), i)))
         for i, d in enumerate(tree.depth[1:], 1):
             key, position = np.atleast_1d(self.name(len(ctx), i))[0], len(ctx) + d - 1

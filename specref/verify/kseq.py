@@ -6,9 +6,12 @@
 __all__ = ['expected_trials', 'smallest_rho', 'kseq']
 
 # %% ../../nbs/14a_kseq.ipynb #14a00003
+from collections.abc import Callable, Sequence
 import numpy as np
 from ..core.check import check_at_least, check_same_vocab
-from ..core.law import residual
+from ..core.law import Law, Number, residual
+from ..core.rng import Rng
+from ..core.tree import Tree
 from ..core.loop import Verdict
 from .transport import common_law
 
@@ -31,7 +34,8 @@ def smallest_rho(p, q, k, steps=None):  # (V,), (V,) -> number
     return high
 
 # %% ../../nbs/14a_kseq.ipynb #3a50e732
-def kseq(p, tree, rng, i=0, rho=smallest_rho):
+def kseq(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0,
+         rho: Callable[[Law, Law, int], Number] = smallest_rho) -> Verdict:  # p: (n, V)
     """Verify independent children, each by the same stricter test (SpecTr's K-SEQ, Theorem kseq)
 
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))

@@ -10,12 +10,13 @@ __all__ = ['standard_rule', 'AcceptanceRule', 'check_fraction', 'lenient', 'chec
 
 # %% ../../nbs/15a_lenience.ipynb #f823e3bf
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 import numpy as np
 from ..core.check import check_at_least, check_between, check_same_vocab
-from ..core.law import greedy, residual, tv
-from ..core.rng import Outcomes, tv_outcomes
+from ..core.law import Law, Number, greedy, residual, tv
+from ..core.rng import Outcomes, Rng, tv_outcomes
 from ..core.tree import Tree, iid, chain_nodes
 from ..core.target import ModelView, Rows, Target, check_context, raw_law, raw_row
 from ..core.loop import Verdict
@@ -24,13 +25,18 @@ from .reject import Chain
 # %% ../../nbs/15a_lenience.ipynb #1303a2b1
 @dataclass(frozen=True)
 class AcceptanceRule:
-    "Verify a chain: accept `accepted(p, q)` of `q`, else draw from `otherwise(p, q)` (Theorem one-step)"
-    accepted: object    # (V,), (V,) -> (V,), nowhere above q
-    otherwise: object   # (V,), (V,) -> (V,), a distribution; after the last draft token called with q = 0
+    """Verify a chain: accept `accepted(p, q)` of `q`, else draw from `otherwise(p, q)` (Theorem one-step)
+
+    >>> rule = AcceptanceRule(accepted=lambda p, q: q, otherwise=residual)   # accept every draft token
+    >>> print(*rule.law(exact(1, 2, 3), exact(3, 2, 1)), rule.bias(exact(1, 2, 3), exact(3, 2, 1)))
+    1/2 1/3 1/6 1/3
+    """
+    accepted: Callable[[Law, Law], Law]    # (V,), (V,) -> (V,), nowhere above q
+    otherwise: Callable[[Law, Law], Law]   # a distribution; after the last draft token called with q = 0
     def __post_init__(self):
         for name, f in vars(self).items():
             if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function")
-    def __call__(self, p, tree, rng):
+    def __call__(self, p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:
         nodes = chain_nodes(tree)
         for i, c in zip(nodes, nodes[1:]):
             x, q = tree.token[c], tree.law[c]
@@ -39,19 +45,19 @@ class AcceptanceRule:
                 return Verdict(i, rng.pick(self.otherwise(p[i], q), at=i))
         end = nodes[-1]
         return Verdict(end, rng.pick(self.otherwise(p[end], 0 * p[end]), at=end))
-    def step(self, p, i, q):  # rows, node, (V,) -> (V,), (V,)
+    def step(self, p: Sequence[Law], i: int, q: Law) -> tuple[Law, Law]:
         "What is accepted of `q` after node i, and the distribution otherwise"
         return self.accepted(p[i], q), self.otherwise(p[i], q)
-    def acceptance(self, p, q):  # (V,), (V,) -> probability
+    def acceptance(self, p: Law, q: Law) -> Number:
         "The acceptance probability of the first draft token"
         check_same_vocab(p, q)
         return self.accepted(p, q).sum()
-    def law(self, p, q):  # (V,), (V,) -> (V,)
+    def law(self, p: Law, q: Law) -> Law:
         "The exact distribution of one step"
         check_same_vocab(p, q)
         k = self.accepted(p, q)
         return k + (1 - k.sum()) * self.otherwise(p, q)
-    def bias(self, p, q):
+    def bias(self, p: Law, q: Law) -> Number:
         "The distance of one step from `p`, in total variation"
         return tv(self.law(p, q), p)
 
@@ -64,7 +70,7 @@ def check_fraction(**given):
     for name, x in given.items():
         if not x: raise ValueError(f"{name}: got {x!r}, wanted a number above 0")
 
-def lenient(l, left=residual):  # -> AcceptanceRule
+def lenient(l: Number, left: Callable[[Law, Law], Law] = residual) -> AcceptanceRule:
     """Accept with probability min(1, p/(l q)), else draw from `left(p, q)` (Corollary lenience)
 
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
@@ -114,7 +120,7 @@ def warped_law(p, i):  # rows, node -> (V,)
 @dataclass(frozen=True)
 class Gate(AcceptanceRule):
     "Accept the longest path of tokens that pass by `row`, of equals the most probable (Proposition longest)"
-    row: object = raw_law   # rows, node -> (V,)
+    row: Callable[[Sequence[Law], int], Law] = raw_law   # rows, node -> (V,)
     def step(self, p, i, q): return self.accepted(self.row(p, i), q), self.otherwise(p[i], q)
     def __call__(self, p, tree, rng):
         reached = {0: (0, 1)}   # node: depth, probability of the path
@@ -144,7 +150,7 @@ def check_nats(**given):
     finite = {name: x for name, x in given.items() if not (isinstance(x, float) and x == inf)}
     check_between(0, inf, **finite)
 
-def top_beta(beta, tau):  # -> Gate
+def top_beta(beta: int, tau: float) -> Gate:
     """Accept the `beta` likeliest tokens, at most `tau` nats below the likeliest (Xia et al., SpecDec)
 
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
@@ -167,8 +173,15 @@ def entropy(p):  # (V,) -> nats
     w = p[p > 0].astype(float)
     return float(-(w * np.log(w)).sum())
 
-def typical(epsilon=.09, delta=.3, choice=lambda p: p, row=raw_law):  # -> Gate
-    "Accept what is likelier than min(ε, δ exp(-H)), else emit the target's `choice` (Cai et al., Medusa)"
+def typical(epsilon: float = .09, delta: float = .3, choice: Callable[[Law], Law] = lambda p: p,
+            row: Callable[[Sequence[Law], int], Law] = raw_law) -> Gate:
+    """Accept what is likelier than min(ε, δ exp(-H)), else emit the target's `choice` (Cai et al., Medusa)
+
+    >>> p = [np.array([.96, .03, .01])] * 2
+    >>> tree = add_paths(Tree((0,)), [(1,)], V=3, rng=Seeded(0))
+    >>> typical()(p, tree, Seeded(0)).node, typical(epsilon=.02)(p, tree, Seeded(0)).node
+    (0, 1)
+    """
     check_between(0, 1, epsilon=epsilon, delta=delta)
     if delta == 1: raise ValueError(f"delta: got {delta!r}, wanted a number below 1")
     return accept_set(lambda p: p > min(epsilon, delta * exp(-entropy(p))), choice, row)
@@ -214,9 +227,9 @@ def cascade(sure):  # -> f
 @dataclass(frozen=True)
 class CombinedModel(Target):
     "The model whose row at every node is `f(p, q)` of the rows of two models (Theorem another-target)"
-    target: object
-    draft: object
-    f: object
+    target: Target
+    draft: Target
+    f: Callable[[Law, Law], Law]
     def __post_init__(self): check_same_models_vocab(self.target, self.draft)
     @property
     def V(self): return self.target.V

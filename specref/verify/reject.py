@@ -6,15 +6,18 @@
 __all__ = ['reject', 'Chain', 'accepted_at_least', 'capped_geometric', 'rejection_sampling_rate']
 
 # %% ../../nbs/05_reject.ipynb #9b2576d8
+from collections.abc import Sequence
 from dataclasses import dataclass
 import numpy as np
 from ..core.check import check_at_least, check_same_vocab
-from ..core.law import residual
-from ..core.tree import Tree, iid
+from ..core.law import Law, Number, residual
+from ..core.rng import Rng
+from ..core.tree import Tokens, Tree, iid
+from ..core.target import Target
 from ..core.loop import Drafter, Verdict
 
 # %% ../../nbs/05_reject.ipynb #e11305f9
-def reject(p, tree, rng):
+def reject(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Try each child in turn; what it does not cover is left to the next (Theorems reject, siblings)
 
     >>> p, tree = exact(4, 3, 2, 1), Tree((0,))
@@ -42,14 +45,14 @@ class Chain(Drafter):
     >>> print(tree.parent, tree.token)
     [-1, 0, 1, 2] [None, 3, 0, 2]
     """
-    model: object
+    model: Target
     gamma: int
     def __post_init__(self): check_at_least(1, gamma=self.gamma)
     @property
-    def models(self): return (self.model,)
+    def models(self) -> tuple[Target, ...]: return (self.model,)
     @property
-    def depth(self): return self.gamma
-    def __call__(self, ctx, rng):
+    def depth(self) -> int: return self.gamma
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = Tree(ctx)
         for i in range(self.gamma): tree.grow(i, iid(self.model(tree)[i]), rng)
         return tree
@@ -67,7 +70,7 @@ def accepted_at_least(p, q, ctx, i):  # models p, q -> probability
     share = np.minimum(p.law(ctx), q.law(ctx))
     return sum(w * accepted_at_least(p, q, (*ctx, x), i - 1) for x, w in enumerate(share) if w > 0)
 
-def capped_geometric(alpha, gamma):
+def capped_geometric(alpha: Number, gamma: int) -> Number:
     """Mean tokens a round when every draft is accepted with probability `alpha` (Corollary capped-geometric)
 
     >>> capped_geometric(alpha=.5, gamma=3)

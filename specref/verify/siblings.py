@@ -6,12 +6,15 @@
 __all__ = ['round_robin', 'Branching', 'acceptance_prob', 'acceptance_prob_iid']
 
 # %% ../../nbs/11_siblings.ipynb #acc50a46
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 import numpy as np
 from ..core.check import check_at_least
-from ..core.law import overlap, residual
-from ..core.tree import Tree, without_replacement
+from ..core.law import Law, Number, overlap, residual
+from ..core.rng import Rng
+from ..core.target import Target
+from ..core.tree import Draw, Tokens, Tree, without_replacement
 from ..core.loop import Drafter
 
 # %% ../../nbs/11_siblings.ipynb #44770651
@@ -30,9 +33,9 @@ class Branching(Drafter):
     >>> print(tree.parent, tree.token)
     [-1, 0, 0, 1, 2] [None, 3, 1, 1, 0]
     """
-    model: object     # a model, or a tuple of them
-    shape: tuple
-    draw: object = without_replacement
+    model: Target | tuple[Target, ...]
+    shape: tuple[int, ...]
+    draw: Callable[..., Draw] = without_replacement   # of a distribution for each model
     def __post_init__(self):
         if not isinstance(self.shape, tuple) or not self.shape:
             raise ValueError(f"shape: got {self.shape!r}, wanted a tuple of whole numbers >= 1")
@@ -44,10 +47,11 @@ class Branching(Drafter):
             name = getattr(self.draw, "__name__", "a value")
             raise ValueError(f"draw: got {name}, wanted a function of {n} distribution(s)") from None
     @property
-    def models(self): return self.model if isinstance(self.model, tuple) else (self.model,)
+    def models(self) -> tuple[Target, ...]:
+        return self.model if isinstance(self.model, tuple) else (self.model,)
     @property
-    def depth(self): return len(self.shape)
-    def __call__(self, ctx, rng):
+    def depth(self) -> int: return len(self.shape)
+    def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree, level = Tree(ctx), [0]
         for k in self.shape:
             rows = [model(tree) for model in self.models]
@@ -56,7 +60,7 @@ class Branching(Drafter):
         return tree
 
 # %% ../../nbs/11_siblings.ipynb #7c8382c2
-def acceptance_prob(p, draw, k, earlier=()):  # (V,) -> probability
+def acceptance_prob(p: Law, draw: Draw, k: int, earlier: Tokens = ()) -> Number:  # (V,) -> probability
     """P(`reject` accepts one of `k` children by `draw`), target distribution `p` (Proposition kept)
 
     >>> p, q = exact(4, 3, 2, 1), exact(1, 2, 3, 4)

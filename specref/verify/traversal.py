@@ -10,12 +10,13 @@ __all__ = ['layer_donors', 'all_donors', 'capped_ratio', 'scaled_residual', 'Lea
 
 # %% ../../nbs/13_traversal.ipynb #065d817f
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 import numpy as np
 from .. import require
-from ..core.law import overlap, residual
+from ..core.law import Law, Number, overlap, residual
 from ..core.check import check_same_vocab
-from ..core.rng import law_of, mean_of
+from ..core.rng import Rng, law_of, mean_of
 from ..core.tree import Tree
 from ..core.loop import Verdict, as_drafter, check_call
 
@@ -80,7 +81,7 @@ def all_donate(tree, v, u):
 layer_donors, all_donors = by_transfer(not_deeper_donate), by_transfer(all_donate)
 
 # %% ../../nbs/13_traversal.ipynb #c6940b38
-def traversal(p, tree, rng, u=0, a=1):
+def traversal(p: Sequence[Law], tree: Tree, rng: Rng, u: int = 0, a: Number = 1) -> Verdict:  # p: (n, V)
     """Verify children before their parent, earlier siblings first (Theorem traversal)
 
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
