@@ -38,6 +38,11 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     mtp='MTP, DeepSeek, multi-token prediction', eagle='EAGLE, EAGLE-1, EAGLE-2', eagle3='EAGLE-3, HASS',
     layouts='vLLM, checkpoints, safetensors', attention='FlexAttention, attention masks',
     kernels='Triton kernels', cache='KV caches, CUDA graphs', engine='CUDA graphs, batching, batch sizes',
+    cascade='CS-Drafting, staged speculation', sparse='TriForce, MagicDec, SnapKV, long contexts',
+    self='Draft & Verify, SWIFT, layer skipping', exit='LayerSkip, Kangaroo, early exits',
+    length='draft lengths, SVIP, AdaEDL, goodput', stopping='SpecDec++, DISCO',
+    parallel='PEARL, AMUSD, SSD, Saguaro', pipeline='PPD, SPEED', wrong_drafts='mutants',
+    vocab='tokenizers, universal assisted generation, TLI', paired='A/A comparisons',
     measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
@@ -67,9 +72,11 @@ def signature(node):
     "How a function is called or an object made, as written; nothing for a value"
     if isinstance(node, ast.FunctionDef): return f'({ast.unparse(node.args)})'
     body = getattr(node, 'body', ())
-    inits = [f for f in body if isinstance(f, ast.FunctionDef) and f.name == '__init__']
-    made = [ast.unparse(f.args).removeprefix('self').lstrip(', ') for f in inits]
-    typed = [s for s in body if isinstance(s, ast.AnnAssign)]
+    inits = [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ('__init__', '__new__')]
+    made = [re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args)) for f in inits]
+    whose = map(ast.unparse, (*getattr(node, 'decorator_list', ()), *getattr(node, 'bases', ())))
+    fielded = any(x.startswith(('dataclass', 'NamedTuple')) for x in whose)
+    typed = [s for s in body if isinstance(s, ast.AnnAssign) and fielded]
     fields = {s.target.id: ast.unparse(s.value) if s.value else '' for s in typed}
     start = {k: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', v) for k, v in fields.items()}
     if not body or not made and not start and node.bases: return ''

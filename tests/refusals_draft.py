@@ -1,6 +1,8 @@
 "Invalid arguments of the untrained drafters: chapters 20 to 22b"
 from functools import cache
 
+import torch
+
 from specref.core.cost import Costs
 from specref.core.loop import generate
 from specref.core.rng import Seeded
@@ -8,17 +10,44 @@ from specref.core.target import random_table
 from specref.core.tree import Tree
 from specref.draft.datastore import Datastore, Rest, suffix_array
 from specref.draft.jacobi import Jacobi, jacobi
+from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
+from specref.draft.length import GoodputLength, HeuristicLength, Schedule, ScheduledChain, admit
+from specref.draft.length import Disco, SpecDecPP, goodput_length, text_cost
 from specref.draft.lookahead import Lookahead, NgramPool, window_probes
 from specref.draft.lookup import MostFrequent, NgramPlaces, PromptLookup, longest_ending
 from specref.draft.ouroboros import Ouroboros
+from specref.draft.cascade import InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting
+from specref.draft.cascade import horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup
 from specref.draft.recycling import Recycling, rank_template
+from specref.draft.early_exit import AdapterDraft, ConfidenceExit, ExitDraft, ExitTarget
+from specref.draft.early_exit import dropout_rates, exit_scales, exit_weights
+from specref.draft.parallel import Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate
+from specref.draft.parallel import whole_fan_out
+from specref.draft.pipeline import LoopedRecipe, Pipeline, flight_latency, layer_stages, loop_stages, looped
+from specref.draft.pipeline import match_rates, schedule
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
 from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
 from specref.draft.shapes import sequoia, skip_accuracy
+from specref.draft.skipping import AdaptiveExit, SkippedModel, Swift, matchness, random_mask
+from specref.draft.skipping import random_search, skip_mask
+from specref.draft.sparse import Machine, ModelSize, Retrieval, SnapKV, SparseModel, StreamingWindow
+from specref.draft.sparse import critical_length, llama_size, pass_seconds, sparse_speedup, triforce
+from specref.draft.sparse import triforce_speedup
+from specref.draft.stopping import StateHead, best_stopping, stopping_network
 from specref.draft.suffix import SAM, Fallback, SuffixDecoding, SuffixTree
+from specref.draft.vocab import Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair
+from specref.draft.vocab import text_tokenizer, toy_pair, translated
 from specref.verify.reject import Chain, reject
 
 RATES, NAN, INF = (.6, .2, .1), float("nan"), float("inf")
+SIZE, MACHINE = ModelSize(10, 2, 3, 5), Machine(4, 8)
+
+
+@cache
+def network():
+    from helpers import tiny
+    from specref.models.transformer import HFModel
+    return HFModel(tiny(3, 2), check=False)
 
 
 @cache
@@ -35,6 +64,18 @@ def store(): return Datastore([(0, 1)], 2)
 
 def measured(texts=((0,),), k=1, each=1): return measure_rank_acceptance(model(), model(), texts, k, each)
 def refused_by(V, drafter): return lambda: generate(model(V), drafter(), reject, (0,), 2, Seeded(0))
+
+
+def words(*strings): return TextTokenizer(strings)
+
+
+def word_pieces():
+    "A tokenizer without a token for every byte"
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+    tok = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
+    tok.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=tok)
 
 
 ROWS = [
@@ -159,4 +200,149 @@ ROWS = [
     ("inner", lambda: Ouroboros(model(), 2, NgramPool())),
     ("inner", lambda: Ouroboros(model(), 2, Lookahead(4)), "wanted the model's 3"),
     ("drafter", refused_by(4, lambda: Ouroboros(model(), 2, Lookahead(3)))),
+    # chapter 23: cascades
+    *[(name, lambda name=name: Nested(**{"middle": model(), "gamma": 2, "inner": Chain(model(), 1), name: 0}))
+      for name in ("gamma", "most", "verify", "middle", "inner")],
+    ("inner", lambda: Nested(model(3), 2, Chain(model(4), 1)), "wanted the middle model's 3"),
+    ("inner", lambda: Nested(m := model(), 2, Chain(m, 1)), "calls the middle model itself"),
+    ("inner", lambda: Nested(m := model(), 2, Nested(model(), 2, Chain(m, 1))), "itself"),
+    ("inner", lambda: StagedTree(m := model(), (-1, 0), guess=Chain(m, 1)), "itself"),
+    ("parts", lambda: InTurn(())),
+    ("parts", lambda: InTurn((5,))),
+    ("parts", lambda: InTurn((Chain(model(3), 1), Chain(model(4), 1))), "one size"),
+    *[("bigrams", lambda bad=bad: MaxGram(bad)) for bad in (5, (3, 0), (.5,), "ab")],
+    ("num_draft_tokens", lambda: MaxGram((0, 1), 0)),
+    *[("lenience", lambda bad=bad: lenient_inside(bad)) for bad in (.5, 0, -1, NAN, INF, None)],
+    ("models", lambda: check_cascade((), ((4,),))),
+    ("models", lambda: check_cascade((m := model(), m), ((1, 2, 3), (0, 1, 2), (0, 0, 1))), "1 of them"),
+    *[("K", lambda bad=bad: check_cascade((model(),), bad))
+      for bad in (((1, 2),), ((1, 2), (0,)), ((1, 2), (1, 2)), ((2, 1), (0, 1)), ((0, 1), (0, 1)),
+                  ((1, 2), (0, 0)), ((-1, 2), (0, 1)), ((1.5, 2), (0, 1)), 5)],
+    ("bottom", lambda: cs_drafting((model(),), ((1, 2), (0, 1)), Chain(model(), 1))),
+    ("inner", lambda: mean_rounds(1.5, 1, 1)),
+    ("gamma", lambda: mean_rounds(.5, 1, -1)),
+    ("costs", lambda: horizontal_speedup([.5], [])),
+    ("alphas", lambda: horizontal_speedup([1.5], [0])),
+    ("joint", lambda: vertical_speedup(.5, .5, 1, 1, 0, 0, joint=.6)),
+    ("n", lambda: vertical_speedup(.5, .5, 0, 1, 0, 0)),
+    # chapter 27: two tokenizers
+    *[("strings", lambda bad=bad: TextTokenizer(bad)) for bad in ((), (None,), ("a", ""), (b"a",))],
+    ("text", lambda: words("a").encode("ab"), "got 'b'"),
+    ("target", lambda: TokenizerPair(None, words("a"))),
+    ("draft", lambda: TokenizerPair(words("a"), words("b")), "a string that both have"),
+    ("draft", lambda: TokenizerPair(words("a", "b"), words("a")), "got no token for 'b'"),
+    ("target", lambda: TokenizerPair(words("a"), words("a", "ab", "b")), "got no token for 'b'"),
+    ("V", lambda: toy_pair(1)),
+    *[("pair", lambda f=f: f(model(), None)) for f in (Intersection, StringLaw, StringMatch)],
+    *[("model", lambda f=f: f(model(4), toy_pair(3)), "wanted the 3") for f in (Intersection, StringMatch)],
+    ("least", lambda: StringLaw(model(), toy_pair(3), 2)),
+    ("gamma", lambda: StringMatch(model(), toy_pair(3), 0)),
+    ("draw", lambda: StringMatch(model(), toy_pair(3), 2, "iid")),
+    ("tokenizer", lambda: text_tokenizer("gpt2"), "a fast tokenizer"),
+    ("tokenizer", lambda: text_tokenizer(word_pieces()), "a token for every byte"),
+    ("V", lambda: text_tokenizer(word_pieces(), 0)),
+    ("rule", lambda: translated(model(), words("a"), words("a"), "uag"), "slem, tli, slrs"),
+    ("drafter", refused_by(4, lambda: StringMatch(model(), toy_pair(3), 2))),
+    # chapters 24 and 24a: draft lengths
+    *[("most", lambda bad=bad: ScheduledChain(model(), Schedule(), bad)) for bad in (0, -1, 2.5, None)],
+    ("schedule", lambda: ScheduledChain(model(), 5)),
+    ("schedules", lambda: AllOf((ConstantLength(2), 5))),
+    *[("k", lambda bad=bad: HeuristicLength(bad)) for bad in (0, 1.5, "x")],
+    *[("threshold", lambda bad=bad, make=make: make(bad)) for bad in (-.1, 1.1, NAN, "x")
+      for make in (ConfidenceLength, lambda t: EntropyLength(threshold=t), lambda t: AdaEDL(threshold=t))],
+    ("scale", lambda: EntropyLength(scale=-1)),
+    ("most", lambda: AdaEDL(most=0)),
+    *[("target", lambda bad=bad: AdaEDL(target=bad)) for bad in (-.1, 2)],
+    ("decay", lambda: GoodputLength(Costs({1: 1}, .1), decay=1.)),
+    ("alpha", lambda: goodput_length(1.5, 1, Costs({1: 1}, .1))),
+    ("batch", lambda: goodput_length(.5, 0, Costs({1: 1}, .1))),
+    ("costs", lambda: goodput_length(.5, 1, .1)),
+    ("c", lambda: text_cost((1, 0), lambda at: 1, -1)),
+    ("survival", lambda: admit([(.1, .2)], 1), "do not increase"),
+    ("budget", lambda: admit([(.2, .1)], -1)),
+    *[(what, lambda make=make: make()) for what, make in (
+        ("head", lambda: SpecDecPP(5)), ("threshold", lambda: SpecDecPP(max, 1.5)),
+        ("shortest", lambda: SpecDecPP(max, .5, 0)), ("classify", lambda: Disco(None)),
+        ("threshold", lambda: Disco(max, -1)), ("name", lambda: stopping_network("adaedl")),
+        ("model", lambda: StateHead(None, network())),
+        ("c", lambda: best_stopping(model(), model(), (0,), 2, 3)),
+        ("most", lambda: best_stopping(model(), model(), (0,), .1, 0)))],
+    # chapters 25 and 25a: layers skipped, early exits
+    ("target", lambda: SkippedModel(model(), (0,)*4), "HFModel"),
+    *[("skip", lambda bad=bad: SkippedModel(network(), bad), "wanted 4")
+      for bad in ((), (0,)*3, (0,)*48, (0, 1, 2, 0))],
+    *[("attention", lambda bad=bad: skip_mask(2, [bad])) for bad in (2, -1, .5)],
+    ("mlp", lambda: skip_mask(2, (), range(3))),
+    *[(name, lambda bad=bad, name=name: AdaptiveExit(**{name: bad}))
+      for name in ("threshold", "rate", "wanted", "step") for bad in (-.1, 1.1, NAN, "x")],
+    ("most", lambda: AdaptiveExit(most=0)),
+    ("trials", lambda: random_search(len, 4, 0)),
+    ("size", lambda: random_search(len, 0, 4)),
+    ("ratio", lambda: random_mask(4, 1.5, None)),
+    ("layers", lambda: random_mask(2, .5, None)),
+    ("window", lambda: matchness(model(), (0, 1), 0)),
+    ("text", lambda: matchness(model(), (0, 1), 2)),
+    ("skip", lambda: Swift(model, 4, (0,)*7)),
+    *[(name, lambda bad=bad, name=name: Swift(model, 4, (0,)*8, **{name: bad}))
+      for name in ("threshold", "ratio", "enough") for bad in (-.1, 1.1)],
+    *[(name, lambda name=name: Swift(model, 4, (0,)*8, **{name: 0})) for name in ("most", "window", "every")],
+    *[("exit", lambda bad=bad: ExitTarget(network().model, bad)) for bad in (0, 2, -1, 1.5)],
+    ("target", lambda: ExitDraft(network()), "ExitTarget"),
+    ("target", lambda: AdapterDraft(network(), None), "ExitTarget"),
+    ("adapter", lambda: AdapterDraft(ExitTarget(network().model, 1, check=False), None), "KangarooAdapter"),
+    *[("threshold", lambda bad=bad: ConfidenceExit(bad)) for bad in (-.1, 1.1, NAN, None)],
+    ("layers", lambda: dropout_rates(1, .1)),
+    ("most", lambda: dropout_rates(4, 1.1)),
+    ("layers", lambda: exit_scales(1, 1.)),
+    ("every", lambda: exit_weights(0, 4, 1., 0)),
+    # chapter 25b: sparse caches
+    *[("budget", lambda make=make: make()) for make in (
+        lambda: StreamingWindow(4), lambda: StreamingWindow(0, sinks=0), lambda: Retrieval(12),
+        lambda: Retrieval(8), lambda: SnapKV(32), lambda: SparseModel(network(), Retrieval(16), 16))],
+    ("sinks", lambda: StreamingWindow(8, sinks=-1)),
+    *[("chunk", lambda bad=bad: Retrieval(8, chunk=bad)) for bad in (0, -1, 1.5)],
+    *[("kernel", lambda bad=bad: SnapKV(64, kernel=bad)) for bad in (0, 4)],
+    ("observed", lambda: SnapKV(8, observed=0)),
+    ("rule", lambda: SparseModel(network(), 8), "Selection"),
+    ("target", lambda: SparseModel(model(), StreamingWindow(8)), "HFModel"),
+    ("every", lambda: SparseModel(network(), Retrieval(64), 12), "a multiple of 8"),
+    ("every", lambda: SparseModel(network(), SnapKV(64), 0)),
+    ("k", lambda: triforce(network(), network(), k=0)),
+    ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)),
+    ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
+    ("batch", lambda: pass_seconds(SIZE, MACHINE, 8, 1, -1)),
+    ("alpha", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 2, 1.5)),
+    ("gamma", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 0, .5)),
+    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)),
+    ("alpha", lambda: triforce_speedup(SIZE, SIZE, MACHINE, 8, 4, 2, 2, -1, .5)),
+    ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
+    # chapters 26 and 26a: parallel drafting, guesses in flight
+    *[("gamma", lambda bad=bad: Pearl(model(), bad)) for bad in (0, 1.5, None)],
+    *[("c", lambda bad=bad: Amusd(model(), bad)) for bad in (0, -1, NAN, INF, "x")],
+    ("most", lambda: Amusd(model(), .5, 0)),
+    *[("fan", lambda bad=bad: SSD(model(), 2, bad)) for bad in ((1, 1), (1, -1, 1), [1, 1, 1], (1, .5, 1))],
+    *[("alpha", lambda f=f: f(1.5)) for f in (lambda a: pearl_tokens(a, 2), lambda a: fan_out(a, 2, 6),
+                                              lambda a: whole_fan_out(a, 2, 6))],
+    ("gamma", lambda: pearl_tokens(.5, 0)),
+    ("budget", lambda: fan_out(.5, 2, NAN)),
+    ("budget", lambda: whole_fan_out(.5, 2, 2.5)),
+    ("r", lambda: fan_out(.5, 2, 6, -1)),
+    ("top", lambda: Saguaro(-1, .5)),
+    *[("C", lambda bad=bad: Saguaro(2, bad)) for bad in (0, 1.5, -1, "x")],
+    ("time", lambda: EventLog().add("draft", -1)),
+    ("draft", lambda: simulate([], -1)),
+    ("target", lambda: simulate([], 1, INF)),
+    *[("exit", lambda bad=bad: flight_latency(.5, bad, 4)) for bad in (0, 5, 1.5)],
+    ("right", lambda: flight_latency(1.5, 1, 4)),
+    ("stages", lambda: schedule([], 1, 0)),
+    ("model", lambda: Pipeline(model(), [[]], 1)),
+    *[("k", lambda bad=bad: Pipeline(network().model, layer_stages(network().model), 1, bad))
+      for bad in (0, .5)],
+    ("n", lambda: Pipeline(network().model, layer_stages(network().model), 1).decode((0,), 0)),
+    ("ctx", lambda: Pipeline(network().model, layer_stages(network().model), 1).decode((), 2)),
+    ("per", lambda: layer_stages(network().model, 0)),
+    *[("loops", lambda f=f: f(network().model, 0)) for f in (looped, loop_stages)],
+    ("ks", lambda: match_rates(network().model, torch.zeros(1, 40, dtype=int), [1], [0])),
+    ("exits", lambda: match_rates(network().model, torch.zeros(1, 40, dtype=int), [3], [1])),
+    *[(name, lambda name=name: LoopedRecipe(**{name: 0})) for name in ("unique", "loops", "steps", "rows")],
 ]

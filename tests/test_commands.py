@@ -1,35 +1,29 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from inspect import signature
-from itertools import count, islice, product
+from itertools import count, islice
 
 import numpy as np
 import pytest
 
 import specref
+from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  fixtures
 from house import ROOT
-from specref.app import commands
-from specref.app.commands import ModelOptions, ProgressLines, TextStream, build_system, compare_texts
-from specref.app.commands import corpus_texts, encode_prompt, load_pair, main, measured_plan, median_interval
-from specref.app.commands import paired_runs, parser
+from specref.app import commands, paired
+from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
+from specref.app.names import FOR_EMBEDDED, ModelOptions
 from specref.app.systems import SYSTEMS
-from specref.app.tour import decode_cold, drafter_stops
+from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.sequential import sample_rounds, save_log
 from specref.core.cost import Costs
-from specref.core.law import warp
 from specref.core.loop import System, Verdict, match, no_draft
-from specref.core.rng import Seeded
 from specref.core.target import random_table
-from specref.draft.shapes import sequoia
-from specref.models.embedded import corpus, tokenizer
-from specref.models.recipe import llama
-from specref.train.registry import SHIPPED_DRAFTERS
+from specref.models.embedded import tokenizer
 from specref.verify.reject import Chain, reject
 
 X = "decode", "--prompt", "x", "--seconds", "0"
@@ -58,55 +52,10 @@ def report(capsys, *argv):
     return json.loads(printed.out)
 
 
-def pair_of(temperature=0., **options): return load_pair(ModelOptions(temperature=temperature, **options))
-
-
 @pytest.fixture
 def priced(monkeypatch):
     "Costs that are not measured"
     monkeypatch.setattr(commands, "measure_pair", lambda pair, texts: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
-
-
-def letters(path, vocab_size=257):
-    "A checkpoint whose tokenizer reads single bytes, with 64 positions"
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    signs = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"<{i}>" for i in range(vocab_size - 256))]
-    tok = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(signs)}, merges=[]))
-    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tok.decoder = decoders.ByteLevel()
-    torch.manual_seed(2)
-    llama(1, 32, 64, vocab_size, 64).save_pretrained(path)
-    template = "{{ messages[0].content }}?" if vocab_size == 257 else None
-    PreTrainedTokenizerFast(tokenizer_object=tok, chat_template=template).save_pretrained(path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    "Models in a folder, in the Hugging Face format: two with the embedded tokenizer, two with another"
-    import torch
-    path = tmp_path_factory.mktemp("checkpoints")
-    for seed, name in enumerate(("target", "draft")):
-        torch.manual_seed(seed)
-        llama(2 - seed, 32, 64).save_pretrained(path/name)
-        tokenizer().save_pretrained(path/name)
-    letters(path/"letters")
-    letters(path/"alike", vocab_size=512)
-    shutil.copytree(path/"draft", path/"padded")
-    padded = tokenizer().from_pretrained(path/"draft")
-    padded.add_special_tokens(dict(pad_token="<pad>"))
-    padded.save_pretrained(path/"padded")
-    (path/"empty").mkdir()
-    return path
-
-
-def test_every_system_decodes_the_same_text():
-    "At temperature 0, on fresh copies of the embedded pair"
-    pair, ids = pair_of(), (101, 262, 8)
-    built = {name: build_system(pair, name, 2) for name in SYSTEMS}
-    texts = {name: system(target, ids, 6, Seeded(0)) for name, (target, system) in built.items()}
-    assert len(set(texts.values())) == 1 and len(texts["autoregressive"]) == 6
 
 
 def test_decode_prints_equal_texts(capsys):
@@ -121,40 +70,10 @@ def test_decode_prints_equal_texts(capsys):
     assert measured.split()[0] == again.split()[0] and max(map(len, figures.splitlines())) <= 92
 
 
-def test_the_interval_contains_the_median_as_often_as_it_states():
-    "Counted over all signs of up to ten numbers; the next narrower interval would fail too often"
-    for m in range(1, 11):
-        rows = [[s * (i + 1) for i, s in enumerate(signs)] for signs in product((-1, 1), repeat=m)]
-        found = [median_interval(row) for row in rows]
-        inside = sum(low <= 0 <= high for low, high, _ in found) / 2**m
-        assert {x.confidence for x in found} == {inside} and (inside >= .99) == (m >= 8)
-    assert median_interval(range(12))[:2] == (1, 10) and median_interval(range(11))[:2] == (0, 10)
-    assert median_interval([3.]) == (3., 3., 0.)
-
-
-def test_pairs_cancel_what_order_and_time_do():
-    "The first run of a pair takes longer, and all become slower: 1 and 1.5 are in their intervals"
-    for true in 1, 1.5:
-        now, order = [0.], []
-        def run(name, seconds):
-            def timed():
-                order.append(name)
-                took = seconds * (1.3 if len(order) % 2 else 1) * (1 + .01*len(order))
-                now[0] += took
-                return (0, 0), took
-            return timed
-        found, (text, seconds) = paired_runs(run("plain", true), run("fast", 1), 40, lambda: now[0])
-        assert order[:8] == ["plain", "fast", "fast", "plain"] * 2 and text == (0, 0) and seconds > 1
-        (low, high, confidence), first = found.interval, found.ratios[0]
-        assert low <= true <= high < 1.3 * true and confidence >= .99 and first > 1.25 * true
-        assert ("not distinguishable" in found.words) == (true == 1)
-        assert sum(map(sum, found.whole)) == pytest.approx(now[0]) and 40 <= now[0] < 50
-
-
 def test_a_system_against_itself_has_the_speed_1(capsys, priced, monkeypatch):
     "On a clock that advances by one second a call; the runs end when eight pairs agree"
     seconds = count()
-    monkeypatch.setattr(commands, "perf_counter", lambda: next(seconds))
+    for module in commands, paired: monkeypatch.setattr(module, "perf_counter", lambda: next(seconds))
     given = "decode", "--prompt", "x", "--n", "2", "--system", "autoregressive", "--seconds", "1000"
     found = report(capsys, *given)
     interval = dict(low=1, high=1, confidence=1 - 2**-7)
@@ -168,16 +87,7 @@ def test_a_seed_decides_a_sampled_text(capsys, priced):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_each_model_has_its_warps(capsys, priced):
-    "The likeliest tokens keep their ratios; the draft has the target's warps where it has none; systems run"
-    whole, cut = pair_of(1.), pair_of(1., top_k=3, draft_top_p=.5)
-    ids = tuple(whole.tok.encode("def f(x):"))
-    for role, cuts in ("target", dict(top_k=3)), ("draft", dict(top_k=3, top_p=.5)):
-        model, law = getattr(cut, role), getattr(cut, role).law(ids)
-        assert np.allclose(law, warp(np.log(getattr(whole, role).law(ids)), **cuts)) and sum(law > 0) <= 3
-        assert (commands.fresh_copy(model).law(ids) == law).all()
-    given = ModelOptions(temperature=.5, top_k=7, top_p=.9, draft_temperature=0., draft_top_p=1.)
-    assert given.draft_warps() == dict(temperature=0., top_k=7, top_p=1.)
+def test_a_sampled_run_with_warps(capsys, priced):
     given = *X, "--n", "4", "--temperature", "1", "--top-k", "4", "--top-p", ".9", "--draft-top-k", "2"
     printed = run(capsys, *given, "--system", "optimal transport")
     assert "sampled: plain decoding with this seed gives another text" in printed
@@ -205,23 +115,6 @@ def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
         printed = capsys.readouterr()
         warnings = printed.err.count("% of its tokenizer's words are not the target's")
         assert SAME in printed.out and warnings == printed.err.count("\n") == lines
-
-
-def test_what_ends_a_text(folder):
-    "The tokenizer's end token, and those of the model's settings that the tokenizer has added"
-    pair = pair_of(target=str(folder/"padded"))
-    end, pad = pair.tok.eos_token_id, pair.tok.pad_token_id
-    assert pair.stop == (end,)
-    pair.target.model.generation_config.eos_token_id = [7, pad]
-    assert set(pair.stop) == {end, pad}
-
-
-def test_a_message_goes_through_the_chat_template(folder):
-    pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"), chat=True)
-    assert pair.tok.decode(encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
-    pair.tok.chat_template = "{{ nothing.at.all }}"
-    with pytest.raises(ValueError, match="^chat: got a template that fails"):
-        encode_prompt(pair, "abc", pair.target, 1)
 
 
 @pytest.mark.parametrize("length, n", [(1, 64), (63, 2), (60, 1)])
@@ -258,51 +151,12 @@ def test_the_words_of_a_comparison():
     assert "differ at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
 
 
-def test_a_system_has_caches_of_its_own():
-    "Two builds never share a cache"
-    pair = pair_of()
-    a, b = (build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
-    assert a is not b and a.model is b.model
-
-
-def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
-    "Sequoia's size is the best for the measured rates and costs, or gamma; each plan is made once"
-    pair, asked = pair_of(), []
-    def best(rates, costs, most, depth):
-        asked.append((rates, costs))
-        return 5, 3, 1.
-    monkeypatch.setattr(commands, "best_size", best)
-    monkeypatch.setattr(commands, "measure_pair", lambda *args: "costs")
-    plan = measured_plan(pair, (1, 2, 3, 4))
-    def tree(gamma=None): return build_system(pair, "Sequoia", gamma, plan=plan)[1].drafter.parent
-    first, larger = tree(), tree(gamma=7)
-    (rates, costs), = asked
-    assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
-    assert first == tree() == sequoia(rates, 5, 3)[0] and larger == sequoia(rates, 7, 6)[0]
-
-
-def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
-    "Of another tokenizer too"
-    for name in "target", "letters":
-        tok = pair_of(target=str(folder/name)).tok
-        texts = corpus_texts(tok)
-        whole = "".join(row["text"] for row in corpus())
-        assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in whole
-
-
 def test_the_draft_has_a_temperature_of_its_own(capsys, priced):
     pair = pair_of(draft_temperature=.5)
     assert (pair.target.temperature, pair.draft.temperature) == (0., .5)
     assert pair_of(1.).draft.temperature == 1
     assert SAME in run(capsys, *X, "--n", "5", "--system", "sampled tree", "--draft-temperature", "1")
     fails(capsys, "draft_temperature: got -1", *X, "--n", "5", "--draft-temperature", "-1")
-
-
-@pytest.fixture
-def mine(tmp_path):
-    "A trained drafter in a folder of another name"
-    shutil.copytree(SHIPPED_DRAFTERS/"eagle", tmp_path/"my own")
-    return str(tmp_path/"my own")
 
 
 def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
@@ -319,19 +173,42 @@ def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
     fails(capsys, "system: got 'Medusa', wanted one of", *given, "--drafter", mine, "--system", "Medusa")
 
 
-def test_calls_of_a_drafter_are_priced_by_what_they_predict():
-    "One call for each token of a chain, or one for all of Medusa's four"
-    ids = (1, 2, 3)
-    want = dict(eagle=1, medusa=.25)
-    assert {name: commands.calls_a_token(pair_of(drafter=name), ids) for name in want} == want
-    assert commands.calls_a_token(pair_of(), ids) == 1
-
-
 def test_a_trained_drafter_joins_the_tour(mine):
-    stops = drafter_stops(mine)
+    stops = drafter_stops(pair_of(1., drafter=mine))
     assert [(stop.recipe, stop.draft) for stop in stops] == [("EAGLE", "own"), ("EAGLE-2", "own")]
     run = decode_cold(stops[0], 0., (1, 2, 3), 3, 0)
     assert len(run.text) == 3 and run.system.name.startswith("EAGLE") and run.text.ledger.num_draft_tokens
+
+
+def test_the_tour_on_models_of_your_own(mine, folder):
+    "A pair runs what it can: with a draft all systems, alone those without one, and those of its drafter"
+    def names(**given):
+        return [(stop.recipe, stop.draft) for stop in own_stops(pair_of(**given), every=False)]
+    alone = names(target=str(folder/"target"))
+    assert alone[0] == ("autoregressive", "") and ("prompt lookup", "") in alone
+    assert not any(draft for _, draft in alone)
+    both = names(target=str(folder/"target"), draft=str(folder/"draft"))
+    assert {*alone} < {*both} and ("speculative sampling", "own") in both
+    assert names(target="target", drafter=mine) == [*alone, ("EAGLE", "own"), ("EAGLE-2", "own")]
+    letters = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"))
+    plain, *others = own_stops(letters, every=True)
+    assert {stop.recipe for stop in (plain, *others)} == {*SYSTEMS} - {*FOR_EMBEDDED}
+    assert plain.tok is letters.tok
+    with pytest.raises(ValueError, match="^prompt: got"): plain.prompts("copy", 1, 12)
+
+
+@pytest.mark.parametrize("temperature", [0., 1.])
+def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
+    "At the temperature that is asked for; at 0 the text is that of plain decoding"
+    pair = pair_of(target=str(folder/"target"), draft=str(folder/"draft"))
+    stops = {stop.recipe: stop for stop in own_stops(pair, every=True)}
+    prompt = stops["autoregressive"].prompts("code", 1, 6)[0]
+    plain = decode_cold(stops["autoregressive"], temperature, prompt, 6, 0)
+    of_the_target = "LayerSkip", "SWIFT", "TriForce", "MagicDec"
+    for name in "speculative sampling", "SuffixDecoding", "Sequoia", *of_the_target:
+        run = decode_cold(stops[name], temperature, prompt, 6, 0)
+        assert run.target.model is pair.target.model and run.target.temperature == temperature
+        assert run.text.ledger.num_draft_tokens and (temperature or run.text == plain.text)
 
 
 def test_drafters_that_do_not_fit(capsys, mine, folder):
@@ -455,6 +332,8 @@ BAD = [   # words, command
     ("drafter: got 'no/such/folder'", *X, "--drafter", "no/such/folder"),
     ("drafter: got 'no/such/folder'", "tour", "--drafter", "no/such/folder"),
     ("drafter: got ''", "bench", "--drafter", ""),
+    ("or one of medusa, medusa2", *X, "--drafter", "EAGLE"),
+    ("target: got 'no/', wanted a folder", *X, "--target", "no/"),
     ("draft: got 'small' together with a trained drafter", *X, "--drafter", "eagle", "--draft", "small"),
     ("draft_top_k: got 2 together with a trained", "bench", "--drafter", "eagle", "--draft-top-k", "2"),
     ("unrecognized arguments: --gamma", "bench", "--gamma", "4"),
@@ -469,6 +348,11 @@ BAD = [   # words, command
     ("draft: got 'no/such/folder'", *X, "--draft", "no/such/folder"),
     *((f"{role}: got ''", *X, f"--{role}", "") for role in ("target", "draft")),
     ("draft: got none", "certify", "--target", "small"),
+    ("target: got './no', wanted a folder: nothing has this path", *X, "--target", "./no"),
+    ("draft: got 'no/such/folder', wanted a folder", "tour", "--draft", "no/such/folder"),
+    ("draft: got 'small' together with a trained", "tour", "--drafter", "eagle", "--draft", "small"),
+    ("steps: got 5 without the name of a drafter", "train", "--steps", "5"),
+    ("target: got 'small' without the name", "train", "--target", "small"),
     ("required: COMMAND",),
     ("invalid choice: 'fly'", "fly"),
     ("argument --out: got '', wanted a folder", "tour", "--out", ""),

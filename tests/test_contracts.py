@@ -17,7 +17,7 @@ verifiers = {f: name for name, f in reversed([(name, s.verify) for name, s in bu
 verifiers = dict(sorted((name, f) for f, name in verifiers.items()))
 CHOOSY = {   # raise for other trees
     "block verification": "wanted a chain", "K-SEQ": "wanted those of `iid`", "SpecHub": "`hub_pairs`",
-    "optimal transport": "wanted those of `iid`"}
+    "optimal transport": "wanted those of `iid`", "PEARL": "wanted a chain"}
 
 
 @proves("thm-edges")

@@ -9,6 +9,7 @@ from specref.app.systems import SYSTEMS
 from specref.core.loop import Verdict, loop_law, rounds
 from specref.core.rng import Seeded, Streams, Uniforms, numpy_generator, tv_outcomes
 from specref.core.target import target_law
+from specref.draft.parallel import lines_of
 
 N, FAR, CTX = 9_000, .1, (0, 1, 0)   # most runs of a system, and the distance that its test detects
 SHAPES = (2,), (3, 1), (2, 2)
@@ -50,8 +51,14 @@ def recovered_from_p(verify):
     "The nearest wrong relative: after a rejection the token is sampled from p instead of the residual"
     def wrong(p, tree, rng):
         verdict = verify(p, tree, rng)
-        return Verdict(verdict.node, rng.pick(p[verdict.node])) if tree.children(verdict.node) else verdict
+        recovered = tree.children(verdict.node) or ahead_rejected(tree, verdict)
+        return Verdict(verdict.node, rng.pick(p[verdict.node])) if recovered else verdict
     return wrong
+
+def ahead_rejected(tree, verdict):
+    "Is the token another one than was written ahead in its place?"
+    line, place = lines_of(tree)[0], verdict.node + 1
+    return line is not tree and place < len(line) and verdict.token != line.token[place]
 
 
 def cases(name):

@@ -5,10 +5,14 @@
 # %% auto #0
 __all__ = ['SEQUOIA_RATES', 'Setup', 'SYSTEMS', 'LENIENCE', 'SAMPLED_RULES', 'GREEDY_RULES', 'LOSSY', 'Description',
            'keyed_chain', 'bild_chain', 'greedy_chain', 'chain_system', 'independent_siblings', 'likeliest_siblings',
-           'hub_siblings', 'tree_system', 'plan_by', 'sequoia_tree', 'point_system', 'end_tokens', 'earlier_texts',
-           'eagle2_points', 'opt_tree_points', 'ddtree_points', 'ouroboros_points', 'lookup_points', 'map_points',
-           'rest_points', 'suffix_points', 'recycled_points', 'sam_points', 'jacobi_points', 'lookahead_points',
-           'plain_decoding', 'part_name', 'describe']
+           'hub_siblings', 'tree_system', 'plan_by', 'sequoia_tree', 'drafter_system', 'end_tokens', 'earlier_texts',
+           'eagle2_points', 'opt_tree_points', 'past_tokens', 'ddtree_points', 'ouroboros_points', 'lookup_points',
+           'map_points', 'rest_points', 'suffix_points', 'recycled_points', 'sam_points', 'jacobi_points',
+           'lookahead_points', 'cascade_drafts', 'staged_drafts', 'scheduled_system', 'heuristic', 'above_confidence',
+           'uncertain', 'expected', 'own_confidence', 'peak', 'by_head', 'by_classifier', 'skipping_drafts',
+           'adapter_drafts', 'swift_drafts', 'sparse_cascade', 'LastTokens', 'amusd_drafts', 'ssd_drafts',
+           'likeliest_first', 'string_match', 'shared_token_chain', 'string_chain', 'plain_decoding', 'part_name',
+           'describe']
 
 # %% ../../nbs/60_systems.ipynb #e74926fe
 import sys
@@ -16,8 +20,9 @@ from collections import namedtuple
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from ..core.target import UnwarpedModel
-from ..core.tree import iid
+from itertools import product
+from ..core.target import Meter, ModelView, NgramModel, Rows, UnwarpedModel
+from ..core.tree import Tree, from_choices, iid, likeliest_points
 from ..core.loop import FunctionDrafter, System, match, autoregressive
 from ..verify.reject import Chain, reject
 from ..verify.lossy import BildDraft, lenient, lenient_greedy, bild_rollback, top_beta, typical
@@ -41,6 +46,11 @@ from ..draft.recycling import Recycling, rank_template
 from ..draft.jacobi import Jacobi
 from ..draft.lookahead import Lookahead
 from ..draft.ouroboros import Ouroboros
+from ..draft.cascade import MaxGram, StagedTree, bigram_table, cs_drafting
+from ..draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, Disco, EntropyLength
+from ..draft.length import HeuristicLength, ScheduledChain, SpecDecPP
+from ..draft.parallel import Amusd, Pearl, SSD, reject_ahead, whole_fan_out
+from ..draft.vocab import Intersection, StringLaw, StringMatch, toy_pair
 
 # %% ../../nbs/60_systems.ipynb #f08feddb
 def keyed_chain(draft, gamma): return PositionKeyed(Chain(draft, gamma))
@@ -82,15 +92,18 @@ def sequoia_tree(draft, gamma=None, plan=plan_by(SEQUOIA_RATES), temperature=1.,
     tree = StaticTree(model, plan(model, draw, gamma), draw)
     return System(f"Sequoia's tree of {len(tree.parent) - 1}", tree, reject, ("chen2024sequoia",))
 
-Setup = namedtuple("Setup", "draft gamma exact past end")   # of a drafter of points
+Setup = namedtuple("Setup", "draft gamma exact past end temperature shape")
 
-def point_system(name, drafter, *cites, gamma=10):
-    """Point masses by `drafter(setup)`: the draft model, gamma, whether distributions are fractions,
-    `past()`: earlier texts (by default one by the draft model), and the tokens that end a text"""
-    def build(draft, gamma=gamma, exact=False, past=None, end=(), **kw):
+def drafter_system(name, drafter, *cites, gamma=10, verify=reject):
+    """A system by `drafter(setup)`: the draft model, gamma, whether distributions are fractions, `past()`:
+    earlier texts (by default one by the draft model), the tokens that end a text, the draft's temperature,
+    and the children of a node of each depth; `drafts` replaces the `drafter`"""
+    def build(draft, gamma=gamma, exact=False, past=None, end=(), temperature=1., shape=None,
+              drafts=drafter, **kw):
         check_at_least(1, gamma=gamma)
-        setup = Setup(draft, gamma, exact, partial(earlier_texts, draft, past), tuple(end))
-        return System(f"{name}, {gamma}", drafter(setup), reject, cites)
+        earlier = partial(earlier_texts, draft, past)
+        setup = Setup(draft, gamma, exact, earlier, tuple(end), temperature, shape)
+        return System(f"{name}, {gamma}", drafts(setup), verify, cites)
     return build
 
 def end_tokens(tok):  # -> tokens
@@ -108,10 +121,11 @@ def earlier_texts(draft, past):  # -> texts of tokens
 def eagle2_points(setup):
     return DynamicTree(UnwarpedModel(setup.draft), width=4, depth=4, n=setup.gamma, exact=setup.exact)
 def opt_tree_points(setup): return opt_tree(UnwarpedModel(setup.draft), setup.gamma, exact=setup.exact)
+def past_tokens(setup): return [x for text in setup.past() for x in text]
 def ddtree_points(setup):
     "DDTree with skip-gram counts for its parallel heads"
-    tokens = [x for text in setup.past() for x in text]
-    return ParallelHeadTree(SkipGrams(tokens, setup.draft.V, 4, exact=setup.exact), setup.gamma, setup.exact)
+    counts = SkipGrams(past_tokens(setup), setup.draft.V, 4, exact=setup.exact)
+    return ParallelHeadTree(counts, setup.gamma, setup.exact)
 def ouroboros_points(setup):
     "Drafts of the model, lengthened by the phrases of its own Lookahead pool"
     return Ouroboros(setup.draft, setup.gamma, Lookahead(setup.draft.V, 4, 3, 4, exact=setup.exact))
@@ -140,6 +154,88 @@ def lookahead_points(setup):
     g = setup.gamma
     return Lookahead(setup.draft.V, W=g, N=min(5, g + 1), G=g, exact=setup.exact)
 
+# %% ../../nbs/60_systems.ipynb #372e20a0
+def cascade_drafts(setup):
+    "Half of the places by the draft model, the others and its own drafts by max-gram"
+    g, V = setup.gamma, setup.draft.V
+    bottom = MaxGram(bigram_table(past_tokens(setup), V), exact=setup.exact)
+    return cs_drafting((setup.draft,), (((g + 1)//2, g), (0, max(g//2, 1))), bottom)
+def staged_drafts(setup):
+    "A tree, by default of two chains; the draft's rows are computed ahead along n-grams of earlier texts"
+    model, draw = drawn_at(setup.temperature, setup.draft)
+    ngrams = NgramModel(past_tokens(setup), setup.draft.V, 4, setup.exact)
+    guess = StaticTree(ngrams, (-1, 0, 1, 2), likeliest_points)
+    shape = setup.shape or (2, *[1]*(setup.gamma - 1))
+    ranks = [path for d in range(len(shape)) for path in product(*map(range, shape[:d+1]))]
+    return StagedTree(model, from_choices(ranks), draw, guess)
+
+def scheduled_system(name, schedule, *cites, gamma=8):
+    "Chains of at most gamma tokens that end by `schedule(setup)`"
+    def drafter(setup): return ScheduledChain(setup.draft, schedule(setup), setup.gamma)
+    return drafter_system(name, drafter, *cites, gamma=gamma)
+def heuristic(setup): return HeuristicLength(min(setup.gamma, 5))
+def above_confidence(setup): return AllOf((ConstantLength(setup.gamma), ConfidenceLength(.4)))
+def uncertain(setup): return EntropyLength()
+def expected(setup): return AdaEDL(most=setup.gamma)
+def own_confidence(tree, node):
+    "In the place of SpecDec++'s head: the probability of the token that was drawn"
+    return float(tree.law[node][tree.token[node]])
+def peak(row, position):
+    "In the place of DISCO's classifier: the largest probability"
+    return float(max(row))
+def by_head(setup): return SpecDecPP(own_confidence, .7)
+def by_classifier(setup): return Disco(peak)
+
+# %% ../../nbs/60_systems.ipynb #c5e698ae
+def skipping_drafts(setup):
+    "At most gamma tokens, ended by the adaptive threshold of the paper"
+    from specref.draft.skipping import AdaptiveExit, UnwarpedChain
+    schedule = AdaptiveExit(.8 if setup.temperature == 0 else .5, most=setup.gamma)
+    return UnwarpedChain(setup.draft, schedule, setup.gamma)
+def adapter_drafts(setup):
+    "At most gamma tokens, ended by the second exit"
+    from specref.draft.early_exit import ConfidenceExit
+    from specref.draft.skipping import UnwarpedChain
+    return UnwarpedChain(setup.draft, ConfidenceExit(.6), setup.gamma)
+def swift_drafts(setup):
+    "On tables every mask has the same draft"
+    from specref.draft.skipping import Swift
+    return Swift(lambda skip: setup.draft, 4, (False,)*8, setup.temperature, setup.gamma, window=1, enough=1.,
+                 ratio=.5)
+def sparse_cascade(setup):
+    "On tables the draft model is in the place of the target with selected rows, below it the last two tokens"
+    from specref.draft.sparse import TriForce
+    return TriForce(setup.draft, setup.gamma, Chain(LastTokens(setup.draft, 2), 1))
+
+class LastTokens(ModelView):
+    "A model that reads the last `k` tokens of each text"
+    def __init__(self, model, k):
+        super().__init__(model)
+        self.k, self.meter = k, Meter()
+    def __call__(self, tree):
+        self.meter.calls += 1
+        def row(i): return self.model(Tree(tree.text(i)[-self.k:]))[0]
+        return Rows(row, len(tree), self.V)
+
+# %% ../../nbs/60_systems.ipynb #35134650
+def amusd_drafts(setup):
+    "A buffer of at most gamma tokens; a draft call takes two ninths of a target call"
+    return Amusd(setup.draft, Fraction(2, 9), setup.gamma)
+def ssd_drafts(setup):
+    "Chains, and a cache of four outcomes a token by the geometric fan-out; of one for enumeration"
+    outcomes = 1 if setup.exact else 4*setup.gamma
+    return SSD(setup.draft, setup.gamma, whole_fan_out(.6, setup.gamma, outcomes))
+def likeliest_first(setup):
+    "The gamma likeliest tokens as siblings, from which the next pass may start early"
+    model, draw = drawn_at(0, setup.draft)
+    return StaticTree(model, (-1, *[0]*setup.gamma), draw)
+
+def string_match(setup):
+    "On tables both tokenizers are toys"
+    return StringMatch(setup.draft, toy_pair(setup.draft.V), setup.gamma, exact=setup.exact)
+def shared_token_chain(setup): return Chain(Intersection(setup.draft, toy_pair(setup.draft.V)), setup.gamma)
+def string_chain(setup): return Chain(StringLaw(setup.draft, toy_pair(setup.draft.V)), setup.gamma)
+
 # %% ../../nbs/60_systems.ipynb #cd9e516d
 def plain_decoding(draft, **kw): return autoregressive
 
@@ -159,18 +255,41 @@ SYSTEMS = {
     "traversal verification": tree_system("traversal", traversal, "weng2025traversal"),
     "mass-transfer tree": tree_system("mass transfer", all_donors),
     "Sequoia": sequoia_tree,
-    "EAGLE-2 tree": point_system("EAGLE-2 tree", eagle2_points, "li2024eagle2", gamma=12),
-    "OPT-Tree": point_system("OPT-Tree", opt_tree_points, "wang2025opttree", gamma=12),
-    "DDTree": point_system("DDTree on counts", ddtree_points, "ringel2026", gamma=12),
-    "prompt lookup": point_system("prompt lookup", lookup_points, "saxena2023"),
-    "n-gram map": point_system("n-gram map", map_points, "saxena2023"),
-    "REST": point_system("REST", rest_points, "he2024rest", gamma=16),
-    "SuffixDecoding": point_system("SuffixDecoding", suffix_points, "oliaro2025", gamma=24),
-    "SAM": point_system("SAM", sam_points, "hu2025sam", "luo2025recycling", gamma=24),
-    "Token Recycling": point_system("Token Recycling", recycled_points, "luo2025recycling", gamma=24),
-    "Jacobi": point_system("Jacobi", jacobi_points, "santilli2023", gamma=8),
-    "Lookahead": point_system("Lookahead", lookahead_points, "fu2024lookahead", gamma=7),
-    "Ouroboros": point_system("Ouroboros", ouroboros_points, "zhao2024ouroboros", gamma=4),
+    "EAGLE-2 tree": drafter_system("EAGLE-2 tree", eagle2_points, "li2024eagle2", gamma=12),
+    "OPT-Tree": drafter_system("OPT-Tree", opt_tree_points, "wang2025opttree", gamma=12),
+    "DDTree": drafter_system("DDTree on counts", ddtree_points, "ringel2026", gamma=12),
+    "prompt lookup": drafter_system("prompt lookup", lookup_points, "saxena2023"),
+    "n-gram map": drafter_system("n-gram map", map_points, "saxena2023"),
+    "REST": drafter_system("REST", rest_points, "he2024rest", gamma=16),
+    "SuffixDecoding": drafter_system("SuffixDecoding", suffix_points, "oliaro2025", gamma=24),
+    "SAM": drafter_system("SAM", sam_points, "hu2025sam", "luo2025recycling", gamma=24),
+    "Token Recycling": drafter_system("Token Recycling", recycled_points, "luo2025recycling", gamma=24),
+    "Jacobi": drafter_system("Jacobi", jacobi_points, "santilli2023", gamma=8),
+    "Lookahead": drafter_system("Lookahead", lookahead_points, "fu2024lookahead", gamma=7),
+    "Ouroboros": drafter_system("Ouroboros", ouroboros_points, "zhao2024ouroboros", gamma=4),
+    "CS-Drafting": drafter_system("CS-Drafting", cascade_drafts, "chen2024cascade"),
+    "staged speculation": drafter_system("staged tree", staged_drafts, "spector2023", gamma=4),
+    "TriForce": drafter_system("TriForce", sparse_cascade, "sun2024triforce", gamma=6),
+    "MagicDec": chain_system("MagicDec", reject, "sadhukhan2025magicdec"),
+    "Draft & Verify": drafter_system("Draft & Verify", skipping_drafts, "zhang2024draft", gamma=8),
+    "SWIFT": drafter_system("SWIFT", swift_drafts, "xia2025swift", gamma=25),
+    "LayerSkip": chain_system("LayerSkip", reject, "elhoushi2024layerskip"),
+    "Kangaroo": drafter_system("Kangaroo", adapter_drafts, "liu2024kangaroo", gamma=6),
+    "heuristic length": scheduled_system("heuristic length", heuristic),
+    "confidence length": scheduled_system("confidence length", above_confidence, "mamou2024disco"),
+    "SVIP": scheduled_system("SVIP", uncertain, "zhang2025svip"),
+    "AdaEDL": scheduled_system("AdaEDL", expected, "agrawal2024adaedl"),
+    "SpecDec++": scheduled_system("SpecDec++", by_head, "huang2024specdecpp"),
+    "DISCO": scheduled_system("DISCO", by_classifier, "mamou2024disco"),
+    "PEARL": chain_system("PEARL", reject_ahead, "liu2025pearl", drafter=Pearl),
+    "AMUSD": drafter_system("AMUSD", amusd_drafts, "mcdanel2024amusd", gamma=8, verify=reject_ahead),
+    "SSD": drafter_system("SSD", ssd_drafts, "kumar2026ssd", gamma=3),
+    "PPD": drafter_system("PPD", likeliest_first, "yang2024ppd", gamma=3, verify=match),
+    "SPEED": chain_system("SPEED", reject, "hooper2023speed"),
+    "universal assisted generation": drafter_system(
+        "re-encoded", string_match, "timor2025", gamma=4),
+    "TLI": drafter_system("shared tokens", shared_token_chain, "timor2025", gamma=4),
+    "SLRS": drafter_system("string law", string_chain, "timor2025", gamma=4),
 }
 
 # %% ../../nbs/60_systems.ipynb #afc97988

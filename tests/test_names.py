@@ -1,0 +1,121 @@
+"Chapter 60a: names of models, pairs, and systems that are built on them"
+import numpy as np
+import pytest
+
+from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
+from specref.app import names
+from specref.app.names import ModelOptions
+from specref.app.systems import SYSTEMS
+from specref.core.law import warp
+from specref.core.rng import Seeded
+from specref.draft.shapes import sequoia
+from specref.models.embedded import corpus
+from specref.train.registry import load_drafter
+
+
+def test_a_name_is_the_embedded_model_and_a_path_the_folder(folder, monkeypatch, capsys):
+    "Where a folder has the name of an embedded model or drafter, one line says which is meant"
+    monkeypatch.chdir(folder)
+    (folder/"eagle").mkdir(exist_ok=True)
+    words = "specref: {0}: '{1}' is the embedded one; the folder is './{1}'\n"
+    large = pair_of().target.model.config.hidden_size
+    capsys.readouterr()
+    assert pair_of(target="target", draft="draft").target.model.config.hidden_size == large
+    assert capsys.readouterr().err == words.format("target", "target")
+    for name in "./target", "target/", str(folder/"target"):
+        assert pair_of(target=name, draft="draft").target.model.config.hidden_size == 32 != large
+    assert pair_of(drafter="medusa").drafter.recipe == "medusa"
+    assert not capsys.readouterr().err
+    assert load_drafter("eagle").recipe == "eagle"
+    assert capsys.readouterr().err == words.format("drafter", "eagle")
+    with pytest.raises(ValueError, match="^drafter: got"): load_drafter("./eagle")
+
+
+def test_a_pair_at_another_temperature_shares_the_weights():
+    "Its target and its draft have the distributions of models loaded with that temperature"
+    cold, ids = pair_of(top_k=5), (101, 262, 8)
+    hot, want = cold.at(2.), pair_of(2., top_k=5)
+    for role in "target", "draft":
+        model = getattr(hot, role)
+        assert model.model is getattr(cold, role).model and model.temperature == 2
+        assert (model.law(ids) == getattr(want, role).law(ids)).all()
+    assert hot.options == want.options and cold.target.temperature == 0
+    own = pair_of(draft_temperature=.5).at(2.)
+    assert (own.target.temperature, own.draft.temperature) == (2, .5)
+
+
+def test_a_system_without_a_model_is_built_once():
+    "With new copies of the target; one with a draft model is built each time"
+    for system, once in ("prompt lookup", True), ("speculative sampling", False):
+        build = names.system_builder(pair_of(), system, (1, 2, 3))
+        (p, a), (q, b) = build(), build()
+        assert p is not q and p.model is q.model and (a is b) == once
+
+
+def test_every_system_decodes_the_same_text():
+    "At temperature 0, on fresh copies of the embedded pair"
+    pair, ids = pair_of(), (101, 262, 8)
+    built = {name: names.build_system(pair, name, 2) for name in SYSTEMS}
+    texts = {name: system(target, ids, 6, Seeded(0)) for name, (target, system) in built.items()}
+    assert len(set(texts.values())) == 1 and len(texts["autoregressive"]) == 6
+
+
+def test_a_system_has_caches_of_its_own():
+    "Two builds never share a cache"
+    pair = pair_of()
+    a, b = (names.build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
+    assert a is not b and a.model is b.model
+
+
+def test_each_model_has_its_warps():
+    "The likeliest tokens keep their ratios; the draft has the target's warps where it has none"
+    whole, cut = pair_of(1.), pair_of(1., top_k=3, draft_top_p=.5)
+    ids = tuple(whole.tok.encode("def f(x):"))
+    for role, cuts in ("target", dict(top_k=3)), ("draft", dict(top_k=3, top_p=.5)):
+        model, law = getattr(cut, role), getattr(cut, role).law(ids)
+        assert np.allclose(law, warp(np.log(getattr(whole, role).law(ids)), **cuts)) and sum(law > 0) <= 3
+        assert (names.fresh_copy(model).law(ids) == law).all()
+    given = ModelOptions(temperature=.5, top_k=7, top_p=.9, draft_temperature=0., draft_top_p=1.)
+    assert given.draft_warps() == dict(temperature=0., top_k=7, top_p=1.)
+
+
+def test_what_ends_a_text(folder):
+    "The tokenizer's end token, and those of the model's settings that the tokenizer has added"
+    pair = pair_of(target=str(folder/"padded"))
+    end, pad = pair.tok.eos_token_id, pair.tok.pad_token_id
+    assert pair.stop == (end,)
+    pair.target.model.generation_config.eos_token_id = [7, pad]
+    assert set(pair.stop) == {end, pad}
+
+
+def test_a_message_goes_through_the_chat_template(folder):
+    pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"), chat=True)
+    assert pair.tok.decode(names.encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
+    pair.tok.chat_template = "{{ nothing.at.all }}"
+    with pytest.raises(ValueError, match="^chat: got a template that fails"):
+        names.encode_prompt(pair, "abc", pair.target, 1)
+
+
+def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
+    "Sequoia's size is the best for the measured rates and costs, or gamma; each plan is made once"
+    pair, asked = pair_of(), []
+    def best(rates, costs, most, depth):
+        asked.append((rates, costs))
+        return 5, 3, 1.
+    monkeypatch.setattr(names, "best_size", best)
+    monkeypatch.setattr(names, "measure_pair", lambda *args: "costs")
+    plan = names.measured_plan(pair, (1, 2, 3, 4))
+    def tree(gamma=None): return names.build_system(pair, "Sequoia", gamma, plan=plan)[1].drafter.parent
+    first, larger = tree(), tree(gamma=7)
+    (rates, costs), = asked
+    assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
+    assert first == tree() == sequoia(rates, 5, 3)[0] and larger == sequoia(rates, 7, 6)[0]
+
+
+def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
+    "Of another tokenizer too"
+    for name in "target", "letters":
+        tok = pair_of(target=str(folder/name)).tok
+        texts = names.earlier_text(tok=tok)
+        whole = "".join(row["text"] for row in corpus())
+        assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in whole
