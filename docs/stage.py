@@ -39,7 +39,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     layouts='vLLM, checkpoints, safetensors', attention='FlexAttention, attention masks',
     kernels='Triton kernels', cache='KV caches, CUDA graphs', engine='CUDA graphs, batching, batch sizes',
     cascade='CS-Drafting, staged speculation', sparse='TriForce, MagicDec, SnapKV, long contexts',
-    self='Draft & Verify, SWIFT, layer skipping', exit='LayerSkip, Kangaroo, early exits',
+    skipping='Draft & Verify, SWIFT, layer skipping', exit='LayerSkip, Kangaroo, early exits',
     length='draft lengths, SVIP, AdaEDL, goodput', stopping='SpecDec++, DISCO',
     parallel='PEARL, AMUSD, SSD, Saguaro', pipeline='PPD, SPEED', wrong_drafts='mutants',
     vocab='tokenizers, universal assisted generation, TLI', paired='A/A comparisons',

@@ -19,7 +19,7 @@ from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, Confi
                                       dropout_rates, dropped_states, early_exit_loss, exit_scales,
                                       exit_weights, kangaroo_adapter, layerskip_model, some_layers)
 from specref.draft.length import Schedule
-from specref.draft.skipping import PartialModel, UnwarpedChain, same_warp, whole_layers
+from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
 from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, windows
 from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
@@ -119,7 +119,7 @@ def test_shallow_layers_run_once(subject):
     "The trunks of draft and target together run once on each token of the text and of the drafts"
     target = ExitTarget(tiny(3, L), 2)
     draft = subject(target)
-    drafter = UnwarpedChain(draft, ConfidenceExit(.6), 4)
+    drafter = ScheduledChain(draft, ConfidenceExit(.6), 4)
     ledger = generate(target, drafter, reject, (0, 1, 2), 20, Seeded(0)).ledger
     fed = 2 + ledger.num_draft_tokens + len(ledger.rounds)   # the prompt but its last token, y and drafts
     ran = sum(trunk.meter.tokens for trunk in {id(m.trunk): m.trunk for m in (draft, target)}.values())
@@ -147,7 +147,7 @@ def test_the_second_exit(subject):
     lengths = set()
     for seed in range(4):
         target = ExitTarget(tiny(3, L, seed), 2)
-        drafter = UnwarpedChain(kangaroo_draft(target), subject(.6), 6)
+        drafter = ScheduledChain(kangaroo_draft(target), subject(.6), 6)
         for round in islice(rounds(target, drafter, reject, (0, 1), Seeded(seed)), 12):
             tops = [max(law) for law in round.tree.law[1:]]
             assert all(top >= .6 for top in tops[:-1]) and (len(tops) == 6 or tops[-1] < .6)
@@ -161,7 +161,7 @@ def test_the_second_exit(subject):
 def test_the_second_exit_is_lossless(pair, threshold):
     "Tables in fractions: true edges, and the target's distribution"
     target, draft = pair
-    drafter = UnwarpedChain(draft, ConfidenceExit(threshold), 2)
+    drafter = ScheduledChain(draft, ConfidenceExit(threshold), 2)
     drafter_contract(drafter, (0,))
     assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
 
@@ -172,7 +172,7 @@ def test_the_second_exit_is_lossless(pair, threshold):
 def test_early_exits_are_lossless(kind, temperature):
     "A random transformer: every path of the loop, three tokens, up to rounding"
     target = ExitTarget(tiny(3, L), 2, temperature)
-    drafter = UnwarpedChain(DRAFTS[kind](target), ConfidenceExit(.5), 2)
+    drafter = ScheduledChain(DRAFTS[kind](target), ConfidenceExit(.5), 2)
     found = loop_law(target, drafter, reject, (0, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, temperature, check=False), (0, 1), 3)) < 1e-9
 
@@ -182,7 +182,7 @@ def test_three_tokens_of_the_embedded_target():
     "Kangaroo with its trained adapter, top 2: every path has the distribution of plain passes"
     adapter, exit = kangaroo_adapter()
     target, ctx = ExitTarget(raw_model(), exit, 1., top_k=2), prompts("english", 1, length=12, seed=2)[0]
-    drafter = UnwarpedChain(AdapterDraft(target, adapter), ConfidenceExit(.8), 2)
+    drafter = ScheduledChain(AdapterDraft(target, adapter), ConfidenceExit(.8), 2)
     assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
 
 

@@ -20,13 +20,13 @@ from specref.core.law import exact, overlap
 from specref.core.loop import Round, Verdict, clip, loop_law, rounds
 from specref.core.rng import Outcomes, Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import Tree
+from specref.core.tree import Tree, iid
 from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
 from specref.draft.length import GoodputLength, HeuristicLength, Schedule, ScheduledChain, admit
 from specref.draft.length import budget_by_goodput, budget_round, emitted_if_dropped
 from specref.draft.length import goodput_length, next_threshold, oracle_length, roc_threshold, text_cost
 from specref.verify.block import block
-from specref.verify.lossy import entropy
+from specref.verify.lossy import GreedyModel, entropy
 from specref.verify.reject import Chain, reject
 
 
@@ -415,3 +415,31 @@ def test_the_most_probable_tokens_are_admitted(survival, budget):
     taken = [a for row, n in zip(survival, length) for a in row[:n]]
     left = [a for row, n in zip(survival, length) for a in row[n:]]
     assert not taken or not left or min(taken) >= max(left)
+
+
+class Warped(ScheduledChain):
+    "The schedule reads the rows that tokens are drawn from"
+    def __call__(self, ctx, rng):
+        tree = Tree(ctx)
+        for node in range(self.most):
+            if not self.schedule.more(tree, lambda i: self.model(tree)[i]): break
+            tree.grow(node, iid(self.model(tree)[node]), rng)
+        return tree
+
+
+@faithful("confidence length", "SVIP", "AdaEDL", subject=ScheduledChain, plain={"warped rows": Warped})
+def test_a_greedy_draft_is_ended_by_the_rows_before_the_warp(subject):
+    "The likeliest tokens, up to the first whose row fails the rule; a point mass never fails it"
+    draft, lengths = random_table(4, seed=3, zeros=False), []
+    rules = {"confidence": (ConfidenceLength(.4), lambda row: max(row) < .4),
+             "SVIP": (EntropyLength(), lambda row: .15 * entropy(row) > .3**2),
+             "AdaEDL": (AdaEDL(threshold=.55), lambda row: 1 - sqrt(.2 * entropy(row)) < .55)}
+    for rule, (schedule, ends) in rules.items():
+        tree = subject(GreedyModel(draft), schedule, 5)((0,), Seeded(0))
+        rows = [draft.law(tree.text(i)) for i in range(len(tree))]
+        assert tree.path(len(tree) - 1) == tuple(int(np.argmax(row)) for row in rows[:-1])
+        read = rows[1:] if rule == "AdaEDL" else rows[:-1]   # of the next token, or of the last
+        failed = [ends(row) for row in read]
+        assert not any(failed[:-1]) and (failed[-1] or len(tree) == 6)
+        lengths.append(len(tree))
+    assert min(lengths) < 6

@@ -17,7 +17,7 @@ from specref.core.tree import Tree
 from specref.draft.skipping import (AdaptiveExit, MaskRecipe, PartialModel, SkippedModel, Swift,
                                     attention_share, bayesian_search, found_mask, mask_score, matchness,
                                     modelled_speedup, random_mask, random_search, skip_mask, stored_search,
-                                    UnwarpedChain, ucb_mask, whole_layers)
+                                    ScheduledChain, ucb_mask, whole_layers)
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
 from specref.models.transformer import HFModel, RowAnswer
 from specref.verify.reject import Chain, reject
@@ -204,7 +204,7 @@ def test_the_published_recurrence(subject):
 @given(models(), st.sampled_from((0, .2, .4, .6, 1)))
 def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
     "It keeps the token; no other token is the last but that of a draft of full length"
-    drafter = UnwarpedChain(pair[1], AdaptiveExit(threshold, most=3), 3)
+    drafter = ScheduledChain(pair[1], AdaptiveExit(threshold, most=3), 3)
     drafter_contract(drafter, (0,))
     for tree in law_of(lambda rng: drafter((0,), rng)):
         likely = [tree.law[i][tree.token[i]] >= threshold for i in range(1, len(tree))]
@@ -217,7 +217,7 @@ def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
 def test_skipping_is_lossless(pair, threshold, step):
     "Tables in fractions, a threshold that moves: the target's distribution"
     target, draft = pair
-    drafter = UnwarpedChain(draft, AdaptiveExit(threshold, step=step, most=2), 2)
+    drafter = ScheduledChain(draft, AdaptiveExit(threshold, step=step, most=2), 2)
     assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
 
 
@@ -227,7 +227,7 @@ def test_three_tokens_of_a_transformer(temperature):
     "The embedded target, top 2: every path of the loop has the distribution of plain passes"
     target, ctx = Once("target", temperature), prompts("english", 1, length=12, seed=2)[0]
     draft = SkippedModel(target, skip_mask(24, range(1, 24, 3), range(0, 24, 5)), check=False)
-    drafter = UnwarpedChain(draft, AdaptiveExit(.6, most=2), 2)
+    drafter = ScheduledChain(draft, AdaptiveExit(.6, most=2), 2)
     found = loop_law(target, drafter, reject, ctx, 3)
     assert tv_outcomes(found, plain_law(ctx, 3, temperature)) <= SEEN
 

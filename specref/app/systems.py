@@ -48,7 +48,7 @@ from ..draft.lookahead import Lookahead
 from ..draft.ouroboros import Ouroboros
 from ..draft.cascade import MaxGram, StagedTree, bigram_table, cs_drafting
 from ..draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, Disco, EntropyLength
-from ..draft.length import HeuristicLength, ScheduledChain, SpecDecPP
+from ..draft.length import HeuristicLength, ScheduledChain, SpecDecPP, drawn_row
 from ..draft.parallel import Amusd, Pearl, SSD, reject_ahead, whole_fan_out
 from ..draft.vocab import Intersection, StringLaw, StringMatch, toy_pair
 
@@ -179,7 +179,7 @@ def uncertain(setup): return EntropyLength()
 def expected(setup): return AdaEDL(most=setup.gamma)
 def own_confidence(tree, node):
     "In the place of SpecDec++'s head: the probability of the token that was drawn"
-    return float(tree.law[node][tree.token[node]])
+    return float(drawn_row(tree, node)[tree.token[node]])
 def peak(row, position):
     "In the place of DISCO's classifier: the largest probability"
     return float(max(row))
@@ -189,14 +189,13 @@ def by_classifier(setup): return Disco(peak)
 # %% ../../nbs/60_systems.ipynb #c5e698ae
 def skipping_drafts(setup):
     "At most gamma tokens, ended by the adaptive threshold of the paper"
-    from specref.draft.skipping import AdaptiveExit, UnwarpedChain
+    from specref.draft.skipping import AdaptiveExit
     schedule = AdaptiveExit(.8 if setup.temperature == 0 else .5, most=setup.gamma)
-    return UnwarpedChain(setup.draft, schedule, setup.gamma)
+    return ScheduledChain(setup.draft, schedule, setup.gamma)
 def adapter_drafts(setup):
     "At most gamma tokens, ended by the second exit"
     from specref.draft.early_exit import ConfidenceExit
-    from specref.draft.skipping import UnwarpedChain
-    return UnwarpedChain(setup.draft, ConfidenceExit(.6), setup.gamma)
+    return ScheduledChain(setup.draft, ConfidenceExit(.6), setup.gamma)
 def swift_drafts(setup):
     "On tables every mask has the same draft"
     from specref.draft.skipping import Swift
