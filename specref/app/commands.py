@@ -88,7 +88,7 @@ def decode(prompt, n=64, gamma=None, seed=123, system=None, temperature=0., seco
     texts = {system: text, "plain": plain()[0]}
     report = header(pair, "decode", prompt=prompt, system=system, n=n, gamma=gamma, seed=seed)
     report |= text_entries(texts, pair.tok, temperature)
-    report |= speed_entries(pair, ids, *paired_runs(plain, fast, seconds, perf_counter))
+    report |= speed_entries(pair, ids, system, *paired_runs(plain, fast, seconds, perf_counter))
     if as_json: return print_json(report)
     print("\n".join([*shown_texts(texts, pair.tok, ids)[streamed:], *decode_words(report)]))
 
@@ -140,9 +140,9 @@ def shown_texts(texts, tok, ids):
     return [f"--- {name}\n{text}" for name, text in reversed(whole.items())]
 
 # %% ../../nbs/63_commands.ipynb #a0be649b
-def speed_entries(pair, ids, runs, run):  # PairedRuns, (text, seconds) -> dict
+def speed_entries(pair, ids, system, runs, run):  # PairedRuns, (text, seconds) -> dict
     "The speed-up measured and predicted, its costs, and what the rounds emitted"
-    ledger, costs = run[0].ledger, measure_pair(pair, [ids])
+    ledger, costs = run[0].ledger, measure_pair(pair, [ids], system)
     if "draft" not in ledger.models: costs = replace(costs, draft=0.)   # no model made the drafts
     plain, fast = (1 / median(column) for column in zip(*runs.seconds))
     measured = dict(median=runs.speed_up, interval=runs.interval._asdict(), pairs=len(runs.seconds),

@@ -237,12 +237,14 @@ def predicted_lengths(target, _, network):
         drafts=lambda setup: ScheduledChain(setup.draft, rule[network](), setup.gamma)))
 
 def second_words(target, _, rule):
-    "The draft model with the second tokenizer"
-    from specref.draft.vocab import second_draft, second_tokenizer, translated
+    "The draft model with the second tokenizer; its costs are those of its rows on the shared tokens"
+    from specref.draft.vocab import Intersection, TokenizerPair, second_draft, second_tokenizer
+    from specref.draft.vocab import text_tokenizer, translated
     from specref.models.embedded import tokenizer
     draft = second_draft(temperature=check_embedded(target).temperature)
-    words = second_tokenizer(), tokenizer(), rule
-    return Source(target, draft, dict(drafts=lambda setup: translated(setup.draft, *words, setup.gamma)))
+    words = second_tokenizer(), tokenizer()
+    shared = Intersection(draft, TokenizerPair(*map(text_tokenizer, reversed(words))))
+    return Source(target, shared, dict(drafts=lambda setup: translated(draft, *words, rule, setup.gamma)))
 
 FOR_EMBEDDED = ("Draft & Verify", "Kangaroo", "SpecDec++", "DISCO", "universal assisted generation", "TLI",
                 "SLRS")   # with weights, or a choice of layers, for the embedded target
