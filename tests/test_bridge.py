@@ -9,10 +9,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from hypothesis import given, settings, strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import (
-    AssistedCandidateGenerator, CandidateGenerator, DFlashTokenCandidateGenerator,
-    PromptLookupCandidateGenerator)
+    AssistedCandidateGenerator, CandidateGenerator, PromptLookupCandidateGenerator)
 
 from contracts import continued
 from helpers import kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
@@ -395,10 +394,10 @@ def block_network(model):
     "A block drafter with large random weights, of the sizes of `model`"
     torch.manual_seed(3)
     same = "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
-    config = MuseGlimmerAssistantConfig(
+    config = transformers.MuseGlimmerAssistantConfig(
         **{name: getattr(model.config, name) for name in same}, **NONE, num_hidden_layers=1, head_dim=8,
         layer_types=["full_attention"], block_size=3, mask_token_id=2, target_layer_ids=[0])
-    block = MuseGlimmerAssistantModel(config).double().eval()
+    block = transformers.MuseGlimmerAssistantModel(config).double().eval()
     with torch.no_grad(): [w.normal_(0, .3) for w in block.parameters() if w.dim() > 1]
     return block
 
@@ -406,7 +405,8 @@ def block_network(model):
 def block_drafter(model, block, sampled):
     config = GenerationConfig(do_sample=sampled, max_length=60)
     rows = model.get_input_embeddings(), model.get_output_embeddings()
-    generator = DFlashTokenCandidateGenerator(block, *rows, config, LogitsProcessorList())
+    made = candidate_generator.DFlashTokenCandidateGenerator
+    generator = made(block, *rows, config, LogitsProcessorList())
     return GeneratorDrafter(generator, 3, model)
 
 
@@ -414,11 +414,12 @@ def test_a_generator_that_reads_hidden_states(three, monkeypatch):
     "It drafts the tokens that it drafts inside `generate`, and is exact; without a pass it drafts nothing"
     model, block, found = three[0], block_network(three[0]), []
     top, sampled = (block_drafter(model, block, sample) for sample in (False, True))
-    answer = DFlashTokenCandidateGenerator.get_candidates
+    kind = candidate_generator.DFlashTokenCandidateGenerator
+    answer = kind.get_candidates
     def noted(*args, **kw):
         found.append(answer(*args, **kw))
         return found[-1]
-    monkeypatch.setattr(DFlashTokenCandidateGenerator, "get_candidates", noted)
+    monkeypatch.setattr(kind, "get_candidates", noted)
     emitted(model, (0, 1, 2, 2), max_new_tokens=4, assistant_model=block, speculation_type="dflash")
     ids, z = found[1]                          # the first draft: of the prompt and the target's first token
     tree = top(tuple(ids[0, :5].tolist()), Seeded(0))
