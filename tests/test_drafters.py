@@ -1,4 +1,5 @@
 "32c_drafters: every system certified with a table in place of its network, and one command trains any"
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import random_table, refuses
+from house import ROOT
 from specref.app.commands import main
 from specref.certify.certificates import certificate
 from specref.core.loop import autoregressive
@@ -115,3 +117,14 @@ def test_at_the_command_line(capsys):
     with pytest.raises(SystemExit) as e: main(["train", "eagle9"])
     err = capsys.readouterr().err
     assert e.value.code == 2 and err.count("\n") == 1 and "eagle3" in err
+
+
+def test_what_is_trained_for_the_embedded_target_alone(monkeypatch, tmp_path):
+    "Each by its name, into the folder that is given; `make train` runs all"
+    seen = []
+    for name in registry.EMBEDDED_TRAINING:
+        monkeypatch.setitem(registry.EMBEDDED_TRAINING, name, lambda out, name=name: seen.append((name, out)))
+        train_drafter(name, out=tmp_path)
+    assert seen == [(name, tmp_path) for name in registry.EMBEDDED_TRAINING]
+    names = re.search(r"for name in (.*?);", (ROOT/"Makefile").read_text())[1].split()
+    assert {None, *names} == {*registry.EMBEDDED_TRAINING}
