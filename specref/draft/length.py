@@ -157,7 +157,7 @@ class EntropyLength(Schedule):
 def next_threshold(threshold, rate, target, step, full):
     "Up by `step` if the acceptance rate is below the target, else down unless the draft was full; smoothed"
     moved = threshold + step if rate < target else threshold - step * (not full)
-    return .9 * threshold + .1 * moved
+    return min(max((9 * threshold + moved) / 10, 0), 1)
 
 @dataclass(frozen=True)
 class AdaEDL(Schedule):
@@ -180,7 +180,7 @@ class AdaEDL(Schedule):
         drafted = len(round.tree) - 1
         rate = .5 * self.rate + .5 * round.verdict.node / drafted if drafted else self.rate
         threshold = next_threshold(self.threshold, rate, self.target, self.step, drafted == self.most)
-        return replace(self, rate=rate, threshold=min(max(threshold, 0.), 1.))
+        return replace(self, rate=rate, threshold=threshold)
 
 # %% ../../nbs/24_length.ipynb #e5f7e4bb
 @dataclass(frozen=True)

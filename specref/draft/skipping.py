@@ -22,7 +22,7 @@ from ..core.loop import Drafter, generate
 from ..core.rng import Seeded
 from ..core.target import Meter, raw_row
 from ..core.tree import Tree, checked
-from .length import Schedule, ScheduledChain
+from .length import Schedule, ScheduledChain, next_threshold
 from .shapes import drawn_at
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
 from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie, Unservable
@@ -174,10 +174,9 @@ class AdaptiveExit(Schedule):
     def learn(self, round):
         drafted, accepted = max(round.tree.depth), round.tree.depth[round.verdict.node]
         if not drafted: return self
-        rate, now = (self.rate + accepted / drafted) / 2, self.threshold
-        turn = 1 if rate < self.wanted else -(drafted < self.most)
-        moved = now + turn*self.step
-        return replace(self, rate=rate, threshold=min(max((9*now + moved) / 10, 0), 1))
+        rate, full = (self.rate + accepted / drafted) / 2, drafted == self.most
+        threshold = next_threshold(self.threshold, rate, self.wanted, self.step, full)
+        return replace(self, rate=rate, threshold=threshold)
 
 # %% ../../nbs/25_skipping.ipynb #938a0e0c
 def modelled_speedup(ledger, layers):
