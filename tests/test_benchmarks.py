@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specref.app import benchmarks as b, tour
-from specref.app.tour import KINDS, UNTRAINED
+from specref.app.tour import KINDS
 from specref.core.cost import Costs
 from specref.core.loop import Ledger, RoundCounts, autoregressive
 from specref.core.rng import Seeded
@@ -36,7 +36,7 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("name", THEIRS, ids="-".join)
 def test_transformers_runs_with_the_named_settings(name, seen):
     "The text of ours at temperature 0; the assistant has the named settings; no configuration is changed"
-    ours = {(stop.recipe, stop.draft) for stop in UNTRAINED}
+    ours = {(stop.recipe, stop.draft) for stop in b.RACED}
     assert len(THEIRS) == 6 and b.CONTEST.keys() - {*THEIRS} == ours
     before = {k: raw_model(k).generation_config.to_dict() for k in ("target", "small", "large")}
     b.CONTEST[name](0., PROMPT, 9, 0)
@@ -63,54 +63,84 @@ COSTS = Costs({1: 2., 5: 3., 9: 4.}, .25, .1)
 FREE = SimpleNamespace(seconds=lambda m: 0 if m == 7 else COSTS.seconds(m))   # after a prompt of 7 tokens
 
 
-def ledger(rounds, probes=0):
-    "Rounds (drafted, accepted) after a prompt of 7 tokens"
-    seconds = [dict(draft=d*COSTS.draft, target=0, verify=0) for d, _ in rounds]
+def ledger(rounds, probes=0, share=1., draft_calls=0):
+    "Rounds (drafted, accepted) after a prompt of 7 tokens, on a target of 10 layers"
+    seconds = [dict(draft=d*COSTS.draft, target=1., verify=0) for d, _ in rounds]
     out = Ledger([RoundCounts(d, d, a, a + 1, s) for (d, a), s in zip(rounds, seconds)])
-    out.models = {"target": SimpleNamespace(tokens=6 + sum(1 + d + probes for d, _ in rounds))}
+    tokens = 6 + sum(1 + d + probes for d, _ in rounds)
+    out.models = dict(target=SimpleNamespace(tokens=tokens, layer_tokens=10*share*tokens),
+                      draft=SimpleNamespace(calls=draft_calls))
     return out
 
 
-def predicted(costs, *args, loop=0): return b.predicted_seconds(costs, loop, [ledger(*args)], 7)
+def reading(costs, *args, **kw): return b.reading_seconds(costs, ledger(*args, **kw), 7, 10)
 
 
 def test_the_prediction_is_the_theorem():
     "`Costs.speedup` where the prompt costs nothing; else with its cost; probes are read too"
-    rounds, read = [(4, 2), (4, 4), (4, 0)], COSTS.seconds(9) - COSTS.seconds(5)
-    assert COSTS.plain() / predicted(FREE, rounds, loop=COSTS.rest) == pytest.approx(COSTS.speedup(3, 4))
-    assert predicted(FREE, rounds, 4) - predicted(FREE, rounds) == pytest.approx(3*read / 9)
-    assert predicted(COSTS, rounds) - predicted(FREE, rounds) == pytest.approx(COSTS.seconds(7) / 9)
+    rounds, more = [(4, 2), (4, 4), (4, 0)], COSTS.seconds(9) - COSTS.seconds(5)
+    prices = b.Prices(FREE, COSTS.draft, COSTS.rest, 10)
+    seconds = sum(prices.parts(ledger(rounds, draft_calls=12), 7).values())
+    assert 9*COSTS.plain() / seconds == pytest.approx(COSTS.speedup(3, 4))
+    assert reading(FREE, rounds, 4) - reading(FREE, rounds) == pytest.approx(3*more)
+    assert reading(COSTS, rounds) - reading(FREE, rounds) == pytest.approx(COSTS.seconds(7))
 
 
 def test_the_prediction_takes_the_mean_of_the_costs():
-    "Not the cost of the mean; the time of plain decoding beyond its calls is the loop's overhead"
-    total = COSTS.seconds(1) + COSTS.seconds(9) + 8*COSTS.draft
-    assert predicted(FREE, [(0, 0), (8, 8)]) == pytest.approx(total / 10)
-    plain = b.Lap(20*(2 + .5) + COSTS.seconds(7), 0., (ledger([(0, 0)]*20),))
-    assert b.overhead(COSTS, plain, 7) == pytest.approx(.5)
+    "Not the cost of the mean; layers that have run in drafting are not read again, and a call is never free"
+    assert reading(FREE, [(0, 0), (8, 8)]) == pytest.approx(COSTS.seconds(1) + COSTS.seconds(9))
+    assert reading(COSTS, [(9, 9)], share=.5) == pytest.approx(COSTS.seconds(3.5) + COSTS.seconds(5))
+    assert reading(COSTS, [(9, 9)], share=.01) == pytest.approx(2*COSTS.seconds(1))
+
+
+def test_prices_are_those_of_a_run():
+    "Per call of the drafts, or per round where there is none; the rest of a round is neither target nor draft"
+    for calls, price in (6, 8*COSTS.draft / 6), (0, 8*COSTS.draft / 2):
+        lap = b.Lap((5.,), ledgers=(ledger([(4, 2), (4, 0)], draft_calls=calls),))
+        got = b.Prices.of(COSTS, lap, 10)
+        assert got.draft == pytest.approx(price) and got.rest == pytest.approx((5 - 2 - 8*COSTS.draft) / 2)
 
 
 def test_a_mean_round_is_that_of_all_rounds():
     "Not the mean of the ledgers' means: a long text counts more than a short one"
-    got = b.mean_round([ledger([(4, 2), (4, 4), (4, 0)]), ledger([(2, 2)])], COSTS)
-    assert got["tokens_a_round"] == 3 == 1 / got["calls_a_token"] and got["accepted"] == 8/14
-    assert got["draft_cost"] == pytest.approx(14*COSTS.draft / 4 / COSTS.plain())
+    got = b.mean_round([ledger([(4, 2), (4, 4), (4, 0)]), ledger([(2, 2)])], [ledger([(0, 0)])])
+    assert got == pytest.approx(dict(tokens_a_round=3, accepted=8/14, draft_cost=14*COSTS.draft / 4))
+
+
+def laps(**seconds):
+    "Laps of contestants without ledgers, plain decoding among them"
+    seen = {("autoregressive" if k == "plain" else k, ""): [b.Lap(x)] for k, x in seconds.items()}
+    return b.Laps(seen, {}, [], [[(1, 2)]])
+
+
+def test_ratios_are_paired_by_prompt():
+    "The median of the ratios, and an interval whose confidence is that of the median's ranks"
+    row = b.result_row(("a", ""), laps(plain=(2., 4., 6., 8., 90.), a=(1., 4., 2., 8., 9.)), 10)
+    assert row["over_plain"] == 2 and (row["low"], row["high"]) == (1, 10) and row["tokens_per_s"] == 2.5
+    assert row["confidence"] == 1 - 2 / 2**5 and "predicted" not in row
+
+
+def test_a_target_of_its_own_has_its_own_plain_decoding():
+    assert b.plain_of(("LayerSkip", "own")) == b.plain_of(("autoregressive", "LayerSkip"))
+    assert b.plain_of(("Kangaroo", "own")) == b.plain_of(("transformers", "")) == ("autoregressive", "")
+    for name in b.CONTEST: assert b.plain_of(name) in b.CONTEST
 
 
 def test_each_run_is_between_two_plain_runs(monkeypatch):
-    "Prompt by prompt: the plain run after one stop is the one before the next"
-    stops, done = [tour.Stop("a"), tour.Stop("b")], []
+    "Prompt by prompt: the plain run after one stop is the one before the next, on the same target"
+    stops, done = [tour.Stop("a"), tour.SourceStop("LayerSkip"), tour.Stop("b")], []
     def cold(stop, temperature, prompt, n, seed):
-        done.append((stop.recipe, prompt))
+        done.append((stop.recipe + stop.draft, prompt))
         return tour.TourRun(stop, None, prompt, (), len(done))
     monkeypatch.setattr(tour, "decode_cold", cold)
     monkeypatch.setitem(tour.KINDS, "copy", lambda n, seed: range(n))
     bar = SimpleNamespace(update=lambda: None)
     runs = tour.decode_beside(stops, "copy", 0., 5, 2, bar)
-    order = "autoregressive", "a", "autoregressive", "b", "autoregressive"
+    plain, own = "autoregressive", "autoregressiveLayerSkip"
+    order = plain, "a", plain, own, "LayerSkip", own, plain, "b", plain
     assert done == [(name, k) for k in (0, 1) for name in order]
     beside = {s.recipe: [tuple(p.seconds for p in run.beside) for run in runs[s]] for s in stops}
-    assert beside == dict(a=[(1, 3), (6, 8)], b=[(3, 5), (8, 10)])
+    assert beside == dict(a=[(1, 3), (10, 12)], LayerSkip=[(4, 6), (13, 15)], b=[(7, 9), (16, 18)])
 
 
 def test_a_different_text_has_a_reason():
@@ -130,9 +160,8 @@ def test_a_different_text_has_a_reason():
 def test_a_window_of_probes_is_read():
     "Lookahead's target reads the probes of its window beside the drafts: here a second a token"
     ledger = b.CONTEST["Lookahead", ""](0., PROMPT, 12, 0)
-    seconds = b.predicted_seconds(Costs({1: 1., 101: 101.}, 0.), 0., [ledger], len(PROMPT))
-    paid = ledger.models["target"].tokens + 1 + ledger.seconds["draft"] + ledger.seconds["verify"]
-    assert seconds * 12 == pytest.approx(paid)
+    seconds = b.reading_seconds(Costs({1: 1., 101: 101.}, 0.), ledger, len(PROMPT), b.layers_run(ledger))
+    assert seconds == pytest.approx(ledger.models["target"].tokens + 1)
 
 
 SOME = ("autoregressive", ""), ("speculative sampling", "small"), ("transformers", ""), b.LOOKUP
@@ -143,7 +172,7 @@ def short(monkeypatch):
     "A race of four systems, on one kind of text, with fixed costs"
     fakes = dict(
         lookups=lambda out: None, large_model_share=lambda: dict(parameters=1, ms_a_round=1., outside=.5),
-        KINDS={"copy": KINDS["copy"]}, verifier_times=lambda V, gamma: dict.fromkeys(b.VERIFIERS, 1.),
+        RACE_KINDS={"copy": KINDS["copy"]}, verifier_times=lambda V, gamma: dict.fromkeys(b.VERIFIERS, 1.),
         CONTEST={k: b.CONTEST[k] for k in SOME}, best_size=lambda *args: (8, 4, 1.5),
         sibling_rates=lambda draft, temperature: None, measure=lambda *args, **kw: COSTS)
     for name, fake in fakes.items(): monkeypatch.setattr(b, name, fake)

@@ -205,7 +205,7 @@ def test_an_error_in_a_round_keeps_the_text():
     assert f"{len(text)} tokens" in e.value.__notes__[0]
 
 def test_the_times_of_each_part(monkeypatch):
-    "Seconds of draft, target and verifier in every round"
+    "Seconds of draft, target and verifier in every round; what a drafter learns counts in the next draft"
     now = [0.]
     monkeypatch.setattr(loop, "perf_counter", lambda: now[0])
     def taking(seconds, f, *args):
@@ -216,3 +216,8 @@ def test_the_times_of_each_part(monkeypatch):
     slow = partial(taking, 1., offers((1,)))
     ledger = generate(model, slow, partial(taking, 4., match), (0,), 9, Seeded(0)).ledger
     assert ledger.column("seconds") == [dict(draft=1., target=2., verify=4.)] * len(ledger.rounds)
+    class Learning(Drafter):
+        def __call__(self, ctx, rng): return slow(ctx, rng)
+        def learn(self, round): return taking(8., lambda: self)
+    ledger = generate(model, Learning(), match, (0,), 9, Seeded(0)).ledger
+    assert [row["draft"] for row in ledger.column("seconds")] == [1., *[9.] * (len(ledger.rounds) - 1)]

@@ -1,4 +1,4 @@
-"Chapter 62b: pairs of runs in alternating order, the interval of their median, and the predicted speed"
+"Chapter 61: pairs of runs in alternating order, the interval of their median, and the predicted speed"
 from itertools import product
 
 import pytest

@@ -90,9 +90,9 @@ def interval(x, draws=10_000):  # (n,) -> mean, low, high
     means = np.random.default_rng(0).choice(np.asarray(x, float), (draws, len(x))).mean(1)
     return [float(np.mean(x)), *np.quantile(means, (.025, .975)).tolist()]
 
-def per_prompt(laps):
+def per_prompt(ledgers):
     "Tokens a round, prompt by prompt"
-    return [ledger.num_emitted_tokens / len(ledger.rounds) for x in laps for ledger in x.ledgers]
+    return [ledger.num_emitted_tokens / len(ledger.rounds) for ledger in ledgers]
 
 # %% ../../nbs/62a_comparison.ipynb #f1a51bfb
 def claims(tokens):  # {(system, draft): tokens a round by prompt} -> rows
@@ -108,15 +108,14 @@ def claims(tokens):  # {(system, draft): tokens a round by prompt} -> rows
 def race_trained(kind, temperature, stops, laps, each, n, bar):  # -> rows, tokens a round by prompt
     "One kind of text at one temperature"
     runs = {key: partial(our_run, stop) for key, stop in stops.items()}
-    seen, expect, costs, turns = laps_of(runs, kind, temperature, laps, each, n, bar)
-    texts, prompt = plain_texts(turns, temperature, n), len(turns[0][0])
-    rows, tokens = [], {key: per_prompt(x) for key, x in seen.items()}
+    found = laps_of(runs, kind, temperature, laps, each, n, bar)
+    texts, prompt = plain_texts(found.turns, temperature, n), len(found.turns[0][0])
+    rows, tokens = [], {key: per_prompt(found.ledgers(key)) for key in stops}
     for key, stop in stops.items():
-        row = result_row(key, seen, expect, costs, n*each, prompt)
+        row = result_row(key, found, n)
         del row["outside"]   # the clock inside does not include the trained networks
-        ratios = [o.seconds / x.seconds for o, x in zip(seen["autoregressive", ""], seen[key])]
         row |= dict(overlaps=stop_overlaps(stop, texts, prompt - 1, temperature),
-                    tokens_interval=interval(tokens[key])[1:], over_plain_laps=[min(ratios), max(ratios)])
+                    tokens_interval=interval(tokens[key])[1:])
         rows.append(dict(kind=kind, temperature=temperature, **row))
     return rows, tokens
 

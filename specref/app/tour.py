@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['OWN_TARGETS', 'CHAIN_STOPS', 'TREE_STOPS', 'GROWN_STOPS', 'LOOKUP_STOPS', 'PLAIN', 'UNTRAINED', 'LENGTH_STOPS',
            'AHEAD_STOPS', 'FURTHER', 'TOUR_STOPS', 'SHORT_TOUR', 'KINDS', 'TABLE_HEAD', 'LEGEND', 'Stop', 'TrainedStop',
-           'SourceStop', 'target_of', 'PairStop', 'builder_at', 'own_stops', 'drafter_stops', 'without_model',
-           'sibling_rates', 'stops_named', 'quoting_prompts', 'TourRun', 'decode_cold', 'decode_beside',
-           'why_different', 'table_line', 'format_line', 'tour_block', 'block_text', 'tour_text', 'chosen_stops',
-           'tour', 'run_tour', 'machine', 'provenance_of_run', 'provenance_words', 'plot', 'draw_block']
+           'SourceStop', 'PlainStop', 'target_of', 'PairStop', 'builder_at', 'own_stops', 'drafter_stops',
+           'without_model', 'sibling_rates', 'stops_named', 'quoting_prompts', 'TourRun', 'decode_cold',
+           'decode_beside', 'why_different', 'work_a_token', 'table_line', 'format_line', 'tour_block', 'block_text',
+           'tour_text', 'chosen_stops', 'tour', 'run_tour', 'machine', 'provenance_of_run', 'provenance_words', 'plot',
+           'draw_block']
 
 # %% ../../nbs/60b_tour.ipynb #42652c86
 import platform
@@ -45,6 +46,8 @@ class Stop:
     planned: bool = False   # from the acceptance of siblings by rank, measured on the draft
     @property
     def tok(self): return tokenizer()
+    @property
+    def own_plain(self): return None   # plain decoding of its target, where that is another than the tour's
     def prompts(self, kind, n, length):  # `length`: of the new text
         "`n` prompts of a kind"
         return KINDS[kind](n, seed=1)
@@ -65,10 +68,17 @@ class TrainedStop(Stop):
 @dataclass(frozen=True)
 class SourceStop(Stop):
     "A system of `DRAFT_SOURCES` on the embedded target, or on one of its own; `draft` is a word"
+    @property
+    def own_plain(self): return PlainStop("autoregressive", self.recipe) if self.recipe in OWN_TARGETS else None
     def build(self, temperature):
         target, small = target_of(self.recipe, temperature), embedded("small", temperature=temperature)
-        target, draft, own = DRAFT_SOURCES[self.recipe](target, small)
-        return target, SYSTEMS[self.recipe](draft, temperature=temperature, **own)
+        source = DRAFT_SOURCES[self.recipe](target, small)
+        return source.target, SYSTEMS[self.recipe](source.draft, temperature=temperature, **source.options)
+
+@dataclass(frozen=True)
+class PlainStop(Stop):
+    "Plain decoding of the model that was trained to draft for itself by the system `draft`"
+    def build(self, temperature): return target_of(self.draft, temperature), without_model(self.recipe)
 
 def target_of(recipe, temperature):  # -> HFModel
     "The embedded target, or the model that was trained to draft for itself"
@@ -189,13 +199,15 @@ def decode_cold(stop, temperature, prompt, n, seed):
     return TourRun(stop, system, prompt, text, perf_counter() - start, target)
 
 def decode_beside(stops, kind, temperature, n, each, bar, plain=PLAIN):  # -> {stop: runs}
-    "`each` prompts of a kind by every stop, a plain run before and after each run"
+    "`each` prompts of a kind by every stop, a plain run of its target before and after each run"
     runs = {stop: [] for stop in stops}
     for k, prompt in enumerate(plain.prompts(kind, each, n)):
         before = decode_cold(plain, temperature, prompt, n, seed=k)
         for stop in stops:
+            beside = stop.own_plain or plain
+            if before.stop != beside: before = decode_cold(beside, temperature, prompt, n, seed=k)
             run = decode_cold(stop, temperature, prompt, n, seed=k)
-            after = decode_cold(plain, temperature, prompt, n, seed=k)
+            after = decode_cold(beside, temperature, prompt, n, seed=k)
             runs[stop].append(replace(run, beside=(before, after)))
             before = after
             bar.update()
@@ -213,6 +225,13 @@ def why_different(run, plain, enough=1e-3):
     return f"{cause} at token {k}: the two likeliest logits differ by {first - second:.1e}"
 
 # %% ../../nbs/60b_tour.ipynb #666595b4
+def work_a_token(ledgers):
+    "Tokens times layers, and megabytes of KV rows read, of all models of these runs, for an emitted token"
+    work = [meter for ledger in ledgers for meter in ledger.models.values()]
+    n = sum(ledger.num_emitted_tokens for ledger in ledgers)
+    return dict(layers=sum(meter.layer_tokens for meter in work) / n,
+                kv_mb=sum(meter.kv_bytes for meter in work) / n / 1e6)
+
 def table_line(runs, plain=None):  # runs of one stop -> dict
     "One line of the table; speeds are over the plain runs beside, or over `plain` runs of those prompts"
     beside = [(run, p) for run in runs for p in run.beside] if plain is None else list(zip(runs, plain))
@@ -226,18 +245,19 @@ def table_line(runs, plain=None):  # runs of one stop -> dict
     cost = sum(ledger.seconds["draft"] for ledger in ledgers) / rounds / call
     row = dict(tokens_per_call=tokens, draft_acceptance_rate=accepted / max(drafted, 1), draft_cost=cost,
                predicted=tokens / (1 + cost), tokens_per_s=np.median([run.rate for run in runs]),
-               speed_up=np.median(ratios), slowest=min(ratios), fastest=max(ratios))
+               speed_up=np.median(ratios), slowest=min(ratios), fastest=max(ratios),
+               **work_a_token(ledgers))
     names = dict(system=runs[0].system.name, draft=runs[0].stop.draft)
     return names | {name: float(x) for name, x in row.items()}
 
-TABLE_HEAD = (f"{'system':28} {'draft':5} {'tok/call':>8} {'acc':>4} {'cost':>5} {'pred':>6} {'tok/s':>6} "
-              f"{'speed':>6} {'(spread)':11}  output distribution")
+TABLE_HEAD = (f"{'system':28} {'draft':5} {'tok/call':>8} {'acc':>4} {'cost':>5} {'layers':>6} {'KV MB':>6} "
+              f"{'pred':>6} {'tok/s':>6} {'speed':>6} {'(spread)':11}  output distribution")
 def format_line(row, words=""):
     "A line of the table as text"
     spread = f"({row['slowest']:.2f}-{row['fastest']:.2f})"
     return (f"{row['system']:28} {row['draft']:5} {row['tokens_per_call']:8.2f} "
-            f"{row['draft_acceptance_rate']:4.2f} {row['draft_cost']:5.2f} {row['predicted']:5.2f}x "
-            f"{row['tokens_per_s']:6.0f} {row['speed_up']:5.2f}x {spread:11}  {words}").rstrip()
+            f"{row['draft_acceptance_rate']:4.2f} {row['draft_cost']:5.2f} {row['layers']:6.1f} "
+            f"{row['kv_mb']:6.1f} {row['predicted']:5.2f}x {row['tokens_per_s']:6.0f} {row['speed_up']:5.2f}x {spread:11}  {words}").rstrip()
 
 # %% ../../nbs/60b_tour.ipynb #b9fbccb2
 def tour_block(kind, temperature, runs, law):  # {stop: runs}, {recipe: words} -> dict
@@ -265,6 +285,7 @@ def tour_text(got):
 # %% ../../nbs/60b_tour.ipynb #37e58250
 LEGEND = """
 acc: the share of draft tokens that was accepted; cost: of drafting a round, in plain target calls;
+layers, KV MB: layers run on a token, and KV rows read, by all models, for an emitted token;
 pred: tok/call / (1 + cost), as if reading a tree cost no more than reading one token;
 speed: over the plain runs before and after it, the median and the spread"""
 

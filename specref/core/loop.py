@@ -142,12 +142,13 @@ class Timed:
     part: Any   # the target, the drafter or the verifier
     name: str
     clock: dict[str, float]
-    def __call__(self, *args):
+    def __call__(self, *args): return self.timed(self.part, *args)
+    def learn(self, round): return replace(self, part=self.timed(self.part.learn, round))
+    def timed(self, f, *args):
         start = perf_counter()
-        out = self.part(*args)
+        out = f(*args)
         self.clock[self.name] += perf_counter() - start
         return out
-    def learn(self, round): return replace(self, part=self.part.learn(round))
 
 def timed_rounds(target, drafter, verify, ctx, rng, ledger):
     "`rounds` within the positions of the models; the seconds of each part go to the clock of the `ledger`"
