@@ -27,9 +27,19 @@ def letters(path, vocab_size=257):
     PreTrainedTokenizerFast(tokenizer_object=tok, chat_template=template).save_pretrained(path)
 
 
+def whole_words(path):
+    "A checkpoint whose tokenizer has three words and no bytes"
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    tok = Tokenizer(models.WordLevel(dict(a=0, b=1, x=2), unk_token="x"))
+    tok.pre_tokenizer = pre_tokenizers.Whitespace()
+    llama(1, 32, 64, 3, 64).save_pretrained(path)
+    PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    "Models in a folder, in the Hugging Face format: two with the embedded tokenizer, two with another"
+    "Models in a folder, in the Hugging Face format: two with the embedded tokenizer, three with others"
     import torch
     path = tmp_path_factory.mktemp("checkpoints")
     for seed, name in enumerate(("target", "draft")):
@@ -38,6 +48,7 @@ def folder(tmp_path_factory):
         tokenizer().save_pretrained(path/name)
     letters(path/"letters")
     letters(path/"alike", vocab_size=512)
+    whole_words(path/"words")
     shutil.copytree(path/"draft", path/"padded")
     padded = tokenizer().from_pretrained(path/"draft")
     padded.add_special_tokens(dict(pad_token="<pad>"))

@@ -5,7 +5,8 @@ from functools import cache
 import numpy as np
 
 from specref.core.check import as_tokens
-from specref.core.cost import Costs, arithmetic_factor, best_gamma, speedup
+from specref.core.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
+from specref.core.cost import llama_size, pass_seconds, sparse_speedup, speedup
 from specref.core.rates import Rates
 from specref.core.timing import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
@@ -144,6 +145,7 @@ LOOP = [
 wrong_rates, wrong_costs = (-.1, 1.1, nan, "1", True), (-.1, nan, inf, "1", None, True)
 wrong_numbers = 0, 1.5, "2", True
 price = Costs({1: 1.}, .1)
+SIZE, MACHINE = ModelSize(10, 2, 3, 5), Machine(4, 8)
 COST = [
     *each("alpha", lambda a: speedup(a, 2, .1), *wrong_rates, np.array([.5])),
     *each("alpha", lambda f: f(1.1), lambda a: arithmetic_factor(a, 2, .1), lambda a: best_gamma(a, .1),
@@ -163,6 +165,13 @@ COST = [
           {1: 1., 2.5: 1.}, {1: "1"}, [1.], None),
     ("reading", lambda: best_gamma(.5, .1, 9, {2: 1.})),
     ("m", lambda: price.curve(.5)),
+    ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)),
+    ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
+    ("batch", lambda: pass_seconds(SIZE, MACHINE, 8, 1, -1)),
+    ("alpha", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 2, 1.5)),
+    ("gamma", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 0, .5)),
+    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)),
+    ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
     *each("tau", lambda tau: Rates.emitting(tau, 2), .9, 3.1, nan),
     *each("position", Rates, (), (.5, .6), (1.2,), (nan,), ("a",), .5),
     *each("ledger", lambda led: explain(led, price), Ledger(), ledger(0), None, []),
@@ -178,6 +187,7 @@ COST = [
     *each("ctx", lambda ctx: measure(table(), table(), [ctx]), (5,), ()),
     *each("repeats", lambda n: measure(table(), table(), [(0,)], repeats=n), 0, 1.5),
     ("gamma", lambda: measure(table(), table(), [(0,)], gamma=0)),
+    *each("shared", lambda n: measure(table(), table(), [(0,)], shared=n), -1, 1.5, nan),
 ]
 
 ROWS = LAWS + RNG + TREES + TARGETS + LOOP + COST

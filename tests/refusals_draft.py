@@ -3,7 +3,7 @@ from functools import cache
 
 import torch
 
-from specref.core.cost import Costs
+from specref.core.cost import Costs, Machine, ModelSize
 from specref.core.loop import generate
 from specref.core.rng import Seeded
 from specref.core.target import random_table
@@ -19,7 +19,7 @@ from specref.draft.ouroboros import Ouroboros
 from specref.draft.cascade import InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting
 from specref.draft.cascade import horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup
 from specref.draft.recycling import Recycling, rank_template
-from specref.draft.early_exit import AdapterDraft, ConfidenceExit, ExitDraft, ExitTarget
+from specref.draft.early_exit import AdapterDraft, ExitDraft, ExitTarget
 from specref.draft.early_exit import dropout_rates, exit_scales, exit_weights
 from specref.draft.parallel import Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate
 from specref.draft.parallel import whole_fan_out
@@ -30,9 +30,7 @@ from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medus
 from specref.draft.shapes import sequoia, skip_accuracy
 from specref.draft.skipping import AdaptiveExit, SkippedModel, Swift, matchness, random_mask
 from specref.draft.skipping import random_search, skip_mask
-from specref.draft.sparse import Machine, ModelSize, Retrieval, SnapKV, SparseModel, StreamingWindow
-from specref.draft.sparse import critical_length, llama_size, pass_seconds, sparse_speedup, triforce
-from specref.draft.sparse import triforce_speedup
+from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
 from specref.draft.stopping import StateHead, best_stopping, stopping_network
 from specref.draft.suffix import SAM, Fallback, SuffixDecoding, SuffixTree
 from specref.draft.vocab import Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair
@@ -290,7 +288,6 @@ ROWS = [
     ("target", lambda: ExitDraft(network()), "ExitTarget"),
     ("target", lambda: AdapterDraft(network(), None), "ExitTarget"),
     ("adapter", lambda: AdapterDraft(ExitTarget(network().model, 1, check=False), None), "KangarooAdapter"),
-    *[("threshold", lambda bad=bad: ConfidenceExit(bad)) for bad in (-.1, 1.1, NAN, None)],
     ("layers", lambda: dropout_rates(1, .1)),
     ("most", lambda: dropout_rates(4, 1.1)),
     ("layers", lambda: exit_scales(1, 1.)),
@@ -308,14 +305,7 @@ ROWS = [
     ("every", lambda: SparseModel(network(), Retrieval(64), 12), "a multiple of 8"),
     ("every", lambda: SparseModel(network(), SnapKV(64), 0)),
     ("k", lambda: triforce(network(), network(), k=0)),
-    ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)),
-    ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
-    ("batch", lambda: pass_seconds(SIZE, MACHINE, 8, 1, -1)),
-    ("alpha", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 2, 1.5)),
-    ("gamma", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 0, .5)),
-    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)),
     ("alpha", lambda: triforce_speedup(SIZE, SIZE, MACHINE, 8, 4, 2, 2, -1, .5)),
-    ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
     # chapters 26 and 26a: parallel drafting, guesses in flight
     *[("gamma", lambda bad=bad: Pearl(model(), bad)) for bad in (0, 1.5, None)],
     *[("c", lambda bad=bad: Amusd(model(), bad)) for bad in (0, -1, NAN, INF, "x")],

@@ -94,7 +94,7 @@ def test_the_prediction_takes_the_mean_of_the_costs():
 
 
 def test_prices_are_those_of_a_run():
-    "Per call of the drafts, or per round where there is none; the rest of a round is neither target nor draft"
+    "Per call of the drafts, or per round where there is none; the rest is neither target nor draft"
     for calls, price in (6, 8*COSTS.draft / 6), (0, 8*COSTS.draft / 2):
         lap = b.Lap((5.,), ledgers=(ledger([(4, 2), (4, 0)], draft_calls=calls),))
         got = b.Prices.of(COSTS, lap, 10)

@@ -16,14 +16,17 @@ from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  
 from house import ROOT
 from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
-from specref.app.names import FOR_EMBEDDED, ModelOptions
+from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions
 from specref.app.systems import SYSTEMS
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.sequential import sample_rounds, save_log
 from specref.core.cost import Costs
-from specref.core.loop import System, Verdict, match, no_draft
+from specref.core.loop import System, Verdict, generate, match, no_draft
+from specref.core.rng import Seeded
 from specref.core.target import random_table
-from specref.models.embedded import tokenizer
+from specref.draft.vocab import translated
+from specref.models.embedded import tokenizer, tokenizer_of
+from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
 
 X = "decode", "--prompt", "x", "--seconds", "0"
@@ -115,6 +118,35 @@ def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
         printed = capsys.readouterr()
         warnings = printed.err.count("% of its tokenizer's words are not the target's")
         assert SAME in printed.out and warnings == printed.err.count("\n") == lines
+
+
+@pytest.mark.parametrize("system", TRANSLATED)
+@pytest.mark.parametrize("names", [("target", "letters"), ("letters", "draft"), ("target", "draft")], ids=str)
+def test_a_draft_with_any_tokenizer(capsys, folder, priced, system, names):
+    "The text is that of plain decoding; it and the accepted tokens are those of the translated draft"
+    target, draft = (str(folder/name) for name in names)
+    given = "--system", system, "--target", target, "--draft", draft, "--gamma", "3", "--n", "8"
+    found = report(capsys, *X, *given)
+    (p, words), (q, own) = ((HFModel.load(name, temperature=0), tokenizer_of("", name))
+                            for name in (target, draft))
+    drafter = translated(q, own, words, TRANSLATED[system], 3)
+    want = generate(p, drafter, reject, tuple(words.encode("x")), 8, Seeded(123))
+    assert found["equal"] and tuple(found["tokens"]) == want and found["draft"] == draft
+    for name in "num_draft_tokens", "num_accepted_tokens":
+        assert found["ledger"][name] == getattr(want.ledger, name)
+
+
+def test_the_draft_of_the_second_tokenizer(capsys, folder):
+    "Where no draft is named; for another target, and for another system, a draft of other words is refused"
+    assert SAME in run(capsys, *X, "--n", "6", "--system", "TLI")
+    words = f"the systems {', '.join(TRANSLATED)} take a draft with another tokenizer"
+    target, letters = str(folder/"target"), str(folder/"letters")
+    own = "--target", target, "--draft", letters
+    for argv in X, (*X, "--system", "SpecHub"), ("bench",), ("tour",), ("certify",):
+        fails(capsys, words, *argv, *own)
+    fails(capsys, "or a draft model with its tokenizer", *X, "--system", "TLI", "--target", target)
+    found = report(capsys, "certify", "--system", "TLI", *own, "--n", "1", "--runs", "90", "--top-k", "2")
+    assert found["passes"] and found["systems"]["TLI"]["model"]["test"]["n"] == 90
 
 
 @pytest.mark.parametrize("length, n", [(1, 64), (63, 2), (60, 1)])
@@ -378,6 +410,11 @@ def test_models_that_cannot_be_had(capsys, folder):
     fails(capsys, "draft: got a vocabulary of 257 tokens, wanted the target's 512", *X,
             "--target", target, "--draft", own)
     fails(capsys, "target: got '", *X, "--target", empty, "--draft", "small")
+    translate = *X, "--system", "TLI", "--target"
+    words = " with decoder null, wanted one that has a token for every byte"
+    fails(capsys, words, *translate, target, "--draft", str(folder/"words"))
+    fails(capsys, "target: got", *translate, str(folder/"words"), "--draft", target)
+    fails(capsys, "draft: got '", *translate, target, "--draft", empty)
     fails(capsys, "draft: got '", *X, "--draft", empty)
 
 

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings, strategies as st
 from helpers import constant, models, pairs, proves
 from specref.core import loop, timing
 from specref.core.rng import Seeded, law_of
-from specref.core.cost import Costs, arithmetic_factor, best_gamma, speedup
+from specref.core.cost import (Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length,
+                               llama_size, pass_seconds, sparse_speedup, speedup)
 from specref.core.rates import Rates
 from specref.core.timing import explain, measure, reprice
 from specref.core.law import exact, overlap
@@ -325,3 +326,36 @@ def test_extremes():
     every, none, one = (explain(reprice(ledger, free), free) for ledger in ledgers)
     assert (every.best, none.best, one.gamma, best_gamma(1, 0, 7), best_gamma(0, 0)) == (8, 0, 2, 7, 0)
     assert (none.cause, none.measured, none.alpha, none.gains["rejections"]) == ("rejections", 1, 0, 1.5)
+
+# A roofline
+
+sizes = st.builds(ModelSize, st.integers(1, 50), st.integers(1, 2), st.integers(1, 9), st.just(0))
+speeds = st.fractions(F(1, 4), 60, max_denominator=4)
+machines = st.builds(Machine, speeds, speeds)
+
+@proves("thm-critical-length")
+@given(sizes, machines, st.integers(0, 20), st.integers(2, 6), st.fractions(F(1, 9), 1, max_denominator=9),
+       st.fractions(1, 4, max_denominator=8))
+def test_critical_length(size, machine, budget, gamma, alpha, factor):
+    "In fractions: from S* on the speed-up never falls over the batch, below it falls between the two bounds"
+    star = critical_length(size, machine, budget, gamma)
+    weights, token = size.weights*size.weight_bytes / machine.bandwidth, 2*size.weights / machine.flops
+    low, high = weights / (gamma + 1) / token, weights / token
+    batches = sorted({low/2, low, (low + high)/2, high, 2*high, *map(F, range(1, 40))})
+    def speed(rows, batches):
+        return [sparse_speedup(size, machine, rows, budget, gamma, alpha, b) for b in batches]
+    rising = speed(max(star*factor, budget), batches)
+    assert rising == sorted(rising)
+    below = budget + (star - budget)*(1 - 1/(1 + factor))
+    falling = speed(below, [low, (low + high)/2, high])
+    assert falling[0] > falling[1] > falling[2]
+
+def test_seconds_by_hand():
+    "Weights once, rows for every text; arithmetic for every token; the longer of two times for each part"
+    size, machine = ModelSize(F(10), 2, 3, 5), Machine(F(4), F(8))
+    assert pass_seconds(size, machine, 6) == F(20, 4) + F(6*3, 4)
+    assert pass_seconds(size, machine, 6, tokens=4, batch=3) == F(2*10*12, 8) + F(6*5*4*3, 8)
+    llama = llama_size(32, 4096, 32, 32, 11008, 32000)
+    assert llama.weights + 32000*4096 + 65*4096 == 6_738_415_616   # with embedding and norms
+    speed = sparse_speedup(size, machine, 6, 2, 1, F(1, 2))
+    assert speed == F(3, 2) * F(19, 2) / (F(13, 2) + pass_seconds(size, machine, 6, 2))

@@ -103,12 +103,13 @@ class Case(NamedTuple):
 
 @cache
 @torch.inference_mode()
-def plain_law(ctx, n, temperature):
-    "The distribution of `n` tokens, each text read whole by transformers' module, with the warp of chapter 0"
+def plain_law(ctx, n, temperature, model=raw_model):
+    """The distribution of `n` tokens, each text read whole by transformers' module `model()`, with the warp
+    of chapter 0"""
     if not n: return {(): 1.}
-    law = plain_law(ctx, n - 1, temperature)
+    law = plain_law(ctx, n - 1, temperature, model)
     texts = torch.tensor([ctx + y for y in law])
-    logits = raw_model("target")(input_ids=texts, use_cache=False).logits[:, -1]
+    logits = model()(input_ids=texts, use_cache=False).logits[:, -1]
     rows = [warp(z, temperature, top_k=2) for z in logits.numpy()]
     return {(*y, int(x)): w*r[x] for (y, w), r in zip(law.items(), rows) for x in np.flatnonzero(r)}
 

@@ -1,4 +1,5 @@
 "Chapter 25a: one trunk, no layer run twice, the published training and adapter, exits that look at no token"
+import json
 from itertools import islice
 from math import exp, log
 
@@ -10,17 +11,20 @@ from torch.nn import functional as F
 
 from contracts import drafter_contract
 from helpers import faithful, models, proves, seeds, shapes, tiny
+from specref.draft import early_exit
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law
 from specref.core.tree import Tree
-from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ConfidenceExit, ExitDraft,
-                                      ExitTarget, KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss,
-                                      dropout_rates, dropped_states, early_exit_loss, exit_scales,
-                                      exit_weights, kangaroo_adapter, layerskip_model, some_layers)
-from specref.draft.length import Schedule
+from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
+                                      KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
+                                      dropout_rates, dropped_states, early_exit_loss, exit_rates, exit_scales,
+                                      exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
+                                      second_exit, some_layers, train_layerskip)
+from specref.draft.length import ConfidenceLength, Schedule
 from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
-from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, windows
+from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, stored, windows
+from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
 from test_embedded import SEEN, plain_law
@@ -119,7 +123,7 @@ def test_shallow_layers_run_once(subject):
     "The trunks of draft and target together run once on each token of the text and of the drafts"
     target = ExitTarget(tiny(3, L), 2)
     draft = subject(target)
-    drafter = ScheduledChain(draft, ConfidenceExit(.6), 4)
+    drafter = ScheduledChain(draft, second_exit(.6), 4)
     ledger = generate(target, drafter, reject, (0, 1, 2), 20, Seeded(0)).ledger
     fed = 2 + ledger.num_draft_tokens + len(ledger.rounds)   # the prompt but its last token, y and drafts
     ran = sum(trunk.meter.tokens for trunk in {id(m.trunk): m.trunk for m in (draft, target)}.values())
@@ -141,7 +145,11 @@ def test_the_meters_add_up():
 
 # The second exit, and the distribution
 
-@faithful("Kangaroo", subject=ConfidenceExit, plain={"drafts of full length": lambda threshold: Schedule()})
+def full_length(threshold): return Schedule()
+def of_the_token(threshold): return ConfidenceLength(threshold, adaptive=False)
+
+
+@faithful("Kangaroo", subject=second_exit, plain={"full length": full_length, "q(x)": of_the_token})
 def test_the_second_exit(subject):
     "No token follows one whose row has no probability of .6; drafts have several lengths"
     lengths = set()
@@ -161,7 +169,7 @@ def test_the_second_exit(subject):
 def test_the_second_exit_is_lossless(pair, threshold):
     "Tables in fractions: true edges, and the target's distribution"
     target, draft = pair
-    drafter = ScheduledChain(draft, ConfidenceExit(threshold), 2)
+    drafter = ScheduledChain(draft, second_exit(threshold), 2)
     drafter_contract(drafter, (0,))
     assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
 
@@ -172,7 +180,7 @@ def test_the_second_exit_is_lossless(pair, threshold):
 def test_early_exits_are_lossless(kind, temperature):
     "A random transformer: every path of the loop, three tokens, up to rounding"
     target = ExitTarget(tiny(3, L), 2, temperature)
-    drafter = ScheduledChain(DRAFTS[kind](target), ConfidenceExit(.5), 2)
+    drafter = ScheduledChain(DRAFTS[kind](target), second_exit(.5), 2)
     found = loop_law(target, drafter, reject, (0, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, temperature, check=False), (0, 1), 3)) < 1e-9
 
@@ -182,8 +190,19 @@ def test_three_tokens_of_the_embedded_target():
     "Kangaroo with its trained adapter, top 2: every path has the distribution of plain passes"
     adapter, exit = kangaroo_adapter()
     target, ctx = ExitTarget(raw_model(), exit, 1., top_k=2), prompts("english", 1, length=12, seed=2)[0]
-    drafter = ScheduledChain(AdapterDraft(target, adapter), ConfidenceExit(.8), 2)
+    drafter = ScheduledChain(AdapterDraft(target, adapter), second_exit(.8), 2)
     assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
+
+
+@proves("thm-early-exit")
+@pytest.mark.parametrize("temperature", (1., 2.))
+def test_three_tokens_of_the_layerskip_model(temperature):
+    "LayerSkip with its trained model, top 2: every path has the distribution of plain passes"
+    ctx = prompts("english", 1, length=12, seed=2)[0]
+    for exit in (1, 3):
+        target = ExitTarget(layerskip_model(), exit, temperature, top_k=2)
+        found = loop_law(target, Chain(ExitDraft(target), 2), reject, ctx, 3)
+        assert tv_outcomes(found, plain_law(ctx, 3, temperature, layerskip_model)) <= SEEN
 
 
 # Training
@@ -255,6 +274,60 @@ def test_training_for_the_exit(subject):
     logits = [model.lm_head(model.model.norm(h))[:, :-1] for h in states]
     right = [(z.argmax(-1) == x[:, 1:]).float().mean() for z in logits]
     assert right[3] > .6*right[-1] and right[-1] > .5
+
+
+def test_what_is_measured_after_each_layer():
+    "Loss, acceptance rate and equal argmax of every exit, from rows that are computed alone"
+    model = tiny(512, 3).float()
+    ids = {d: np.arange(900, dtype=np.uint16) % 512 for d in DOMAINS}
+    found, x = exit_rates(model, ids, rows=2, length=12, prompt=4), windows(ids, 0, 2, 12, seed=9)
+    p = np.stack([exit_rows(model, 3, tuple(row)) for row in x.tolist()])[:, 3:-1]
+    for exit in (1, 2, 3):
+        q = np.stack([exit_rows(model, exit, tuple(row)) for row in x.tolist()])[:, 3:-1]
+        own = np.take_along_axis(q, x[:, 4:, None].numpy(), -1)
+        assert found["loss"][exit - 1] == pytest.approx(-np.log(own).mean(), rel=1e-4)
+        assert found["accepted"][exit - 1] == pytest.approx(np.minimum(p, q).sum(-1).mean(), abs=1e-5)
+        assert found["same"][exit - 1] == pytest.approx((q.argmax(-1) == p.argmax(-1)).mean())
+
+
+def test_the_choice_of_exit_and_length():
+    "No other pair has a larger (1 + α + ... + α^γ) / (1 + γ E/L)"
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rates = [*np.sort(rng.random(5)), 1.]
+        speeds = {(e, g): sum(rates[e - 1]**i for i in range(g + 1)) / (1 + g*e/6)
+                  for e in range(1, 6) for g in range(1, 9)}
+        assert speeds[best_exit(rates)] == pytest.approx(max(speeds.values()))
+
+
+def test_the_shipped_model_beside_its_plain_twin():
+    "Every exit is accepted more often than the twin's; the record is that of the weights, made by the recipe"
+    exits, model = layerskip_exits(), layerskip_model()
+    ours, plain = exits["layerskip"]["held-out"], exits["plain"]["held-out"]
+    assert all(a > b + .03 for a, b in zip(ours["accepted"][:-1], plain["accepted"]))
+    assert ours["loss"][-1] < plain["loss"][-1] + .3
+    again = exit_rates(model)
+    for name, row in again.items(): assert row == pytest.approx(ours[name], abs=5e-3)
+    card = json.loads((stored("layerskip")/"recipe.json").read_text())["recipe"]
+    assert card == json.loads(json.dumps(vars(LayerSkipRecipe())))
+
+
+def test_training_twins(tmp_path, monkeypatch):
+    "Two steps in small: weights that load, a card with both records; the twin has no exits and no dropout"
+    ids = np.arange(900, dtype=np.uint16) % 512
+    base = llama(3, 32, 32)
+    monkeypatch.setattr(early_exit, "raw_model", lambda: base)
+    monkeypatch.setattr(early_exit, "domain_ids", lambda d, held_out=True: ids)
+    recipe = LayerSkipRecipe(taken=(0, 2), steps=2, rows=2, length=16)
+    assert (exit_weights(1, 8, recipe.plain.exit_scale, 1) == [0]*7 + [1]).all() and not recipe.plain.dropout
+    train_layerskip(tmp_path, recipe)
+    folder = tmp_path/"data"/"layerskip"
+    card = json.loads((folder/"recipe.json").read_text())
+    assert HFModel.load(folder).layers == 2 and card["recipe"]["taken"] == [0, 2]
+    assert {(a, b) for a, rows in card["exits"].items() for b in rows} == {
+        (a, b) for a in ("plain", "layerskip") for b in ("training", "held-out")}
+    ours, plain = (torch.load(tmp_path/f"{name}.pt", weights_only=True)["model"] for name in card["exits"])
+    assert any(not torch.equal(w, plain[k]) for k, w in ours.items())
 
 
 class WithMLP(KangarooAdapter):

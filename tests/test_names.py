@@ -3,11 +3,13 @@ import numpy as np
 import pytest
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
-from specref.app import names
+from specref.app import names, paired
 from specref.app.names import ModelOptions
 from specref.app.systems import SYSTEMS
+from specref.core import timing
 from specref.core.law import warp
 from specref.core.rng import Seeded
+from specref.draft.early_exit import best_exit, layerskip_exits
 from specref.draft.shapes import sequoia
 from specref.models.embedded import corpus
 from specref.train.registry import load_drafter
@@ -58,6 +60,49 @@ def test_every_system_decodes_the_same_text():
     built = {name: names.build_system(pair, name, 2) for name in SYSTEMS}
     texts = {name: system(target, ids, 6, Seeded(0)) for name, (target, system) in built.items()}
     assert len(set(texts.values())) == 1 and len(texts["autoregressive"]) == 6
+
+
+def test_a_pair_of_two_tokenizers_is_for_the_systems_that_translate(folder):
+    "Its vocabularies are those of the models, and no other system is built on it"
+    given = ModelOptions(target=str(folder/"target"), draft=str(folder/"letters"), temperature=0.)
+    pair = names.load_pair(given, "TLI")
+    assert (pair.words.target.V, pair.words.draft.V) == (pair.target.V, pair.draft.V) == (512, 257)
+    for system in names.TRANSLATED:
+        target, built = names.build_system(pair.at(1.), system, 2)
+        assert built.drafter.models[0].model.temperature == target.temperature == 1
+    with pytest.raises(ValueError, match="^system: got 'SpecHub', wanted one of universal"):
+        names.build_system(pair, "SpecHub")
+
+
+SHARED = {"LayerSkip": 1e-9, "PPD": 1e-9, "Kangaroo": .02}   # whose adapter reads some tokens twice
+
+
+@pytest.mark.parametrize("system", SHARED)
+def test_shared_layers_are_counted_once(monkeypatch, system):
+    "On a clock that counts layer-tokens the predicted speed-up is that of the run, counted"
+    pair, ids, made = pair_of(1.), tuple(range(200, 220)), []
+    def source(pair, system):
+        made.append(draft_source(pair, system))
+        return made[-1]
+    draft_source = names.draft_source
+    monkeypatch.setattr(names, "draft_source", source)
+    monkeypatch.setattr(timing, "perf_counter", lambda: sum(m.meter.layer_tokens for m in made[-1][:2]))
+    costs = names.measure_pair(pair, [ids], system)
+    target, built = names.build_system(pair, system, 3)
+    text = built(target, ids, 4, Seeded(0))
+    ledger = built(target, ids + text, 40, Seeded(1)).ledger   # the rows of the prompt are there
+    counted = sum(meter.layer_tokens for meter in ledger.models.values())
+    plain = ledger.num_emitted_tokens * pair.target.layers
+    predicted = paired.predicted_speedup(pair, ids, ledger, costs, system)
+    assert predicted == pytest.approx(plain / counted, rel=SHARED[system]) and costs.plain() == 24
+
+
+def test_the_exit_that_was_best_where_it_was_trained():
+    "LayerSkip's share of layers and its gamma, which another one overrides"
+    exit, gamma = best_exit(layerskip_exits()["layerskip"]["training"]["accepted"])
+    for given, drafted in (None, gamma), (gamma + 2, gamma + 2):
+        target, built = names.build_system(pair_of(), "LayerSkip", given)
+        assert (target.exit, built.drafter.gamma) == (exit * target.layers // 8, drafted)
 
 
 def test_a_system_has_caches_of_its_own():

@@ -14,10 +14,11 @@ from specref.core.loop import Round, Verdict, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
+from specref.draft import skipping
 from specref.draft.skipping import (AdaptiveExit, MaskRecipe, PartialModel, SkippedModel, Swift,
-                                    attention_share, bayesian_search, found_mask, mask_score, matchness,
-                                    modelled_speedup, random_mask, random_search, skip_mask, stored_search,
-                                    ScheduledChain, ucb_mask, whole_layers)
+                                    attention_share, bayesian_search, found_mask, hand_made_masks, mask_score,
+                                    matchness, modelled_speedup, random_mask, random_search, skip_mask,
+                                    stored_search, ScheduledChain, ucb_mask, whole_layers, write_search)
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
 from specref.models.transformer import HFModel, RowAnswer
 from specref.verify.reject import Chain, reject
@@ -247,6 +248,19 @@ def test_the_search_beats_random_masks(subject):
     score = mask_score(embedded("target", temperature=0), texts, recipe.tokens)
     assert score(subject()) > max(s for _, s in drawn)
     assert score(found_mask()) == pytest.approx(max(s for _, s in searched), rel=1e-6)
+    assert [mask for mask, _ in searched[:3]] == [*hand_made_masks(24)]
+
+
+def test_the_stored_search_is_what_was_written(tmp_path, monkeypatch):
+    "Masks and scores come back from the card, which names recipe, corpus and versions"
+    pytest.importorskip("sklearn")
+    found = dict(bayesian=[(skip_mask(2, [0]), 1.5)], random=[(skip_mask(2), .5), (skip_mask(2, [1]), 1.)])
+    monkeypatch.setattr(skipping, "search_masks", lambda recipe: found)
+    write_search(tmp_path, MaskRecipe(trials=2))
+    monkeypatch.setattr(skipping, "stored", lambda name: tmp_path/"data"/name)
+    made = stored_search.__wrapped__()
+    assert {name: made[name] for name in found} == found and made["recipe"]["trials"] == 2
+    assert made["corpus_sha256"] and made["sklearn"]
 
 
 def test_modelled_speed():
@@ -373,6 +387,24 @@ def test_swift_is_lossless_on_a_transformer():
     *_, (drafter, text) = learned(target, drafter, 5)
     assert drafter.tried and tv_outcomes(loop_law(target, drafter, reject, text, 2),
                                          target_law(target, text, 2)) < 1e-9
+
+
+@proves("thm-skipping")
+@pytest.mark.parametrize("seed", (1, 2))
+def test_three_tokens_while_the_mask_is_found(seed):
+    "The embedded target, top 2, in the middle of the search: the masks change, the distribution does not"
+    target, ctx, masks = Once("target", 1.), prompts("english", 1, length=12, seed=2)[0], set()
+    class Watched(Swift):
+        def learn(self, round):
+            after = super().learn(round)
+            masks.add(after.skip)
+            return after
+    drafter = Watched.of(target, most=2, window=3, enough=1., threshold=.3)
+    for round in islice(rounds(target, drafter, reject, ctx, Seeded(seed)), 4): drafter = drafter.learn(round)
+    masks.clear()
+    ctx = round.tree.ctx + round.tokens
+    assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
+    assert drafter.tried and len(masks) > 2
 
 
 def test_suggestions():

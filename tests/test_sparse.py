@@ -1,4 +1,4 @@
-"Chapter 25b: chosen rows by brute force, a draft that reads so many and no more, the roofline in fractions"
+"Chapter 25b: chosen rows by brute force, a draft that reads so many and no more, a roofline of three levels"
 from fractions import Fraction as F
 from itertools import islice
 
@@ -11,14 +11,14 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from contracts import drafter_contract
 from helpers import faithful, laws, models, proves, seeds
+from specref.core.cost import Machine, ModelSize, pass_seconds
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree
 from specref.draft.cascade import Nested
-from specref.draft.sparse import (Machine, ModelSize, Retrieval, Selection, SnapKV, SparseModel,
-                                  StreamingWindow, TriForce, critical_length, llama_size, pass_seconds,
-                                  sparse_speedup, triforce, triforce_speedup)
+from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, StreamingWindow, TriForce,
+                                  triforce, triforce_speedup)
 from specref.models.embedded import prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, capped_geometric, reject
@@ -347,40 +347,6 @@ def test_the_error_of_dropped_rows(weights, values, k):
     if not inside or not outside: return
     kept, dropped = weights[:k] @ values[:k] / inside, weights[k:] @ values[k:] / outside
     assert kept - weights @ values == outside * (kept - dropped)
-
-
-sizes = st.builds(ModelSize, st.integers(1, 50), st.integers(1, 2), st.integers(1, 9), st.just(0))
-speeds = st.fractions(F(1, 4), 60, max_denominator=4)
-machines = st.builds(Machine, speeds, speeds)
-
-
-@proves("thm-critical-length")
-@given(sizes, machines, st.integers(0, 20), st.integers(2, 6), st.fractions(F(1, 9), 1, max_denominator=9),
-       st.fractions(1, 4, max_denominator=8))
-def test_critical_length(size, machine, budget, gamma, alpha, factor):
-    "In fractions: from S* on the speed-up never falls over the batch, below it falls between the two bounds"
-    star = critical_length(size, machine, budget, gamma)
-    weights, token = size.weights*size.weight_bytes / machine.bandwidth, 2*size.weights / machine.flops
-    low, high = weights / (gamma + 1) / token, weights / token
-    batches = sorted({low/2, low, (low + high)/2, high, 2*high, *map(F, range(1, 40))})
-    def speed(rows, batches):
-        return [sparse_speedup(size, machine, rows, budget, gamma, alpha, b) for b in batches]
-    rising = speed(max(star*factor, budget), batches)
-    assert rising == sorted(rising)
-    below = budget + (star - budget)*(1 - 1/(1 + factor))
-    falling = speed(below, [low, (low + high)/2, high])
-    assert falling[0] > falling[1] > falling[2]
-
-
-def test_seconds_by_hand():
-    "Weights once, rows for every text; arithmetic for every token; the longer of two times for each part"
-    size, machine = ModelSize(F(10), 2, 3, 5), Machine(F(4), F(8))
-    assert pass_seconds(size, machine, 6) == F(20, 4) + F(6*3, 4)
-    assert pass_seconds(size, machine, 6, tokens=4, batch=3) == F(2*10*12, 8) + F(6*5*4*3, 8)
-    llama = llama_size(32, 4096, 32, 32, 11008, 32000)
-    assert llama.weights + 32000*4096 + 65*4096 == 6_738_415_616   # with embedding and norms
-    speed = sparse_speedup(size, machine, 6, 2, 1, F(1, 2))
-    assert speed == F(3, 2) * F(19, 2) / (F(13, 2) + pass_seconds(size, machine, 6, 2))
 
 
 @given(st.integers(1, 8), st.fractions(0, 1, max_denominator=9))

@@ -14,7 +14,7 @@ __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST'
 # %% ../../nbs/62_benchmarks.ipynb #1ab5b02b
 import gc
 import tracemalloc
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -207,7 +207,8 @@ def laps_of(contest, kind, temperature, laps, each, n, bar):  # -> Laps
     "`laps` laps of `each` prompts and one for the prices, each lap with another order of the contest"
     texts, order = RACE_KINDS[kind](laps * (each + 1), seed=2), list(contest)
     groups = [texts[k*(each + 1):(k + 1)*(each + 1)] for k in range(laps)]
-    found = Laps({name: [] for name in order}, {name: [] for name in order}, [], [group[1:] for group in groups])
+    none = {name: [] for name in order}
+    found = Laps(none, deepcopy(none), [], [group[1:] for group in groups])
     for k, (first, *turn) in enumerate(groups):
         found.costs.append(costs_of(contest, first, temperature))
         for name in order[k:] + order[:k]:
@@ -219,7 +220,8 @@ def laps_of(contest, kind, temperature, laps, each, n, bar):  # -> Laps
 # %% ../../nbs/62_benchmarks.ipynb #b92fc873
 def race(kind, temperature, laps, each, n, bar):  # -> rows, Sequoia's choice
     "One kind of text at one temperature, and everyone of `CONTEST`"
-    found, where = laps_of(CONTEST, kind, temperature, laps, each, n, bar), dict(kind=kind, temperature=temperature)
+    found = laps_of(CONTEST, kind, temperature, laps, each, n, bar)
+    where = dict(kind=kind, temperature=temperature)
     rows = [where | result_row(name, found, n) for name in found.seen]
     costs = found.costs[-1]["autoregressive", ""]
     nodes, levels, promised = best_size(sibling_rates("small", temperature), costs, 32, 6)
@@ -236,7 +238,7 @@ def result_row(name, found, n):  # -> dict
     row |= {key: float(np.median(x)) for key, x in ratios.items()}
     low, high, confidence = median_interval(ratios["over_plain"].tolist(), miss=.05)
     row |= dict(tokens_per_s=float(n / np.median(mine)), low=low, high=high, confidence=confidence)
-    if name[0] not in DRAFT_SOURCES: row |= dict(outside=float(np.median([x.outside for x in found.seen[name]])))
+    if name[0] not in DRAFT_SOURCES: row["outside"] = float(np.median([x.outside for x in found.seen[name]]))
     return row | (predicted_row(name, found, ratios["over_plain"]) if found.ledgers(name) else {})
 
 def predicted_row(name, found, ratios):  # (prompts,) -> dict

@@ -6,10 +6,10 @@
 __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value', 'print_json', 'decode', 'check_decode',
            'TextStream', 'streamed_text', 'text_entries', 'compare_texts', 'shown_texts', 'speed_entries',
            'decode_words', 'bench', 'held_out_texts', 'cost_entries', 'bench_words', 'milliseconds', 'certify_command',
-           'report_certificates', 'ModelCounts', 'runs_needed', 'ProgressLines', 'TextCounter', 'certify_words',
-           'certify_entries', 'indent', 'certify_recorded', 'check_folder', 'check_file', 'Parser', 'parser',
-           'add_command', 'add_models', 'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_tour',
-           'add_record', 'add_compare', 'add_train', 'main', 'run_command']
+           'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries',
+           'indent', 'certify_recorded', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
+           'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_tour', 'add_record', 'add_compare', 'add_train',
+           'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -33,7 +33,7 @@ from ..core.check import check_at_least, check_between
 from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
-from ..certify.certificates import ALPHA, certificate, certify_system, check_sees, partition
+from ..certify.certificates import certificate, certify_system, runs_needed
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
@@ -79,7 +79,7 @@ def decode(prompt, n=64, gamma=None, seed=123, system=None, temperature=0., seco
     "Decode `prompt` by `system` and plainly; prints the text, and the speed-up measured and predicted"
     options = ModelOptions(temperature=temperature, **models)
     check_decode(n, gamma, seed, seconds, stream and as_json)
-    pair = load_pair(choose_drafter(options, system))
+    pair = load_pair(choose_drafter(options, system), system)
     system = system or next(iter(pair.own_systems), "speculative sampling")
     ids = encode_prompt(pair, prompt, pair.target, n)
     plain, fast = runs_of(pair, system, gamma, ids, n, seed)
@@ -148,7 +148,7 @@ def speed_entries(pair, ids, system, runs, run):  # PairedRuns, (text, seconds) 
     measured = dict(median=runs.speed_up, interval=runs.interval._asdict(), pairs=len(runs.seconds),
                     words=runs.words)
     cause = replace(explain(ledger, costs), measured=runs.speed_up).words if ledger.num_draft_tokens else ""
-    return dict(speed_up=measured, predicted=predicted_speedup(pair, ids, ledger, costs), cause=cause,
+    return dict(speed_up=measured, predicted=predicted_speedup(pair, ids, ledger, costs, system), cause=cause,
                 c=costs.c, costs=costs, plain_tokens_per_second=plain, tokens_per_second=fast,
                 seconds_a_token=runs.seconds, ledger=ledger.to_dict())
 
@@ -226,7 +226,7 @@ def certify_command(system=None, n=3, runs=2000, seed=0, prompt="The value of", 
     options, names = ModelOptions(temperature=temperature, **models), [system]
     check_options(options)
     chosen = choose_drafter(options, system)
-    pair = load_pair(chosen) if options.target or options.draft or options.drafter else None
+    pair = load_pair(chosen, system) if options.target or options.draft or options.drafter else None
     if system is None: names = list(pair and pair.own_systems or SYSTEMS)
     count = pair and ModelCounts.of(pair, names, prompt, n, runs, seed)
     return report_certificates(names, count, as_json, others)
@@ -275,19 +275,6 @@ class ModelCounts:
         if not watched: system = replace(system, drafter=TextCounter(system.drafter, self.ids, lines))
         return certify_system(system, target, self.ids, self.n, runs=self.runs, seed=self.seed,
                               progress=watched)
-
-def runs_needed(target, ids, n, runs):
-    "`runs`, or where so many counts detect no distance, a number little above the least that do"
-    def enough(runs):
-        try: check_sees(partition(target, ids, n, runs), runs, ALPHA)
-        except ValueError: return False
-        return True
-    low, high = 0, runs
-    while not enough(high): low, high = high, 2 * high
-    while low and high > 1.05 * low:
-        middle = (low + high + 1) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
 
 # %% ../../nbs/63_commands.ipynb #7734d736
 class ProgressLines:

@@ -194,8 +194,8 @@ def skipping_drafts(setup):
     return ScheduledChain(setup.draft, schedule, setup.gamma)
 def adapter_drafts(setup):
     "At most gamma tokens, ended by the second exit"
-    from specref.draft.early_exit import ConfidenceExit
-    return ScheduledChain(setup.draft, ConfidenceExit(.6), setup.gamma)
+    rule = ConfidenceLength(.6, adaptive=False, largest=True)
+    return ScheduledChain(setup.draft, rule, setup.gamma)
 def swift_drafts(setup):
     "On tables every mask has the same draft"
     from specref.draft.skipping import Swift

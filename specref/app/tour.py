@@ -69,7 +69,8 @@ class TrainedStop(Stop):
 class SourceStop(Stop):
     "A system of `DRAFT_SOURCES` on the embedded target, or on one of its own; `draft` is a word"
     @property
-    def own_plain(self): return PlainStop("autoregressive", self.recipe) if self.recipe in OWN_TARGETS else None
+    def own_plain(self):
+        return PlainStop("autoregressive", self.recipe) if self.recipe in OWN_TARGETS else None
     def build(self, temperature):
         target, small = target_of(self.recipe, temperature), embedded("small", temperature=temperature)
         source = DRAFT_SOURCES[self.recipe](target, small)
@@ -257,7 +258,8 @@ def format_line(row, words=""):
     spread = f"({row['slowest']:.2f}-{row['fastest']:.2f})"
     return (f"{row['system']:28} {row['draft']:5} {row['tokens_per_call']:8.2f} "
             f"{row['draft_acceptance_rate']:4.2f} {row['draft_cost']:5.2f} {row['layers']:6.1f} "
-            f"{row['kv_mb']:6.1f} {row['predicted']:5.2f}x {row['tokens_per_s']:6.0f} {row['speed_up']:5.2f}x {spread:11}  {words}").rstrip()
+            f"{row['kv_mb']:6.1f} {row['predicted']:5.2f}x {row['tokens_per_s']:6.0f} "
+            f"{row['speed_up']:5.2f}x {spread:11}  {words}").rstrip()
 
 # %% ../../nbs/60b_tour.ipynb #b9fbccb2
 def tour_block(kind, temperature, runs, law):  # {stop: runs}, {recipe: words} -> dict

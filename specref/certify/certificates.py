@@ -8,8 +8,8 @@ __all__ = ['DIFFERS', 'SOME', 'TEXTS', 'LARGE', 'ALPHA', 'MISS', 'MORE_RUNS', 'i
            'with_tokens', 'certificate_of', 'mean_tokens', 'check_fractions', 'estimated_texts', 'LongLaw', 'long_law',
            'round_cost', 'estimated_cost', 'Enumeration', 'Cells', 'partition', 'split_cell', 'as_stop', 'split_row',
            'load_scipy', 'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest', 'check_counts', 'g_test',
-           'Evidence', 'cell_name', 'evidence', 'check_sees', 'count_evidence', 'check_model', 'check_system',
-           'certify_system', 'certificate', 'worst_of', 'sparse_table']
+           'Evidence', 'cell_name', 'evidence', 'check_sees', 'runs_needed', 'count_evidence', 'check_model',
+           'check_system', 'certify_system', 'certificate', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -449,6 +449,19 @@ def check_sees(cells, runs, alpha):
     limit, df = safe_limit(runs, tuple(map(float, cells.weight.values())), alpha), len(cells.weight) - 1
     if detectable(runs, df, limit) == 1 if df else cells.mass_in_shared_cells:
         raise ValueError(f"runs: got {runs}, wanted more: no distance is detectable (cells: {df + 1})")
+
+def runs_needed(target, ctx, n, runs):
+    "`runs`, or where so many counts detect no distance, a number little above the least that do"
+    def enough(runs):
+        try: check_sees(partition(target, ctx, n, runs), runs, ALPHA)
+        except ValueError: return False
+        return True
+    low, high = 0, runs
+    while not enough(high): low, high = high, 2 * high
+    while low and high > 1.05 * low:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 def count_evidence(sample, noise, target, ctx, n, stop, runs, due, alpha, progress):  # -> Evidence
     "Evidence from the texts `sample(ctx, n, noise(run))` of `runs` runs, on cells fixed before the first"

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROJECTIONS', 'Selection', 'StreamingWindow', 'by_key_head', 'Retrieval', 'SnapKV', 'check_queries', 'turn_rows',
-           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'Machine', 'ModelSize',
-           'llama_size', 'pass_seconds', 'sparse_speedup', 'critical_length', 'triforce_speedup']
+           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'triforce_speedup']
 
 # %% ../../nbs/25b_sparse.ipynb #fe7eadf5
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from torch.nn.functional import avg_pool1d
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
+from ..core.cost import pass_seconds
 from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
 from .cascade import Nested, graft, mean_rounds
@@ -239,69 +239,6 @@ def triforce(target, small, gamma=6, budget=4096, window=512, sinks=16, chunk=8,
     tiny = SparseModel(small, StreamingWindow(window, sinks), check=False)
     tiny.meter = small.meter   # its rows of the text are counted with it
     return TriForce(middle, gamma, Chain(tiny, k))
-
-# %% ../../nbs/25b_sparse.ipynb #4a6a1de1
-@dataclass(frozen=True)
-class Machine:
-    "Bytes and floating point operations a second"
-    bandwidth: float
-    flops: float
-
-@dataclass(frozen=True)
-class ModelSize:
-    "What a pass reads and computes: weights, bytes of a weight, KV bytes and attention operations a row"
-    weights: float
-    weight_bytes: float
-    row_bytes: float
-    row_flops: float
-
-def llama_size(layers, hidden, heads, key_heads, mlp, V, bytes=2):
-    """The size of a Llama: its layers and its head, all in `bytes` a number
-
-    >>> llama_size(32, 4096, 32, 32, 11008, 32000).row_bytes
-    524288
-    """
-    check_at_least(1, layers=layers, hidden=hidden, heads=heads, key_heads=key_heads)
-    check_at_least(1, mlp=mlp, V=V, bytes=bytes)
-    width = hidden // heads * key_heads
-    weights = layers * (2*hidden*hidden + 2*hidden*width + 3*hidden*mlp) + V*hidden
-    return ModelSize(weights, bytes, 2*layers*width*bytes, 4*layers*hidden)
-
-def pass_seconds(size, machine, rows, tokens=1, batch=1):
-    "Seconds of a pass over `tokens` tokens of each text of a batch, which reads `rows` KV rows of each"
-    check_between(0, inf, rows=rows)
-    check_at_least(1, tokens=tokens)
-    check_between(0, inf, batch=batch)
-    weight_read, row_read = (b / machine.bandwidth for b in (size.weights*size.weight_bytes, size.row_bytes))
-    weight_use, row_use = (f / machine.flops for f in (2*size.weights, size.row_flops))
-    return max(weight_read, weight_use*tokens*batch) + max(row_read, row_use*tokens) * rows * batch
-
-def sparse_speedup(size, machine, rows, budget, gamma, alpha, batch=1, draft=None):
-    """Modelled speed-up of `gamma` draft tokens that read `budget` rows, by the same weights or `draft`'s
-
-    >>> size, machine = llama_size(32, 4096, 32, 32, 11008, 32000), Machine(2e12, 3e14)
-    >>> print(f"{sparse_speedup(size, machine, rows=16000, budget=512, gamma=3, alpha=.8, batch=64):.2f}")
-    2.50
-    """
-    check_between(0, 1, alpha=alpha)
-    check_at_least(1, gamma=gamma)
-    plain = pass_seconds(size, machine, rows, 1, batch)
-    drafting = gamma * pass_seconds(draft or size, machine, min(budget, rows), 1, batch)
-    verifying = pass_seconds(size, machine, rows, gamma + 1, batch)
-    return capped_geometric(alpha, gamma) * plain / (drafting + verifying)
-
-# %% ../../nbs/25b_sparse.ipynb #d13554ed
-def critical_length(size, machine, budget, gamma):
-    """The length from which the modelled speed-up never falls with the batch (Theorem critical-length)
-
-    >>> size, machine = llama_size(32, 4096, 32, 32, 11008, 32000), Machine(2e12, 3e14)
-    >>> round(critical_length(size, machine, budget=512, gamma=3))
-    1104
-    """
-    check_at_least(2, gamma=gamma)
-    check_between(0, inf, budget=budget)
-    row, token = size.row_bytes / machine.bandwidth, 2*size.weights / machine.flops
-    return (gamma*budget*row + (gamma + 1)*token) / ((gamma - 1)*row)
 
 # %% ../../nbs/25b_sparse.ipynb #3e3bc691
 def triforce_speedup(size, tiny, machine, rows, budget, window, gamma, alpha, inner, k=1):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['layer_donors', 'all_donors', 'capped_ratio', 'scaled_residual', 'LeafResiduals', 'transfer_mass', 'by_transfer',
-           'parent_donates', 'later_donate', 'not_deeper_donate', 'all_donate', 'traversal', 'mean_accepted',
-           'lossless_rows', 'unseen', 'reachable', 'tree_texts', 'best_rule', 'solve_lp', 'acceptance_bound',
-           'seen_layers']
+           'parent_donates', 'later_donate', 'not_deeper_donate', 'all_donate', 'traversal', 'first_accepted',
+           'mean_accepted', 'lossless_rows', 'unseen', 'reachable', 'tree_texts', 'best_rule', 'solve_lp',
+           'acceptance_bound', 'seen_layers']
 
 # %% ../../nbs/13_traversal.ipynb #065d817f
 from collections import defaultdict
@@ -81,7 +81,7 @@ def all_donate(tree, v, u):
 layer_donors, all_donors = by_transfer(not_deeper_donate), by_transfer(all_donate)
 
 # %% ../../nbs/13_traversal.ipynb #c6940b38
-def traversal(p: Sequence[Law], tree: Tree, rng: Rng, u: int = 0, a: Number = 1) -> Verdict:  # p: (n, V)
+def traversal(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Verify children before their parent, earlier siblings first (Theorem traversal)
 
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
@@ -89,15 +89,19 @@ def traversal(p: Sequence[Law], tree: Tree, rng: Rng, u: int = 0, a: Number = 1)
     >>> loop_law(target, drafter, traversal, (0,), n=2) == target_law(target, (0,), n=2)
     True
     """
+    return first_accepted(p, tree, rng, 0, 1)
+
+def first_accepted(p, tree, rng, u: int, a: Number) -> Verdict | None:
+    "The verdict below `u`, which has the scale `a`, or at it; none where all these nodes are rejected"
     if not a > 0: return None
     r = LeafResiduals(p)
     for c in tree.children(u):
         x, q = tree.token[c], tree.law[c]
         check_same_vocab(r[u], q)
-        found = traversal(p, tree, rng, c, capped_ratio(a * r[u][x], q[x]))
+        found = first_accepted(p, tree, rng, c, capped_ratio(a * r[u][x], q[x]))
         if found: return found
         _, a, r[u] = scaled_residual(a, r[u], q)
-    if u == 0 or rng.coin(a, at=u): return Verdict(u, rng.pick(r[u], at=u))
+    return Verdict(u, rng.pick(r[u], at=u)) if u == 0 or rng.coin(a, at=u) else None
 
 # %% ../../nbs/13_traversal.ipynb #7c1d8a8a
 def mean_accepted(target, drafter, verify, ctx):
