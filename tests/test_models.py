@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import proves
+from safetensors.torch import load_file
 
 from specref.models import recipe
 from specref.models.embedded import DATA, DOMAINS, END_TEXT, corpus, ids_of, tokenizer, windows
@@ -26,6 +27,19 @@ def test_shipped_files():
     assert all(m["torch"] and m["transformers"] and m["python"] and m["recipe"] for m in made)
     assert sum(f.stat().st_size for f in weights) < 80e6
     assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()
+
+
+def test_cards(tmp_path):
+    "Model and network are written in half precision, each with its recipe, the corpus, versions and notes"
+    made, net = recipe.ModelRecipe(steps=3), torch.nn.Linear(2, 3)
+    recipe.save_model(recipe.llama(1, 32, 32), tmp_path/"model", made, loss=.5)
+    recipe.write_network(net, tmp_path/"net", made, loss=.5)
+    cards = [json.loads((tmp_path/name/"recipe.json").read_text()) for name in ("model", "net")]
+    assert cards[0] == cards[1] and cards[0]["loss"] == .5 and cards[0]["recipe"]["steps"] == 3
+    assert cards[0].keys() == {"recipe", "corpus_sha256", "python", "torch", "transformers", "loss"}
+    weights = load_file(tmp_path/"net"/"model.safetensors")
+    assert torch.equal(weights["weight"], net.weight.half()) and net.weight.dtype == torch.float32
+    assert HFModel.load(tmp_path/"model").V == 512
 
 
 def test_held_out_files_are_disjoint_and_tokens_encode_every_byte():

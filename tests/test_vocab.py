@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models as kinds, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -18,8 +19,9 @@ from specref.core.tree import Tree, iid, likeliest_points
 from specref.draft.shapes import DynamicTree, StaticTree
 from specref.draft.vocab import END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer
 from specref.draft.vocab import TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair
-from specref.draft.vocab import train_second, translated
-from specref.models.embedded import DOMAINS, corpus, domain_ids, embedded, prompts, stored, tokenizer
+from specref.draft.vocab import encoded_in_stretches, train_second, translated, with_vocabulary
+from specref.models.embedded import DOMAINS, corpus, domain_ids, embedded, prompts, raw_model, stored
+from specref.models.embedded import tokenizer
 from specref.verify.reject import Chain, reject
 
 TOYS = toy_pair(3)   # a, b, ab and a, b, ba
@@ -372,7 +374,6 @@ def test_a_draft_without_mass_on_the_shared_tokens():
 
 def test_all_rules_at_temperature_zero():
     "The embedded pair with two tokenizers, in double precision: the greedy text, in fewer calls than tokens"
-    import torch
     target, prompt = embedded("target", dtype=torch.float64, temperature=0), prompts("code", 1, seed=6)[0]
     plain = autoregressive(target, prompt, 16, Seeded(0))
     for rule in ("slem", "tli", "slrs"):
@@ -395,6 +396,32 @@ def test_the_shipped_draft():
         assert -sum(np.log2(rows[u][x]) for u, x in enumerate(ids)) / len(text) < 3
 
 
+def test_the_draft_begins_as_the_small_one():
+    "The same layers; a shared token has its embedding, another the mean of those of its pieces"
+    small, pair = raw_model("small"), real_pair()
+    new = with_vocabulary(small, second_tokenizer())
+    old, rows = (net.get_input_embeddings().weight for net in (small, new))
+    for x, s in enumerate(pair.draft.strings):
+        pieces = [pair.shared[x]] if x in pair.shared else pair.target.encode(s)
+        assert torch.allclose(rows[x], sum(old[i] for i in pieces) / len(pieces), atol=1e-6)
+    assert all(torch.equal(w, small.state_dict()[k]) for k, w in new.state_dict().items() if "layers" in k)
+    assert new.lm_head.weight is rows and torch.equal(new.model.norm.weight, small.model.norm.weight)
+
+
+def test_stretches():
+    "The texts come back whole; some tokens end where no token of the text, encoded as a whole, does"
+    tok, texts = second_tokenizer(), [domain_ids(d)[:200] for d in DOMAINS]
+    words, text = real_pair().draft, real_pair().target.decode(np.concatenate(texts).tolist())
+    for most in (1, 4):
+        ids = encoded_in_stretches(tok, texts, most, np.random.default_rng(0)).tolist()
+        assert words.decode(ids) == text
+        ends, whole = (set(np.cumsum([len(words.strings[x]) for x in row]))
+                       for row in (ids, words.encode(text)))
+        assert len(ends - whole) > 10
+    alone = [x for y in np.concatenate(texts) for x in words.encode(real_pair().target.strings[y])]
+    assert encoded_in_stretches(tok, texts, 1, np.random.default_rng(0)).tolist() == alone
+
+
 def test_training_runs(tmp_path, monkeypatch):
     "A small recipe on a few texts writes a model that loads with its tokenizer"
     from transformers import AutoTokenizer
@@ -403,8 +430,7 @@ def test_training_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("specref.models.embedded.corpus", lambda: rows)
     ids = {d: np.array(tokenizer()(r["text"])["input_ids"], np.uint16) for d, r in zip(DOMAINS, rows)}
     monkeypatch.setattr("specref.models.embedded.domain_ids", lambda domain, held_out: ids[domain])
-    small = SecondRecipe(vocab_size=300, draft=(1, 32, 32), sample_tokens=64, sample_rows=2, steps=2, rows=2,
-                         length=48)
+    small = SecondRecipe(vocab_size=300, sample_tokens=64, sample_rows=2, steps=2, rows=2, length=48)
     train_second(tmp_path, small)
     folder = tmp_path/"data"/"vocab"
     assert len(AutoTokenizer.from_pretrained(folder)) == HFModel.load(folder).V == 300

@@ -4,29 +4,30 @@
 
 # %% auto #0
 __all__ = ['Trunk', 'Branch', 'check_exit', 'ExitTarget', 'ExitDraft', 'dropout_rates', 'exit_scales', 'exit_weights',
-           'dropped_states', 'early_exit_loss', 'LayerSkipRecipe', 'some_layers', 'train_layerskip', 'layerskip_model',
-           'KangarooAdapter', 'AdapterDraft', 'ConfidenceExit', 'AdapterRecipe', 'adapter_loss', 'train_adapter',
-           'kangaroo_adapter']
+           'dropped_states', 'early_exit_loss', 'LayerSkipRecipe', 'some_layers', 'exit_rates', 'best_exit',
+           'train_layerskip', 'layerskip_exits', 'layerskip_model', 'KangarooAdapter', 'AdapterDraft', 'second_exit',
+           'AdapterRecipe', 'adapter_loss', 'train_adapter', 'kangaroo_adapter']
 
 # %% ../../nbs/25a_exit.ipynb #dcb7737c
-import hashlib, json, platform
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 import numpy as np
 import torch
-import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
-from ..core.check import check_at_least, check_between, check_type, write_json, write_whole
+from ..core.check import check_at_least, check_between, check_type
+from ..core.cost import speedup
 from ..core.target import Meter
-from .length import Schedule
+from .length import ConfidenceLength
 from .skipping import PartialModel, attention_share, same_warp, whole_layers
-from ..models.embedded import DATA, DOMAINS, domain_ids, raw_model, stored, tokenizer, windows
-from ..models.recipe import fit, llama, save_model
+from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
+from ..models.recipe import fit, llama, save_model, write_network
 from ..models.transformer import HFModel
 
 # %% ../../nbs/25a_exit.ipynb #e89591e1
@@ -129,12 +130,16 @@ class LayerSkipRecipe:
     taken: tuple = (0, 2, 4, 6, 10, 14, 16, 22)
     dropout: float = .1
     exit_scale: float = 1.
-    every: int = 4
-    steps: int = 600
-    peak: float = 1e-3
+    every: int = 1
+    steps: int = 1200
+    peak: float = 3e-3
     rows: int = 8
     length: int = 256
     threads: int = 1
+    @property
+    def plain(self):
+        "The recipe of the plain twin: no dropout, and the loss of the last layer alone"
+        return replace(self, dropout=0., exit_scale=0.)
 
 def some_layers(model, taken):
     "A Llama of some layers of `model`, with its embedding and norm"
@@ -145,14 +150,46 @@ def some_layers(model, taken):
     for layer, i in zip(new.model.layers, taken): layer.load_state_dict(old.layers[i].state_dict())
     return new
 
+# %% ../../nbs/25a_exit.ipynb #7a46bcd0
+@torch.inference_mode()
+def exit_rates(model, ids=None, rows=32, length=256, prompt=32):
+    "Loss, Σ min(p, q) and share of equal argmax after each layer, on held-out text or on windows of `ids`"
+    x = windows(ids or {d: domain_ids(d) for d in DOMAINS}, 0, rows, length, seed=9)
+    states = dropped_states(model, x, [0.]*model.config.num_hidden_layers, None)
+    logits = [model.lm_head(model.base_model.norm(h))[:, prompt - 1:-1].float() for h in states]
+    loss = [F.cross_entropy(z.flatten(0, 1), x[:, prompt:].flatten()).item() for z in logits]
+    laws = [z.softmax(-1) for z in logits]
+    accepted = [torch.minimum(q, laws[-1]).sum(-1).mean().item() for q in laws]
+    same = [(q.argmax(-1) == laws[-1].argmax(-1)).float().mean().item() for q in laws]
+    return dict(loss=loss, accepted=accepted, same=same)
+
+def best_exit(*rates, most=8):  # acceptance rates after each layer, a row for each temperature -> exit, gamma
+    """The exit and the number of draft tokens with the largest predicted speed-up, in the mean of the rows
+
+    >>> best_exit((.3, .7, .8, 1.))
+    (2, 1)
+    """
+    L = len(rates[0])
+    def predicted(choice):
+        exit, gamma = choice
+        return sum(speedup(row[exit - 1], gamma, exit/L) for row in rates)
+    return max(product(range(1, L), range(1, most + 1)), key=predicted)
+
+# %% ../../nbs/25a_exit.ipynb #74082a19
 def train_layerskip(out="trained", recipe=LayerSkipRecipe()):
-    "Train a model by LayerSkip's recipe, from layers of the embedded target; resumes"
+    "Train a model by LayerSkip's recipe and its plain twin, from layers of the embedded target; resumes"
     torch.set_num_threads(recipe.threads)
-    ids = {domain: domain_ids(domain, held_out=False) for domain in DOMAINS}
-    model = some_layers(raw_model(), recipe.taken).train()
-    fit(model, early_exit_loss(ids, recipe), recipe.steps, recipe.peak, Path(out)/"layerskip.pt", every=50,
-        name="layerskip")
-    save_model(model, tokenizer(), Path(out)/"data"/"layerskip", recipe)
+    ids, exits = {d: domain_ids(d, held_out=False) for d in DOMAINS}, {}
+    for name, how in (("plain", recipe.plain), ("layerskip", recipe)):
+        model = some_layers(raw_model(), recipe.taken).train()
+        path = Path(out)/f"{name}.pt"
+        fit(model, early_exit_loss(ids, how), recipe.steps, recipe.peak, path, every=50, name=name)
+        exits[name] = {"training": exit_rates(model, ids), "held-out": exit_rates(model)}
+    save_model(model, Path(out)/"data"/"layerskip", recipe, exits=exits)
+
+def layerskip_exits():  # -> {"plain" or "layerskip": {"training" or "held-out": `exit_rates`}}
+    "What was measured when the shipped model and its plain twin were trained"
+    return json.loads((stored("layerskip")/"recipe.json").read_text())["exits"]
 
 @cache
 def layerskip_model(dtype=torch.float32):
@@ -190,18 +227,13 @@ class AdapterDraft(Branch):
     def score(self, h): return self.model.get_output_embeddings()(h)[0, :, :self.V]
 
 # %% ../../nbs/25a_exit.ipynb #006d64cc
-@dataclass(frozen=True)
-class ConfidenceExit(Schedule):
+def second_exit(threshold=.6):  # -> Schedule
     """Kangaroo's second exit: no token after one whose distribution has no probability of `threshold`
 
-    >>> ConfidenceExit(.6)
-    ConfidenceExit(threshold=0.6)
+    >>> second_exit().largest
+    True
     """
-    threshold: float = .6
-    def __post_init__(self): check_between(0, 1, threshold=self.threshold)
-    def more(self, tree, q):
-        last = len(tree) - 1
-        return not last or bool(max(q(tree.parent[last])) >= self.threshold)
+    return ConfidenceLength(threshold, adaptive=False, largest=True)
 
 # %% ../../nbs/25a_exit.ipynb #045c834d
 @dataclass(frozen=True)
@@ -231,18 +263,13 @@ def train_adapter(out="trained", recipe=AdapterRecipe()):
     "Train Kangaroo's adapter for the embedded target; resumes"
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(0)
-    base, folder = raw_model().requires_grad_(False), Path(out)/"data"/"kangaroo"
+    base = raw_model().requires_grad_(False)
     ids = {domain: domain_ids(domain, held_out=False) for domain in DOMAINS}
     adapter = KangarooAdapter(base.config)
     adapter.norm.load_state_dict(base.model.norm.state_dict())
     fit(adapter.train(), adapter_loss(base, ids, recipe), recipe.steps, recipe.peak, Path(out)/"kangaroo.pt",
         recipe.decay, every=50, name="kangaroo")
-    weights = {k: w.detach().half() for k, w in adapter.state_dict().items()}
-    write_whole(folder/"model.safetensors", lambda f: save_file(weights, f))
-    corpus_hash = hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()
-    write_json(folder/"recipe.json", dict(
-        recipe=asdict(recipe), corpus_sha256=corpus_hash, python=platform.python_version(),
-        torch=torch.__version__, transformers=transformers.__version__))
+    write_network(adapter, Path(out)/"data"/"kangaroo", recipe)
 
 @cache
 def kangaroo_adapter(dtype=torch.float32):  # -> KangarooAdapter, exit

@@ -113,20 +113,25 @@ def roc_threshold(probs, matches):
 
 @dataclass(frozen=True)
 class ConfidenceLength(Schedule):
-    "No token after one with q(x) < `threshold`, which adapts to samples `probs`, `matches` (transformers)"
+    """No token after one with q(x) < `threshold`, which adapts to samples `probs`, `matches` (transformers);
+    `largest`: the largest probability of the row counts, not that of the token"""
     threshold: float = .4
     adaptive: bool = True
     probs: tuple = ()
     matches: tuple = ()
+    largest: bool = False
     def __post_init__(self): check_between(0, 1, threshold=self.threshold)
+    def confidence(self, tree, node):  # -> probability
+        row = drawn_row(tree, node)
+        return max(row) if self.largest else row[tree.token[node]]
     def more(self, tree, q):
         last = len(tree) - 1
-        return last == 0 or drawn_row(tree, last)[tree.token[last]] >= self.threshold
+        return last == 0 or bool(self.confidence(tree, last) >= self.threshold)
     def learn(self, round):
         if not (self.adaptive and self.threshold): return self
         tree, accepted = round.tree, round.verdict.node
         seen = range(1, min(accepted + 2, len(tree)))
-        probs = (*self.probs, *(float(drawn_row(tree, i)[tree.token[i]]) for i in seen))
+        probs = (*self.probs, *(float(self.confidence(tree, i)) for i in seen))
         matches = (*self.matches, *(int(i <= accepted) for i in seen))
         ready = len(probs) > 5 and {*matches} == {0, 1}
         threshold = roc_threshold(probs, matches) if ready else self.threshold

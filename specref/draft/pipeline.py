@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import Cache
 from ..core.check import check_at_least, check_between, check_type
 from .parallel import EventLog
-from ..models.embedded import DOMAINS, domain_ids, stored, tokenizer, windows
+from ..models.embedded import DOMAINS, domain_ids, stored, windows
 from ..models.recipe import fit, llama, save_model
 from ..models.transformer import HFModel
 
@@ -259,7 +259,7 @@ def train_looped(out="trained", recipe=LoopedRecipe()):  # -> model
     ids = {domain: domain_ids(domain, held_out=False) for domain in DOMAINS}
     model = fit(looped(core, recipe.loops), exit_loss(ids, recipe), recipe.steps, recipe.peak,
                 Path(out)/"looped.pt", every=100, name="looped")
-    save_model(core, tokenizer(), Path(out)/"data"/"looped", recipe)
+    save_model(core, Path(out)/"data"/"looped", recipe)
     return model
 
 def looped_model(folder=None, dtype=torch.float32):  # -> torch module

@@ -6,14 +6,15 @@
 __all__ = ['LAYER_PARTS', 'SEARCHES', 'SIBLINGS', 'check_layer_parts', 'run_layers', 'attention_share', 'PartialModel',
            'whole_layers', 'same_warp', 'LentRows', 'skip_mask', 'check_mask', 'SkippedModel', 'AdaptiveExit',
            'modelled_speedup', 'mask_score', 'random_search', 'upper_bounds', 'mask_candidates', 'bayesian_search',
-           'MaskRecipe', 'search_masks', 'stored_search', 'found_mask', 'inner_blocks', 'random_mask', 'matchness',
-           'ucb_mask', 'MaskedModels', 'Swift']
+           'MaskRecipe', 'search_masks', 'hand_made_masks', 'write_search', 'stored_search', 'found_mask',
+           'inner_blocks', 'random_mask', 'matchness', 'ucb_mask', 'MaskedModels', 'Swift']
 
 # %% ../../nbs/25_skipping.ipynb #850f1437
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 import numpy as np
 import torch
 from transformers.masking_utils import create_causal_mask
@@ -25,6 +26,7 @@ from ..core.tree import Tree, checked
 from .length import Schedule, ScheduledChain, next_threshold
 from .shapes import drawn_at
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
+from ..models.recipe import write_card
 from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie, Unservable
 from ..models.transformer import common_prefix_len
 from ..verify.reject import reject
@@ -230,7 +232,7 @@ def bayesian_search(score, size, trials, probes=(), kappa=1., seed=1):  # -> [(m
 @dataclass(frozen=True)
 class MaskRecipe:
     "What `search_masks` does"
-    texts: int = 8
+    texts: int = 12
     length: int = 32
     tokens: int = 16
     trials: int = 40
@@ -242,10 +244,20 @@ def search_masks(recipe=MaskRecipe()):  # -> {name: [(mask, score)]}
     rows = windows(ids, 0, recipe.texts, recipe.length, recipe.seed)
     target = embedded("target", temperature=0)
     score, L = mask_score(target, [tuple(row) for row in rows.tolist()], recipe.tokens), target.layers
-    odd = range(1, L - 1, 2)
-    probes = skip_mask(L), skip_mask(L, odd, odd)
-    return dict(bayesian=bayesian_search(score, 2*L, recipe.trials, probes),
+    return dict(bayesian=bayesian_search(score, 2*L, recipe.trials, hand_made_masks(L)),
                 random=random_search(score, 2*L, recipe.trials))
+
+def hand_made_masks(layers):  # -> 3 masks
+    "Nothing skipped; every second layer between the first and the last; all of the odd layers"
+    inner, odd = range(1, layers - 1, 2), range(1, layers, 2)
+    return skip_mask(layers), skip_mask(layers, inner, inner), skip_mask(layers, odd, odd)
+
+def write_search(out="trained", recipe=MaskRecipe()):
+    "Run `search_masks`, and write the masks with their scores into the card in `out`/data/skipping"
+    import sklearn
+    found = {name: [("".join("01"[mark] for mark in mask), score) for mask, score in rows]
+             for name, rows in search_masks(recipe).items()}
+    write_card(Path(out)/"data"/"skipping", recipe, sklearn=sklearn.__version__, **found)
 
 SEARCHES = "bayesian", "random"
 

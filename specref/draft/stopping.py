@@ -6,24 +6,22 @@
 __all__ = ['STOPPING', 'best_from', 'best_stopping', 'AcceptanceHead', 'LengthClassifier', 'acceptance_loss', 'unweighted',
            'acceptance_of', 'mixed_texts', 'last_states', 'draft_features', 'Rollouts', 'rollouts', 'StateHead',
            'RowClassifier', 'stopping_network', 'LengthRecipe', 'batch_loss', 'head_data', 'classifier_data',
-           'length_prompts', 'write_network', 'made_with', 'train_lengths', 'replay', 'Recorded', 'rate_and_residuals',
-           'rate_difference', 'reliability']
+           'length_prompts', 'train_lengths', 'replay', 'Recorded', 'rate_and_residuals', 'rate_difference',
+           'reliability']
 
 # %% ../../nbs/24a_stopping.ipynb #09007b4e
-import hashlib, platform
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 import torch
-import transformers
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from ..core.check import check_at_least, check_between, look_up, write_json, write_whole
+from ..core.check import check_at_least, check_between, look_up
 from ..core.loop import Round, Verdict
 from ..core.tree import Tree
 from ..models.embedded import DOMAINS, domain_ids, raw_model, sample_texts, stored, windows
-from ..models.recipe import fit, write_samples
+from ..models.recipe import fit, write_network, write_samples
 from ..verify.lossy import entropy
 
 # %% ../../nbs/24a_stopping.ipynb #c2875b87
@@ -218,19 +216,6 @@ def length_prompts(held_out, n, length, seed):  # -> (n, length)
     "Prompts of both domains, from held-out text or from training text"
     return windows({d: domain_ids(d, held_out) for d in DOMAINS}, 0, n, length, seed)
 
-def write_network(net, folder, card):
-    "Write the weights of `net` in half precision, and `recipe.json`"
-    weights = {k: w.half().contiguous() for k, w in net.state_dict().items()}
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    write_whole(Path(folder)/"model.safetensors", lambda f: f.write_bytes(save(weights)))
-    write_json(Path(folder)/"recipe.json", card)
-
-def made_with():
-    "The hash of the corpus, and the versions"
-    return dict(corpus_sha256=hashlib.sha256(stored("corpus.jsonl.xz").read_bytes()).hexdigest(),
-                python=platform.python_version(), torch=torch.__version__,
-                transformers=transformers.__version__)
-
 def train_lengths(out="trained", recipe=LengthRecipe()):
     "Train both networks in the folder `out`, or resume it there; the finished ones lie in `out`/lengths"
     torch.manual_seed(recipe.seed)
@@ -246,9 +231,8 @@ def train_lengths(out="trained", recipe=LengthRecipe()):
     x, b = map(torch.cat, zip(*parts))
     net = fit(LengthClassifier(x.shape[1]), batch_loss(x, b, 1., recipe, 1), recipe.classifier_steps,
               1e-2, out/"classifier.pt", name="DISCO")
-    card = dict(recipe=asdict(recipe), **made_with())
-    write_network(head, out/"lengths/specdec++", card | dict(states=len(a)))
-    write_network(net, out/"lengths/disco", card | dict(states=len(b)))
+    write_network(head, out/"lengths/specdec++", recipe, states=len(a))
+    write_network(net, out/"lengths/disco", recipe, states=len(b))
 
 # %% ../../nbs/24a_stopping.ipynb #72e14baf
 def replay(schedule, drafts):  # Rollouts -> (n,) drafted, (n,) accepted

@@ -6,8 +6,8 @@
 __all__ = ['END', 'LOOK_BEHIND', 'CUT_STEP', 'BYTE_TOKEN', 'PIECES', 'LEAST', 'TRANSLATIONS', 'TextTokenizer', 'TokenizerPair',
            'toy_pair', 'on_tokens', 'zero_law', 'TextView', 'StringMatch', 'Intersection', 'StringLaw', 'token_strings',
            'byte_alphabet', 'spelled_by_bytes', 'spelled_with_fallback', 'parts_of', 'split_text', 'text_tokenizer',
-           'SecondRecipe', 'train_second_tokenizer', 'second_loss', 'train_second', 'second_tokenizer', 'second_module',
-           'second_draft', 'translated']
+           'SecondRecipe', 'train_second_tokenizer', 'with_vocabulary', 'encoded_in_stretches', 'second_loss',
+           'train_second', 'second_tokenizer', 'second_module', 'second_draft', 'translated']
 
 # %% ../../nbs/27_vocab.ipynb #b5fef52f
 import json, re
@@ -324,15 +324,15 @@ def text_tokenizer(tok, V=None):  # -> TextTokenizer
 # %% ../../nbs/27_vocab.ipynb #a8d4a6f8
 @dataclass(frozen=True)
 class SecondRecipe:
-    "What `train_second` does: the size of the vocabulary, (layers, hidden, inner) of the draft, and how long"
+    "What `train_second` does: the size of the vocabulary, the longest stretch encoded alone, and how long"
     vocab_size: int = 768
-    draft: tuple = (1, 256, 1024)
+    most: int = 4   # target tokens
     sample_tokens: float = 2.1e5
     sample_rows: int = 64
-    steps: int = 600
+    steps: int = 400
     rows: int = 16
     length: int = 256
-    peak: float = 3e-3
+    peak: float = 1e-3
     threads: int = 1
 
 # words, digits, signs, line ends with their indentation
@@ -356,37 +356,60 @@ def train_second_tokenizer(rows, vocab_size, chars=3_000_000):
                                    clean_up_tokenization_spaces=False)
 
 # %% ../../nbs/27_vocab.ipynb #ad3b1436
-def second_loss(tok, rows, sampled, recipe):
-    "Cross-entropy of the next token; half the windows from the corpus, half from the `sampled` texts"
+def with_vocabulary(model, tok):
+    "A Llama with the layers of an embedded `model` for the tokens of `tok`: their embeddings, by mean pieces"
     import torch
-    from specref.models.embedded import DOMAINS, ids_of, tokenizer, windows
-    from specref.models.recipe import training_texts
-    own = ids_of(tok, tokenizer().batch_decode(sampled))
-    sources = {d: ids_of(tok, training_texts(rows, d)) for d in DOMAINS}, {d: own for d in DOMAINS}
+    from specref.models.embedded import tokenizer
+    from specref.models.recipe import llama
+    c, own = model.config, text_tokenizer(tokenizer())
+    new = llama(c.num_hidden_layers, c.hidden_size, c.intermediate_size, len(tok), c.max_position_embeddings)
+    old = model.get_input_embeddings().weight
+    rows = [old[list(own.encode(s))].mean(0) for s in text_tokenizer(tok).strings]
+    for part in ("layers", "norm"):
+        getattr(new.model, part).load_state_dict(getattr(model.model, part).state_dict())
+    with torch.no_grad(): new.get_input_embeddings().weight.copy_(torch.stack(rows))
+    return new
+
+def encoded_in_stretches(tok, texts, most, rng):  # (n, T) target tokens -> (m,) tokens of `tok`
+    "Each stretch of one to `most` target tokens encoded alone"
+    from specref.models.embedded import tokenizer
+    parts = []
+    for text in texts:
+        ends = rng.integers(1, most + 1, len(text)).cumsum()
+        parts += np.split(text, ends[ends < len(text)])
+    rows = tok(tokenizer().batch_decode(parts), add_special_tokens=False)["input_ids"]
+    return np.concatenate([np.array(row, np.int64) for row in rows])
+
+def second_loss(tok, ids, sampled, recipe):
+    "Cross-entropy of the next token; half of the texts from the corpus `ids`, half `sampled` from the target"
+    import torch
+    from specref.models.embedded import windows
     def loss_of(model, step):
-        x = torch.cat([windows(ids, step, recipe.rows//2, recipe.length, seed=5 + i)
-                       for i, ids in enumerate(sources)])
+        rng, half = np.random.default_rng((5, step)), recipe.rows // 2
+        texts = windows(ids, step, half, recipe.length, seed=5).numpy()
+        texts = [*texts, *sampled[rng.choice(len(sampled), half)]]
+        flat = torch.from_numpy(encoded_in_stretches(tok, texts, recipe.most, rng))
+        x = flat[:len(flat) // recipe.length * recipe.length].view(-1, recipe.length)
         y = model(input_ids=x, use_cache=False).logits
         return torch.nn.functional.cross_entropy(y[:, :-1].float().flatten(0, 1), x[:, 1:].flatten())
     return loss_of
 
-def train_second(out, recipe=SecondRecipe()):
+def train_second(out="trained", recipe=SecondRecipe()):
     "Run the recipe of the second tokenizer and its draft in the folder `out`, or resume it there"
     import torch
     from specref.models.embedded import DOMAINS, corpus, domain_ids, raw_model
-    from specref.models.recipe import fit, llama, save_model, write_samples
+    from specref.models.recipe import fit, save_model, write_samples
     torch.set_num_threads(recipe.threads)
-    out, rows = Path(out), corpus()
-    tok = train_second_tokenizer(rows, recipe.vocab_size)
-    prompts = {d: domain_ids(d, held_out=False) for d in DOMAINS}
-    sampled = write_samples(raw_model("target"), prompts, out/"samples", recipe.sample_tokens,
+    out, folder = Path(out), Path(out)/"data"/"vocab"
+    tok = train_second_tokenizer(corpus(), recipe.vocab_size)
+    ids = {d: domain_ids(d, held_out=False) for d in DOMAINS}
+    sampled = write_samples(raw_model("target"), ids, out/"samples", recipe.sample_tokens,
                             recipe.sample_rows, recipe.length, half=False)
-    loss = second_loss(tok, rows, sampled, recipe)
-    torch.manual_seed(2)
-    draft = fit(llama(*recipe.draft, recipe.vocab_size), loss, recipe.steps, recipe.peak, out/"draft.pt",
-                decay=.01, name="draft")
-    save_model(draft, tok, out/"data"/"vocab", recipe)
-    tok.save_pretrained(out/"data"/"vocab")
+    draft = with_vocabulary(raw_model("small"), tok).train()
+    fit(draft, second_loss(tok, ids, sampled, recipe), recipe.steps, recipe.peak, out/"draft.pt", decay=.01,
+        name="draft")
+    save_model(draft, folder, recipe)
+    tok.save_pretrained(folder)
 
 # %% ../../nbs/27_vocab.ipynb #ab38c360
 @cache

@@ -6,18 +6,20 @@
 __all__ = ['COMMENT', 'SKIP', 'is_prose', 'docstring_nodes', 'two_halves', 'compiled_docs', 'files_of', 'library_texts',
            'held_out', 'write_corpus', 'train_tokenizer', 'training_texts', 'random_texts', 'llama', 'learning_rate',
            'optimiser', 'fit', 'train_step', 'next_token_loss', 'deepen', 'token_dtype', 'write_samples', 'distil_loss',
-           'ModelRecipe', 'train_models', 'train_target', 'tokenizer_in', 'save_model']
+           'ModelRecipe', 'train_models', 'train_target', 'tokenizer_in', 'write_card', 'save_model', 'write_network']
 
 # %% ../../nbs/08a_training.ipynb #c6aae836
-import ast, hashlib, importlib, inspect, json, lzma, math, platform, re, sys, sysconfig
+import ast, copy, hashlib, importlib, inspect, json, lzma, math, platform, re, sys, sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import numpy as np
 import torch
+import transformers
+from safetensors.torch import save
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from ..core.check import write_whole
+from ..core.check import write_json, write_whole
 from .embedded import DATA, DOMAINS, END_TEXT, corpus, ids_of, windows, sample_texts
 
 # %% ../../nbs/08a_training.ipynb #4608ccc4
@@ -251,7 +253,7 @@ def train_models(out="trained", recipe=ModelRecipe()):
     drafts = torch.nn.ModuleDict(dict(small=llama(*recipe.small), large=llama(*recipe.large)))
     loss = distil_loss(target, texts, ids, recipe.distil_rows, recipe.distil_steps)
     fit(drafts, loss, recipe.distil_steps, 3e-3, out/"drafts.pt", decay=.01, name="drafts")
-    for name, model in (("target", target), *drafts.items()): save_model(model, tok, out/"data"/name, recipe)
+    for name, model in (("target", target), *drafts.items()): save_model(model, out/"data"/name, recipe)
 
 # %% ../../nbs/08a_training.ipynb #ac8c24ba
 def train_target(ids, recipe, out):  # -> target of half the depth, target
@@ -270,12 +272,22 @@ def tokenizer_in(out, rows):
     if not (folder/"tokenizer.json").exists(): train_tokenizer(rows).save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
-def save_model(model, tok, folder, recipe):
-    "Write `model` in the Hugging Face format, float16, with the recipe, data hash and versions that made it"
-    import copy, transformers
-    copy.deepcopy(model).half().save_pretrained(folder)
+# %% ../../nbs/08a_training.ipynb #7f18ef43
+def write_card(folder, recipe, **notes):
+    "Write `recipe.json`: the recipe, data hash and versions that made what is in `folder`, and the `notes`"
     corpus_hash = hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()
     versions = dict(python=platform.python_version(), torch=torch.__version__,
                     transformers=transformers.__version__)
     made = dict(recipe=asdict(recipe), corpus_sha256=corpus_hash, **versions)
-    write_whole(Path(folder)/"recipe.json", lambda f: f.write_text(json.dumps(made, indent=1)))
+    write_json(Path(folder)/"recipe.json", made | notes)
+
+def save_model(model, folder, recipe, **notes):
+    "Write `model` in the Hugging Face format, in half precision, with its card"
+    copy.deepcopy(model).half().save_pretrained(folder)
+    write_card(folder, recipe, **notes)
+
+def write_network(net, folder, recipe, **notes):
+    "Write the weights of `net` in half precision, with its card"
+    weights = {k: w.detach().half().contiguous() for k, w in net.state_dict().items()}
+    write_whole(Path(folder)/"model.safetensors", lambda f: f.write_bytes(save(weights)))
+    write_card(folder, recipe, **notes)
