@@ -11,7 +11,7 @@ from helpers import random_table, tiny
 from specref.core.tree import Tree
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
-from specref.train import branching, eagle3, falcon, features, harness, hydra, medusa, mtp, registry
+from specref.train import branching, eagle3, falcon, features, harness, hydra, medusa, mtp, registry, spire
 from specref.train.harness import StateDataset, TargetModel
 
 @cache
@@ -126,6 +126,12 @@ ROWS = [
     ("k", lambda: falcon.Falcon(base(), k=0)), ("noise", lambda: falcon.Falcon(base(), noise=-.1)),
     ("glance", lambda: falcon.Falcon(base(), glance=1.5)), ("k", lambda: falcon.block_tree((2,), 0)),
     ("shape", lambda: falcon.block_tree((2, 0), 2)), ("k", lambda: falcon.block_tokens(4, 3, 2, 0)),
+    *(("window", lambda w=w: spire.Spire(base(), window=w)) for w in (0, 2.5, None)),
+    ("sinks", lambda: spire.Spire(base(), sinks=-1)), ("k", lambda: spire.Spire(base(), k=0)),
+    ("omega", lambda: spire.Spire(base(), omega=1.5)),
+    *(("last", lambda n=n: spire.Spire(base(), last=n)) for n in (0, 5, 1.5)),
+    ("model", lambda: spire.Spire(TargetModel(gpt2()), last=1), "GPT2"),
+    ("batch", lambda: spire.Spire(base()).loss(states(8), 0.), "9 or more"),
     ("system", lambda: registry.load_system("EAGLE-9"), "EAGLE-2"),
     ("name", lambda: registry.train_drafter("eagle9"), "eagle3"),
     ("folder", lambda: registry.load_system("EAGLE", folder="/nowhere")),

@@ -43,6 +43,7 @@ from .medusa import (MedusaDraft, HeadMarginals, Medusa, Medusa2, AdaptedStates,
                                   head_accuracy)
 from .hydra import CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from .mtp import Gloeckle, RecursiveMTP, SelfDraft
+from .spire import Spire, SpireDraft
 from .eagle import EAGLE_TREE, Eagle
 from .eagle3 import Eagle3, Hass, frequent_tokens
 from .falcon import Falcon, BlockDraft, block_tree
@@ -76,6 +77,7 @@ RECIPES = {
     "mlp": Recipe(MLPSpeculator, PathDraft, 6e-3, dict(inner=128, scale_input=True), corpus_share=.67),
     "mtp": Recipe(Gloeckle, SelfDraft, 3e-3),
     "deepseek": Recipe(RecursiveMTP, FeatureDraft, 1e-2),
+    "spire": Recipe(Spire, SpireDraft, 1e-2),
     "eagle": Recipe(Eagle, FeatureDraft, 1e-2),
     "hass": Recipe(Hass, FeatureDraft, 1e-2),
     "eagle3": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320), prepare=choose_draft_vocab),
@@ -133,6 +135,7 @@ TRAINED = {   # system: recipe, drafter, its gamma (nodes or sequences), source
     "MLP Speculator": ("mlp", candidate_drafter, 5, "wertheimer2024"),
     "multi-token prediction": ("mtp", head_tree, 24, "gloeckle2024"),
     "DeepSeek MTP": ("deepseek", chain_drafter, 4, "deepseek2024v3"),
+    "SPIRe": ("spire", chain_drafter, 4, "neelam2025spire"),
     "EAGLE": ("eagle", eagle_tree, 25, "li2024eagle"),
     "EAGLE-2": ("eagle", eagle2_tree, 25, "li2024eagle2"),
     "HASS": ("hass", eagle2_tree, 25, "zhang2025hass"),
