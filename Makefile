@@ -25,9 +25,11 @@ lab: .venv/.lab  ## open the notebooks
 site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
 	$(PY) docs/stage.py _site
 
+TRAININGS := lengths layerskip kangaroo looped vocab medusa medusa2 hydra hydra++ mlp mtp deepseek spire eagle hass eagle3 eagle31 falcon
+
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
-	for name in lengths layerskip kangaroo looped vocab; do $(PY) -m specref train $$name || exit 1; done
+	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
 
 bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record

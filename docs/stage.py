@@ -20,7 +20,7 @@ FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
 SEARCHED = dict(   # what readers type and the page's headings do not say; plurals find the singular too
     law='temperatures, top-p, top-k, nucleus sampling, softmax, logits, total variation, residuals',
-    tree='without replacement, token trees', cost='latency, speedups, speed-ups',
+    tree='without replacement, token trees', cost='latency, speedups, speed-ups, roofline',
     loop='draft models, bonus tokens, speculative decoding, verifier',
     reject='bonus tokens, rejection sampling, speculative decoding, lossless',
     rates='acceptance rates, acceptance lengths, mean accepted tokens', slower='latency, slowdown, overhead',
@@ -43,6 +43,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     length='draft lengths, SVIP, AdaEDL, goodput', stopping='SpecDec++, DISCO',
     parallel='PEARL, AMUSD, SSD, Saguaro', pipeline='PPD, SPEED', wrong_drafts='mutants',
     vocab='tokenizers, universal assisted generation, TLI', paired='A/A comparisons',
+    spire='sparse KV cache, pruned initialisation, feedback memory',
     measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
