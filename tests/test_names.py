@@ -9,7 +9,7 @@ from specref.app.systems import SYSTEMS
 from specref.core import timing
 from specref.core.law import warp
 from specref.core.rng import Seeded
-from specref.draft.early_exit import best_exit, layerskip_exits
+from specref.draft.early_exit import trained_exit
 from specref.draft.shapes import sequoia
 from specref.models.embedded import corpus
 from specref.train.registry import load_drafter
@@ -99,7 +99,8 @@ def test_shared_layers_are_counted_once(monkeypatch, system):
 
 def test_the_exit_that_was_best_where_it_was_trained():
     "LayerSkip's share of layers and its gamma, which another one overrides"
-    exit, gamma = best_exit(layerskip_exits()["layerskip"]["training"]["accepted"])
+    exit, gamma = trained_exit()
+    assert (exit, gamma) == (3, 1)
     for given, drafted in (None, gamma), (gamma + 2, gamma + 2):
         target, built = names.build_system(pair_of(), "LayerSkip", given)
         assert (target.exit, built.drafter.gamma) == (exit * target.layers // 8, drafted)

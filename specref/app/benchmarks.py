@@ -232,26 +232,28 @@ BASELINES = dict(over_transformers=("transformers", ""), over_lookup=LOOKUP)
 
 def result_row(name, found, n):  # -> dict
     "One contestant: the speeds of its laps of `n` tokens a text, and the predicted ones"
-    plain = plain_of(name)   # a target of its own has no other contestants
-    others = {} if plain[1] else BASELINES | dict(over_assisted=(SAME_SETTINGS, name[1]))
-    others = others | dict(over_plain=plain)
-    mine, row = found.seconds(name), dict(system=name[0], draft=name[1])
-    ratios = {key: found.seconds(other) / mine for key, other in others.items() if other in found.seen}
-    row |= {key: float(np.median(x)) for key, x in ratios.items()}
-    low, high, confidence = median_interval(ratios["over_plain"].tolist(), miss=.05)
-    row |= dict(tokens_per_s=float(n / np.median(mine)), low=low, high=high, confidence=confidence)
-    if name[0] not in DRAFT_SOURCES: row["outside"] = float(np.median([x.outside for x in found.seen[name]]))
-    return row | (predicted_row(name, found, ratios["over_plain"]) if found.ledgers(name) else {})
+    plain, mine = plain_of(name), found.seconds(name)
+    over_plain = found.seconds(plain) / mine
+    low, high, confidence = median_interval(over_plain.tolist(), miss=.05)
+    row = dict(tokens_per_s=n / np.median(mine), over_plain=np.median(over_plain))
+    row |= dict(low=low, high=high, confidence=confidence)
+    others = BASELINES | dict(over_assisted=(SAME_SETTINGS, name[1]))
+    for key, other in others.items() if not plain[1] else ():   # none for a target of its own
+        if other in found.seen: row[key] = np.median(found.seconds(other) / mine)
+    if name[0] not in DRAFT_SOURCES: row["outside"] = np.median([x.outside for x in found.seen[name]])
+    if found.ledgers(name): row |= predicted_row(name, found, over_plain)
+    return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})
 
 def predicted_row(name, found, ratios):  # (prompts,) -> dict
     "The mean round of a contestant, its work, and the speed-ups that its ledgers predict, prompt by prompt"
     ledgers, plain, mine = found.ledgers(name), plain_of(name), found.predicted(name)
-    predicted = np.divide(*([sum(x.values()) for x in some] for some in (found.predicted(plain), mine)))
+    wholes = ([sum(parts.values()) for parts in some] for some in (found.predicted(plain), mine))
+    predicted = np.divide(*wholes)
     times = dict(predicted=np.median(predicted), measured_over_predicted=np.median(ratios / predicted))
     work = mean_round(ledgers, found.ledgers(plain)) | work_a_token(ledgers)
     total, pairs = sum(found.seconds(name)), list(zip(found.actual(name), mine))
     off = {f"{part}_off": sum(x[part] - y[part] for x, y in pairs) / total for part in mine[0]}
-    return {key: float(x) for key, x in (work | times | off).items()}
+    return work | times | off
 
 # %% ../../nbs/62_benchmarks.ipynb #752421d8
 def large_model_share(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):

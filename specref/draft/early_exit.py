@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Trunk', 'Branch', 'check_exit', 'ExitTarget', 'ExitDraft', 'dropout_rates', 'exit_scales', 'exit_weights',
            'dropped_states', 'early_exit_loss', 'LayerSkipRecipe', 'some_layers', 'exit_rates', 'best_exit',
-           'train_layerskip', 'layerskip_exits', 'layerskip_model', 'KangarooAdapter', 'AdapterDraft', 'second_exit',
-           'AdapterRecipe', 'adapter_loss', 'train_adapter', 'kangaroo_adapter']
+           'train_layerskip', 'layerskip_exits', 'trained_exit', 'layerskip_model', 'KangarooAdapter', 'AdapterDraft',
+           'second_exit', 'AdapterRecipe', 'adapter_loss', 'train_adapter', 'kangaroo_adapter']
 
 # %% ../../nbs/25a_exit.ipynb #dcb7737c
 import json
@@ -190,6 +190,11 @@ def train_layerskip(out="trained", recipe=LayerSkipRecipe()):
 def layerskip_exits():  # -> {"plain" or "layerskip": {"training" or "held-out": `exit_rates`}}
     "What was measured when the shipped model and its plain twin were trained"
     return json.loads((stored("layerskip")/"recipe.json").read_text())["exits"]
+
+def trained_exit(name="layerskip"):  # -> exit, gamma
+    "The exit and gamma that are best on training text, in the mean of temperature 1 and greedy decoding"
+    rates = layerskip_exits()[name]["training"]
+    return best_exit(rates["accepted"], rates["same"])
 
 @cache
 def layerskip_model(dtype=torch.float32):
