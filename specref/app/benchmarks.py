@@ -47,7 +47,8 @@ from ..draft.suffix import SuffixAutomaton, SuffixTree
 from .names import DRAFT_SOURCES
 from .paired import median_interval
 from .tour import FURTHER, KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_of_run
-from .tour import PlainStop, sibling_rates, target_of, work_a_token
+from .tour import PlainStop, TrainedStop, sibling_rates, target_of, work_a_token
+from ..train.registry import TRAINED
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -110,7 +111,8 @@ def generation_view(name, **how):
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
-RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS), *FURTHER]
+RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS), *FURTHER,
+         TrainedStop("SPIRe")]   # the other trained ones have a page of their own
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
     ("transformers", ""): partial(transformers_generate, "", {}),
@@ -240,7 +242,8 @@ def result_row(name, found, n):  # -> dict
     others = BASELINES | dict(over_assisted=(SAME_SETTINGS, name[1]))
     for key, other in others.items() if not plain[1] else ():   # none for a target of its own
         if other in found.seen: row[key] = np.median(found.seconds(other) / mine)
-    if name[0] not in DRAFT_SOURCES: row["outside"] = np.median([x.outside for x in found.seen[name]])
+    if not {name[0]} & {*DRAFT_SOURCES, *TRAINED}:   # where the clock inside sees all models
+        row["outside"] = np.median([x.outside for x in found.seen[name]])
     if found.ledgers(name): row |= predicted_row(name, found, over_plain)
     return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})
 
