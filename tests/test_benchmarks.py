@@ -107,6 +107,9 @@ def test_a_mean_round_is_that_of_all_rounds():
     assert got == pytest.approx(dict(tokens_a_round=3, accepted=8/14, draft_cost=14*COSTS.draft / 4))
 
 
+SOME = ("autoregressive", ""), ("speculative sampling", "small"), ("transformers", ""), b.LOOKUP
+
+
 def laps(**seconds):
     "Laps of contestants without ledgers, plain decoding among them"
     seen = {("autoregressive" if k == "plain" else k, ""): [b.Lap(x)] for k, x in seconds.items()}
@@ -124,6 +127,10 @@ def test_a_target_of_its_own_has_its_own_plain_decoding():
     assert b.plain_of(("LayerSkip", "own")) == b.plain_of(("autoregressive", "LayerSkip"))
     assert b.plain_of(("Kangaroo", "own")) == b.plain_of(("transformers", "")) == ("autoregressive", "")
     for name in b.CONTEST: assert b.plain_of(name) in b.CONTEST
+    own = b.Laps({name: [b.Lap((1.,), .9)] for name in SOME + (("autoregressive", "SPEED"),)}, {}, [], [])
+    others = {"over_transformers", "over_lookup", "outside"}   # not of another target, nor by a clock beside it
+    assert not others & b.result_row(("autoregressive", "SPEED"), own, 1).keys()
+    assert others <= b.result_row(SOME[1], own, 1).keys()
 
 
 def test_each_run_is_between_two_plain_runs(monkeypatch):
@@ -162,9 +169,6 @@ def test_a_window_of_probes_is_read():
     ledger = b.CONTEST["Lookahead", ""](0., PROMPT, 12, 0)
     seconds = b.reading_seconds(Costs({1: 1., 101: 101.}, 0.), ledger, len(PROMPT), b.layers_run(ledger))
     assert seconds == pytest.approx(ledger.models["target"].tokens + 1)
-
-
-SOME = ("autoregressive", ""), ("speculative sampling", "small"), ("transformers", ""), b.LOOKUP
 
 
 @pytest.fixture

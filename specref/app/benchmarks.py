@@ -240,9 +240,10 @@ def result_row(name, found, n):  # -> dict
     row = dict(tokens_per_s=n / np.median(mine), over_plain=np.median(over_plain))
     row |= dict(low=low, high=high, confidence=confidence)
     others = BASELINES | dict(over_assisted=(SAME_SETTINGS, name[1]))
-    for key, other in others.items() if not plain[1] else ():   # none for a target of its own
+    if plain[1]: others = {}   # none for a target of its own
+    for key, other in others.items():
         if other in found.seen: row[key] = np.median(found.seconds(other) / mine)
-    if not {name[0]} & {*DRAFT_SOURCES, *TRAINED}:   # where the clock inside sees all models
+    if not plain[1] and name[0] not in DRAFT_SOURCES | TRAINED:   # the clock inside sees all models
         row["outside"] = np.median([x.outside for x in found.seen[name]])
     if found.ledgers(name): row |= predicted_row(name, found, over_plain)
     return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})

@@ -113,7 +113,6 @@ def race_trained(kind, temperature, stops, laps, each, n, bar):  # -> rows, toke
     rows, tokens = [], {key: per_prompt(found.ledgers(key)) for key in stops}
     for key, stop in stops.items():
         row = result_row(key, found, n)
-        row.pop("outside", None)   # the clock inside does not include the trained networks
         row |= dict(overlaps=stop_overlaps(stop, texts, prompt - 1, temperature),
                     tokens_interval=interval(tokens[key])[1:])
         rows.append(dict(kind=kind, temperature=temperature, **row))

@@ -219,9 +219,9 @@ def early_exit(target, _, share, shared=inf, **options):
 
 def layerskip_source(target, draft):
     "LayerSkip: the share of layers and the gamma that were best, on training text, for the model trained so"
-    from specref.draft.early_exit import layerskip_model, trained_exit
-    exit, gamma = trained_exit()
-    return early_exit(target, draft, exit / len(layerskip_model().base_model.layers), gamma=gamma)
+    from specref.draft.early_exit import layerskip_exits, trained_exit
+    (exit, gamma), layers = trained_exit(), len(layerskip_exits()["layerskip"]["training"]["loss"])
+    return early_exit(target, draft, exit / layers, gamma=gamma)
 
 def adapter_exit(target, _):
     "Kangaroo: the adapter that was trained for the embedded target"
