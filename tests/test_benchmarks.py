@@ -127,7 +127,8 @@ def test_a_target_of_its_own_has_its_own_plain_decoding():
     assert b.plain_of(("LayerSkip", "own")) == b.plain_of(("autoregressive", "LayerSkip"))
     assert b.plain_of(("Kangaroo", "own")) == b.plain_of(("transformers", "")) == ("autoregressive", "")
     for name in b.CONTEST: assert b.plain_of(name) in b.CONTEST
-    own = b.Laps({name: [b.Lap((1.,), .9)] for name in SOME + (("autoregressive", "SPEED"),)}, {}, [], [])
+    names = *SOME, ("autoregressive", "SPEED")
+    own = b.Laps({name: [b.Lap((1.,), .9)] for name in names}, {}, [], [])
     others = {"over_transformers", "over_lookup", "outside"}   # not of another target, nor by a clock beside it
     assert not others & b.result_row(("autoregressive", "SPEED"), own, 1).keys()
     assert others <= b.result_row(SOME[1], own, 1).keys()
