@@ -129,7 +129,7 @@ def test_a_target_of_its_own_has_its_own_plain_decoding():
     for name in b.CONTEST: assert b.plain_of(name) in b.CONTEST
     names = *SOME, ("autoregressive", "SPEED")
     own = b.Laps({name: [b.Lap((1.,), .9)] for name in names}, {}, [], [])
-    others = {"over_transformers", "over_lookup", "outside"}   # not of another target, nor by a clock beside it
+    others = {"over_transformers", "over_lookup", "outside"}   # of the embedded models alone
     assert not others & b.result_row(("autoregressive", "SPEED"), own, 1).keys()
     assert others <= b.result_row(SOME[1], own, 1).keys()
 
