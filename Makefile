@@ -25,7 +25,8 @@ lab: .venv/.lab  ## open the notebooks
 site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
 	$(PY) docs/stage.py _site
 
-TRAININGS := lengths layerskip kangaroo looped vocab medusa medusa2 hydra hydra++ mlp mtp deepseek spire eagle hass eagle3 eagle31 falcon
+TRAININGS := lengths layerskip kangaroo looped vocab translation consistency space medusa medusa2 hydra hydra++ mlp mtp \
+    deepseek spire eagle hass eagle3 eagle31 falcon pass
 
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
@@ -54,11 +55,14 @@ sweep: $(READY)  ## every causal architecture of transformers, tiny, against its
 	@mkdir -p build
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
 
+own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weights, two steps; recorded
+	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
+
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

@@ -44,6 +44,17 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     parallel='PEARL, AMUSD, SSD, Saguaro', pipeline='PPD, SPEED', wrong_drafts='mutants',
     vocab='tokenizers, universal assisted generation, TLI', paired='A/A comparisons',
     spire='sparse KV cache, pruned initialisation, feedback memory',
+    distill='knowledge distillation, DistillSpec, on-policy, KL divergence, LK losses, fine-tune a draft',
+    online='OSD, online distillation, replay buffers, domain shift, SpecInfer, boost-tuning, merged trees',
+    consistency='CLLM, Jacobi trajectories, stationary tokens, Jacobi Forcing',
+    masks='PaSS, SPACE, look-ahead embeddings, mask tokens, semi-autoregressive, SAR-SFT',
+    blocks='P-EAGLE, PARD, UNO, ParallelSpec, COD sampling, mask tokens, gated LoRA',
+    diffusion='DFlash, DSpark, block diffusion, KV injection, Markov head, candidate selector',
+    encoder_decoder='seq2seq, T5, Bart, Marian, cross-attention, translation',
+    specdec='SpecDec, glancing, GLAT, non-autoregressive, Spec-Drafter',
+    recurrent='Mamba, Griffin, Jamba, hybrid models, state space models, rollback',
+    own_texts='chat templates, JSONL, conversations, gradient accumulation, accelerate',
+    serving='vLLM, SGLang, serve, fine-tuned models',
     measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}

@@ -1,5 +1,7 @@
-"32c_drafters: every system certified with a table in place of its network, and one command trains any"
+"34_drafters: every system certified with a table in place of its network, and one command trains any"
+import json
 import re
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,8 +23,9 @@ from specref.models.embedded import DOMAINS, tokenizer
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.train import registry
-from specref.train.harness import read_card
-from specref.train.registry import TRAINED, load_system, train_drafter, trained_system
+from specref.train.checkpoints import LAYOUTS, convert, from_folder
+from specref.train.harness import TargetModel, read_card
+from specref.train.registry import TRAINED, load_drafter, load_system, train_drafter, trained_system
 
 torch.set_num_threads(1)
 
@@ -128,3 +131,65 @@ def test_what_is_trained_for_the_embedded_target_alone(monkeypatch, tmp_path):
     assert seen == [(name, tmp_path) for name in registry.EMBEDDED_TRAINING]
     names = re.search("TRAININGS := (.*)", (ROOT/"Makefile").read_text())[1].split()
     assert [None, *names] == [*registry.EMBEDDED_TRAINING, *registry.RECIPES]
+
+# Models of one's own
+
+CONVERSATIONS = [dict(messages=[dict(role="user", content=f"What is {i}?"),
+                                dict(role="assistant", content=f"It is the number {i}.")]) for i in range(24)]
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    "A small target with a chat template, and a file of conversations"
+    folder = tmp_path_factory.mktemp("chat")
+    torch.manual_seed(0)
+    llama(6, 32, 64).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    (folder/"chat_template.jinja").write_text(template)
+    (folder/"chat.jsonl").write_text("\n".join(map(json.dumps, CONVERSATIONS)))
+    return folder
+
+def own(folder, out, name="eagle3", **kw):
+    train_drafter(name, str(folder), out, steps=2, length=48, data=folder/"chat.jsonl", rows=4, **kw)
+    return read_card(out/"data"/name)
+
+@pytest.mark.parametrize("name, layout", [("eagle3", "speculators/eagle3"), ("medusa", "medusa"),
+                                          ("eagle", "eagle")])
+def test_conversations_to_a_public_checkpoint(name, layout, chat_model, tmp_path):
+    "Trained in bfloat16 on answers, two batches a step, states on demand; then in a public format"
+    card = own(chat_model, tmp_path, name, parts=2, dtype="bfloat16", online=True)
+    assert card["recipe"]["parts"] == 2 and card["recipe"]["online"] and not [*tmp_path.rglob("states")]
+    convert(tmp_path/"data"/name, layout, tmp_path/"public", str(chat_model))
+    base = TargetModel(HFModel.load(chat_model).model)
+    net, mine = from_folder(tmp_path/"public", LAYOUTS[layout], base), load_drafter(
+        str(tmp_path/"data"/name), base.model).net
+    assert all(map(torch.equal, net.parameters(), mine.parameters()))
+
+def test_the_weights_depend_on_what_is_asked_for(chat_model, tmp_path):
+    "Half precision, batches a step and a rate give other runs; disk or demand differ by rounding alone"
+    runs = dict(plain={}, online=dict(online=True), half=dict(dtype="bfloat16"), parts=dict(parts=2),
+                peak=dict(peak=1e-4))
+    tokens = {k: own(chat_model, tmp_path/k, **kw)["tokens"] for k, kw in runs.items()}
+    assert abs(tokens["online"] - tokens["plain"]) < 1e-3 and len({*tokens.values()}) >= 4
+
+def test_a_loss_that_is_no_number(chat_model, tmp_path):
+    "Nothing is stored; a smaller rate trains in a folder of its own"
+    refuses("peak", own, chat_model, tmp_path, peak=1e30)
+    assert not (tmp_path/"data").exists()
+    own(chat_model, tmp_path, peak=1e-3)
+
+@pytest.mark.usefixtures("short")
+def test_bad_options(chat_model, folders, tmp_path):
+    "Each is refused by its name before anything is written"
+    for kw in (dict(rows=0), dict(parts=0), dict(peak=-1.), dict(dtype="int3"), dict(device="nowhere"),
+               dict(data=tmp_path/"none.jsonl"), dict(target=str(tmp_path/"none"))):
+        given = dict(target=str(chat_model), out=tmp_path/"x", steps=2, length=48) | kw
+        refuses(next(iter(kw)), train_drafter, "eagle3", **given)
+    refuses("target", train_drafter, "eagle3", str(folders["gpt"]), tmp_path/"x", 2, 6, 48)   # two layers
+    refuses("data", train_drafter, "lengths", data=chat_model/"chat.jsonl")
+    truncated = tmp_path/"half"
+    shutil.copytree(chat_model, truncated)
+    weights = truncated/"model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])   # a download that was interrupted
+    refuses("target", train_drafter, "medusa", str(truncated), tmp_path/"x")

@@ -121,7 +121,7 @@ def test_noise_is_added_to_inputs_alone():
     net, _, batch = small()
     seen, f, missed = [], batch.states[net.reads[0]], net.feature_loss
     net.step = lambda f, x, at, attend: seen.append(f) or f
-    net.feature_loss = lambda out, true: seen.append(true) or missed(out, true)
+    net.feature_loss = lambda out, true, counts: seen.append(true) or missed(out, true)
     for at in (0., .99): net.loss(batch, at)
     off = seen[0] - f[:, :-1]
     assert len(seen) == 4 and torch.equal(seen[1], f[:, 1:]) and not torch.equal(seen[0], seen[2])

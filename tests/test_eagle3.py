@@ -250,7 +250,7 @@ def every_token(p, z, k): return top_k_loss(p, z, p.shape[-1])
 def renormalised(p, z, k):
     best = p.topk(min(k, p.shape[-1]), -1)
     weights = best.values / best.values.sum(-1, keepdim=True)
-    return -(weights * z.log_softmax(-1).gather(-1, best.indices)).sum(-1).mean()
+    return -(weights * z.log_softmax(-1).gather(-1, best.indices)).sum(-1)
 
 @faithful("HASS", subject=top_k_loss, plain={"every token": every_token, "renormalised": renormalised})
 @proves("prop-likely")
@@ -262,10 +262,10 @@ def test_the_gradient_of_the_likeliest(subject, V, k, seed):
     p, z = (torch.randn(3, V, generator=g, dtype=double) for _ in range(2))
     p, z = p.softmax(-1), z.requires_grad_()
     best = torch.zeros_like(p).scatter(-1, p.topk(min(k, V), -1).indices, 1.)
-    m, loss = (p*best).sum(-1, keepdim=True), subject(p, z, k)
+    m, loss = (p*best).sum(-1, keepdim=True), subject(p, z, k).mean()
     loss.backward()
     assert torch.allclose(3*z.grad, (m*z.softmax(-1) - p*best).detach(), atol=1e-12)
-    assert subject(p, (p*best/m).clamp_min(1e-300).log(), k) <= loss + 1e-12
+    assert subject(p, (p*best/m).clamp_min(1e-300).log(), k).mean() <= loss + 1e-12
 
 def test_hass_is_eagle_before_it_begins():
     "With one step and no weight, or before `begin`, the loss is EAGLE's, noise and all"

@@ -123,7 +123,7 @@ def states(system, target, ctx, rng):
 
 
 AHEAD = "PEARL", "AMUSD", "SSD"   # begin anew: given what was drawn ahead, the next token is no sample of p
-GAMMA = dict(Jacobi=8, SSD=1, TriForce=1, SWIFT=1)   # its short blocks are rejected whole; few paths
+GAMMA = dict(Jacobi=8, CLLM=8, SSD=1, TriForce=1, SWIFT=1)   # its short blocks are rejected whole; few paths
 
 @cache
 def case(name, turn):

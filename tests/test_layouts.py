@@ -1,4 +1,4 @@
-"32d_layouts: round trips, checkpoints with public names alone, and invalid checkpoints"
+"34a_layouts: round trips, checkpoints with public names alone, and invalid checkpoints"
 import json
 
 import pytest
@@ -87,15 +87,17 @@ def test_round_trip(seed, heads, size, V, L, data):
         assert again[1] == config and all(torch.equal(weights[k], w) for k, w in again[0].items())
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators/eagle3"])
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4),
+       st.sampled_from([{}, dict(fc_norm=True), dict(norm_before_fc=True)]), st.booleans(), st.booleans())
 @settings(max_examples=8)
-def test_switches_and_layers(layout, reads, fc_norm, norm_output, norm_before_residual):
-    """The layers read and the switches are restored: EAGLE-3.1's in both layouts, that of the residual stream
-    in the layout of `speculators` alone"""
+def test_switches_and_layers(layout, reads, norms, norm_output, norm_before_residual):
+    """The layers read and the switches are restored: EAGLE-3.1's in both layouts, those of the residual
+    stream and of the norm before the fusion in the layout of `speculators` alone"""
     base, layout = TargetModel(tiny()), LAYOUTS[layout]
-    net = on_some_tokens(base, 10, reads=tuple(reads), fc_norm=fc_norm, norm_output=norm_output,
-                         norm_before_residual=norm_before_residual)
-    if norm_before_residual and layout.name == "specforge": return refuses("net", to_layout, net, layout)
+    net = on_some_tokens(base, 10, reads=tuple(reads), norm_output=norm_output,
+                         norm_before_residual=norm_before_residual, **norms)
+    foreign = norm_before_residual or "norm_before_fc" in norms
+    if foreign and layout.name == "specforge": return refuses("net", to_layout, net, layout)
     back = from_layout(*to_layout(net, layout), layout, base)
     assert back.reads == tuple(reads) and equal(logits_of(net, base), logits_of(back, base))
     assert back.norm_before_residual == norm_before_residual

@@ -9,7 +9,7 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries',
            'indent', 'certify_recorded', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
            'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_tour', 'add_record', 'add_compare', 'add_train',
-           'main', 'run_command']
+           'add_own_model', 'add_convert', 'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -365,6 +365,7 @@ def parser():
     add_record(commands)
     add_compare(commands)
     add_train(commands)
+    add_convert(commands)
     return top
 
 def add_command(commands, name, runs, does, function=None):  # -> add_argument
@@ -463,6 +464,26 @@ def add_train(commands):
     add("--texts", type=int, help="number of texts sampled from the target")
     add("--length", type=int, help="tokens per text")
     add("--seed", type=int, help="seed of the random numbers")
+    add_own_model(add)
+
+def add_own_model(add):
+    "The options for a model and texts of one's own"
+    add("--data", help="texts or conversations instead, one JSON object a line: text, or "
+                        "messages, whose answers are trained on")
+    add("--rows", type=int, help="texts a batch; without it those of the recipe")
+    add("--parts", type=int, help="batches whose gradients are added up to a step")
+    add("--peak", type=float, help="the highest learning rate; without it that of the recipe")
+    add("--dtype", help="of the target: float32, bfloat16 or float16; bfloat16 is usual on a GPU")
+    add("--device", help="where it is trained; without it the GPU if there is one")
+    add("--online", action="store_true", help="compute the target's states for every batch, store none")
+
+def add_convert(commands):
+    does = "store a trained drafter in the format that another library or a server reads"
+    add = add_command(commands, "convert", "train.checkpoints:convert", does)
+    add("drafter", help="the folder that `specref train` wrote, or the name of an embedded drafter")
+    add("--layout", required=True, help="medusa, eagle, eagle3, specforge, speculators/eagle, ...")
+    add("--out", type=check_folder, required=True, help="the new folder")
+    add("--target", help="the path or name of the checkpoint that it was trained for")
 
 # %% ../../nbs/63_commands.ipynb #5e4b010f
 def main(argv=None):

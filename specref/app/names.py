@@ -6,7 +6,8 @@
 __all__ = ['TRANSLATED', 'DRAFT_SOURCES', 'FOR_EMBEDDED', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy',
            'Pair', 'load_pair', 'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers',
            'words_of_both', 'text_words', 'Source', 'skipping_source', 'swift_source', 'early_exit', 'layerskip_source',
-           'adapter_exit', 'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source', 'predicted_lengths',
+           'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks', 'consistency_source', 'space_source', 'online_source',
+           'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source', 'predicted_lengths',
            'translated_source', 'second_words', 'choose_drafter', 'draft_source', 'build_system', 'table_system',
            'measured_plan', 'measure_pair', 'with_room', 'earlier_text', 'system_builder', 'encode_prompt',
            'encode_chat', 'counted_noun']
@@ -70,18 +71,19 @@ def check_options(options):
 def load_model(role, name, **warps):
     "An embedded model by its name, or any checkpoint by path or name; an error names the `role`"
     from specref.models.embedded import embedded, is_embedded
-    from specref.models.transformer import HFModel
+    from specref.models.recurrent import load_served
     if is_embedded(name): return embedded(name, **warps)
-    try: return HFModel.load(name, **warps)
+    try: return load_served(name, **warps)
     except ValueError as e:
         _, _, reason = str(e).partition(": ")
         raise ValueError(f"{role}: {reason or e}") from e
 
 def fresh_copy(model, **warps):
     "The same weights with an empty cache, and the same warps or, where some are given, these"
-    from specref.models.transformer import LogitsProcessorList, RowCache, RowTrie, warpers
+    from specref.models.transformer import LogitsProcessorList, warpers
     new = copy(model)
-    new.trie, new.memory, new.meter = RowTrie(), RowCache(), Meter()
+    new.forget()
+    new.meter = Meter()
     if warps:
         new.temperature, cuts = warps["temperature"], (warps.get("top_k"), warps.get("top_p"))
         new.processors = LogitsProcessorList(warpers(new.temperature, *cuts))
@@ -231,14 +233,47 @@ def adapter_exit(target, _):
     parts = ExitTarget(target.model, exit, **same_warp(target))
     return Source(parts, AdapterDraft(parts, adapter), shared=inf)
 
+def tuned_for_jacobi():
+    from specref.train.consistency import consistency_model
+    return consistency_model()
+def tuned_for_masks():
+    from specref.train.masks import space_model
+    return space_model()
+
+def consistency_source(target, _):
+    "CLLM: the model that was tuned to decode by Jacobi's iteration, a target of its own"
+    from specref.draft.skipping import same_warp
+    from specref.models.transformer import HFModel
+    tuned = HFModel(tuned_for_jacobi(), check=False, **same_warp(target))
+    return Source(tuned, tuned)
+
+def space_source(target, _):
+    "SPACE: the model that was tuned to fill in masks, a target of its own"
+    from specref.draft.skipping import same_warp
+    from specref.train.masks import Space, space_target
+    how = same_warp(target)
+    tuned = space_target(temperature=how["temperature"], processors=how["processors"])
+    return Source(tuned, tuned, dict(drafts=lambda setup: Space(tuned.V, setup.gamma)))
+
+def online_source(target, draft):
+    "Online speculative decoding: the draft model, whose weights change when 32 positions are stored"
+    from specref.train.online import NetworkVersion, OnlineDrafter
+    if draft is None:
+        wanted = "wanted a model, since 'online speculative decoding' drafts with one"
+        raise ValueError(f"draft: got none, {wanted}")
+    start = NetworkVersion(draft.model, lr=1e-4, temperature=draft.temperature)   # copies at each update
+    return Source(target, draft, dict(drafts=lambda setup: OnlineDrafter(start, setup.gamma, most=32)))
+
 @dataclass(frozen=True)
 class ForEmbedded:
     "A source with weights, or a choice of layers, for the embedded target; raises for another"
     source: Callable
     instead: str = ""   # what else the system can run with
+    own: Callable | None = None   # -> the model that it decodes with instead, where that is another
     def __call__(self, target, draft):
         from specref.models.embedded import raw_model
-        if target.model is raw_model(): return self.source(target, draft)
+        known = raw_model(), self.own and self.own()
+        if any(target.model is model for model in known): return self.source(target, draft)
         wanted = f"wanted the embedded one, for which the draft was trained or chosen{self.instead}"
         raise ValueError(f"target: got a {type(target.model).__name__} of one's own, {wanted}")
 
@@ -294,6 +329,8 @@ DRAFT_SOURCES = {   # system: target, draft model of the pair -> Source
     "SpecDec++": ForEmbedded(partial(predicted_lengths, network="specdec++")),
     "DISCO": ForEmbedded(partial(predicted_lengths, network="disco")),
     "PPD": partial(early_exit, share=3/4, shared=1), "SPEED": partial(early_exit, share=1/4),
+    "CLLM": ForEmbedded(consistency_source, own=tuned_for_jacobi),
+    "SPACE": ForEmbedded(space_source, own=tuned_for_masks), "online speculative decoding": online_source,
     **{system: ForEmbedded(partial(second_words, rule=rule), ", or a draft model with its tokenizer")
        for system, rule in TRANSLATED.items()}}
 FOR_EMBEDDED = tuple(system for system, source in DRAFT_SOURCES.items() if isinstance(source, ForEmbedded))

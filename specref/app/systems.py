@@ -11,8 +11,8 @@ __all__ = ['SEQUOIA_RATES', 'Setup', 'SYSTEMS', 'LENIENCE', 'SAMPLED_RULES', 'GR
            'lookahead_points', 'cascade_drafts', 'staged_drafts', 'scheduled_system', 'heuristic', 'above_confidence',
            'uncertain', 'expected', 'own_confidence', 'peak', 'by_head', 'by_classifier', 'skipping_drafts',
            'adapter_drafts', 'swift_drafts', 'sparse_cascade', 'LastTokens', 'amusd_drafts', 'ssd_drafts',
-           'likeliest_first', 'string_match', 'shared_token_chain', 'string_chain', 'plain_decoding', 'part_name',
-           'describe']
+           'likeliest_first', 'online_drafts', 'boosted_drafts', 'mask_groups', 'slot_block', 'string_match',
+           'shared_token_chain', 'string_chain', 'plain_decoding', 'part_name', 'describe']
 
 # %% ../../nbs/60_systems.ipynb #e74926fe
 import sys
@@ -229,6 +229,25 @@ def likeliest_first(setup):
     model, draw = drawn_at(0, setup.draft)
     return StaticTree(model, (-1, *[0]*setup.gamma), draw)
 
+def online_drafts(setup):
+    "On tables the draft learns by counts, with an update after every two errors"
+    from specref.train.online import CountedDraft, OnlineDrafter
+    return OnlineDrafter(CountedDraft(setup.draft), setup.gamma, most=2)
+def boosted_drafts(setup):
+    "In the place of the second draft, the first one reading the last two tokens"
+    from specref.train.online import MergedDrafts, first_to_last
+    second = LastTokens(setup.draft, 2)
+    return MergedDrafts((Chain(setup.draft, setup.gamma), Chain(second, setup.gamma)), first_to_last)
+def mask_groups(setup):
+    "Token 0 in the place of the mask"
+    from specref.train.masks import Space
+    return Space(setup.draft.V, setup.gamma, mask=0)
+def slot_block(setup):
+    "In the place of the Spec-Drafter's slots, skip-gram counts"
+    from specref.train.specdec import SpecDec
+    counts = SkipGrams(past_tokens(setup), setup.draft.V, setup.gamma, exact=setup.exact)
+    return SpecDec(counts, end=setup.end)
+
 def string_match(setup):
     "On tables both tokenizers are toys"
     return StringMatch(setup.draft, toy_pair(setup.draft.V), setup.gamma, exact=setup.exact)
@@ -264,6 +283,7 @@ SYSTEMS = {
     "SAM": drafter_system("SAM", sam_points, "hu2025sam", "luo2025recycling", gamma=24),
     "Token Recycling": drafter_system("Token Recycling", recycled_points, "luo2025recycling", gamma=24),
     "Jacobi": drafter_system("Jacobi", jacobi_points, "santilli2023", gamma=8),
+    "CLLM": drafter_system("CLLM", jacobi_points, "kou2024", gamma=16),
     "Lookahead": drafter_system("Lookahead", lookahead_points, "fu2024lookahead", gamma=7),
     "Ouroboros": drafter_system("Ouroboros", ouroboros_points, "zhao2024ouroboros", gamma=4),
     "CS-Drafting": drafter_system("CS-Drafting", cascade_drafts, "chen2024cascade"),
@@ -289,6 +309,10 @@ SYSTEMS = {
         "re-encoded", string_match, "timor2025", gamma=4),
     "TLI": drafter_system("shared tokens", shared_token_chain, "timor2025", gamma=4),
     "SLRS": drafter_system("string law", string_chain, "timor2025", gamma=4),
+    "online speculative decoding": drafter_system("online", online_drafts, "liu2024online", gamma=4),
+    "boosted drafts": drafter_system("boosted", boosted_drafts, "miao2024", gamma=4),
+    "SPACE": drafter_system("SPACE", mask_groups, "yi2024space", gamma=5),
+    "SpecDec, exact": drafter_system("slots", slot_block, "xia2023", gamma=8),
 }
 
 # %% ../../nbs/60_systems.ipynb #afc97988

@@ -30,6 +30,8 @@ from ..certify.certificates import certificate
 from ..train.registry import SHIPPED_DRAFTERS, TRAINED, load_system
 from ..draft.early_exit import layerskip_model
 from ..draft.pipeline import looped_model
+from ..train.consistency import consistency_model
+from ..train.masks import space_model
 from ..models.embedded import DOMAINS, embedded, prompts, raw_model, tokenizer
 from ..models.transformer import HFModel
 from ..draft.shapes import drawn_at, measure_rank_acceptance
@@ -85,7 +87,8 @@ def target_of(recipe, temperature):  # -> HFModel
     "The embedded target, or the model that was trained to draft for itself"
     model = OWN_TARGETS[recipe]() if recipe in OWN_TARGETS else raw_model()
     return HFModel(model, temperature, check=False)
-OWN_TARGETS = {"LayerSkip": layerskip_model, "SPEED": looped_model}
+OWN_TARGETS = {"LayerSkip": layerskip_model, "SPEED": looped_model, "CLLM": consistency_model,
+               "SPACE": space_model}
 
 # %% ../../nbs/60b_tour.ipynb #dbc2451a
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ AHEAD_STOPS = "PEARL", "AMUSD", "SSD"
 FURTHER = [
     *(Stop(recipe, "large") for recipe in ("CS-Drafting", "staged speculation")),
     *(Stop(recipe, "small") for recipe in LENGTH_STOPS + AHEAD_STOPS),
+    Stop("boosted drafts", "small"), Stop("SpecDec, exact"),
     *(SourceStop(recipe, "own") for recipe in DRAFT_SOURCES)]
 TOUR_STOPS = [*UNTRAINED, *FURTHER, *map(TrainedStop, TRAINED)]
 SHORT_TOUR = ("autoregressive", "speculative sampling", "block verification", "Gumbel coupling",

@@ -143,12 +143,12 @@ def mean_overlap(p_model, q_model, texts, prompt=32, temperature=1.):  # (n, len
 @torch.inference_mode()
 def sample_texts(model, prompts, length, gen, half=True):  # (n, k) -> (n, length)
     "Each prompt continued by `model` to `length` tokens at temperature 1; `half`: in half precision"
-    x, out, cache = prompts, [prompts], RowCache()
+    x, out, cache, device = prompts.to(model.device), [prompts], RowCache(), model.device
     for _ in range(length - prompts.shape[1]):
-        with torch.autocast("cpu", enabled=half):
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
             y = model(input_ids=x, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         cache.n += x.shape[1]
         law = y.softmax(-1, torch.promote_types(y.dtype, torch.float32))
-        x = torch.multinomial(law, 1, generator=gen)
-        out.append(x)
+        out.append(torch.multinomial(law.cpu(), 1, generator=gen))
+        x = out[-1].to(device)
     return torch.cat(out, 1)

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['COMMENT', 'SKIP', 'is_prose', 'docstring_nodes', 'two_halves', 'compiled_docs', 'files_of', 'library_texts',
            'held_out', 'write_corpus', 'train_tokenizer', 'training_texts', 'random_texts', 'llama', 'learning_rate',
-           'optimiser', 'fit', 'train_step', 'next_token_loss', 'deepen', 'token_dtype', 'write_samples', 'distil_loss',
-           'ModelRecipe', 'train_models', 'train_target', 'tokenizer_in', 'write_card', 'save_model', 'write_network']
+           'optimiser', 'fit', 'check_finite', 'throughput', 'fast_products', 'train_step', 'next_token_loss', 'deepen',
+           'token_dtype', 'write_samples', 'distil_loss', 'ModelRecipe', 'train_models', 'train_target', 'tokenizer_in',
+           'write_card', 'save_model', 'write_network']
 
 # %% ../../nbs/08a_training.ipynb #c6aae836
 import ast, copy, hashlib, importlib, inspect, json, lzma, math, platform, re, sys, sysconfig
@@ -143,8 +144,10 @@ def optimiser(model, peak, decay):
     groups = [dict(params=matrices, weight_decay=decay), dict(params=vectors, weight_decay=0.)]
     return torch.optim.AdamW(groups, lr=peak, betas=(.9, .95), fused=True)
 
-def fit(model, loss_of, steps, peak, path, decay=.1, every=200, name="model", until=None):
+def fit(model, loss_of, steps, peak, path, decay=.1, every=200, name="model", until=None, update=None,
+        tokens=0):
     "Minimise `loss_of(model, step)` for `steps` steps, resumed from and saved to `path` every `every` steps"
+    # `update` replaces `train_step`; `tokens`: those of a step, for the throughput that is shown
     opt, step = optimiser(model, peak, decay), 0
     if Path(path).exists():
         saved = torch.load(path, weights_only=True)
@@ -153,18 +156,34 @@ def fit(model, loss_of, steps, peak, path, decay=.1, every=200, name="model", un
         step = saved["step"]
     bar = tqdm(range(step, until or steps), initial=step, total=steps, desc=name, mininterval=5)
     for step in bar:
-        loss = train_step(model, opt, loss_of, step, learning_rate(step, steps, peak))
-        if step % 20 == 0: bar.set_postfix(loss=f"{loss:.3f}")
+        loss = (update or train_step)(model, opt, loss_of, step, learning_rate(step, steps, peak))
+        check_finite(loss, peak, step)
+        if step % 20 == 0: bar.set_postfix(loss=f"{loss:.3f}", **throughput(bar, tokens))
         if (step + 1) % every == 0 or step + 1 in (steps, until):
             state = dict(model=model.state_dict(), opt=opt.state_dict(), step=step + 1)
             write_whole(path, lambda file: torch.save(state, file))
     return model.eval()
 
 # %% ../../nbs/08a_training.ipynb #58ed1b5e
+def check_finite(loss, peak, step):
+    "Raise for a loss that is no number; the file of the run stays as it was"
+    if not math.isfinite(loss):
+        raise ValueError(f"peak: got {peak}, at which the loss is {loss} at step {step}, wanted less")
+
+def throughput(bar, tokens):
+    "The tokens a second that a progress bar shows, for so many tokens a step"
+    rate = bar.format_dict["rate"]
+    return dict(tokens=f"{rate * tokens:,.0f}/s") if rate and tokens else {}
+
+def fast_products(device):  # -> context
+    "Matrix products in bfloat16 on a device that has them; a processor that emulates them is slower by far"
+    has = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.autocast(device.type, torch.bfloat16, enabled=has)
+
 def train_step(model, opt, loss_of, step, lr):
-    "One clipped step of `opt` at rate `lr`, in bfloat16 where that is safe"
+    "One clipped step of `opt` at rate `lr`, in bfloat16 where that is safe and fast"
     for g in opt.param_groups: g["lr"] = lr
-    with torch.autocast("cpu", torch.bfloat16): loss = loss_of(model, step)
+    with fast_products(next(model.parameters()).device): loss = loss_of(model, step)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
     opt.step()

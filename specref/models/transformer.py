@@ -110,12 +110,14 @@ def why_rowless(model):  # -> str
     if not hasattr(model, "config"):
         return "it is no transformers model; a path or a name goes to `HFModel.load`"
     config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder: return "it is an encoder-decoder, which reads two texts"
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder, which reads two texts (`EncoderDecoderModel`)"
     if model.get_output_embeddings() is None: return "it has no head that scores the vocabulary"
     layers = DynamicCache(config=config).layers
     state = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
     stateful = getattr(model, "_is_stateful", False)
-    return "it keeps a recurrent state, which has no rows to keep or drop" if state or stateful else ""
+    kept = "it keeps a recurrent state, which has no rows to keep or drop (`serve_model`)"
+    return kept if state or stateful else ""
 
 def has_alibi(model, config):
     "Do the model's attention scores have ALiBi biases? Each model family states it in another place"
@@ -207,7 +209,7 @@ class CachedModel(Target):
     "A causal language model with a cache that compares texts; raises `Unservable` where it cannot be used"
     def __init__(self, model: PreTrainedModel, keep: Sequence[int] = (), chunk: int = 1024,
                  V: int | None = None, paths: bool | None = None):
-        wrong = why_rowless(model) if paths in (None, True) else why_unservable(model)
+        wrong = self.refusal(model, paths)
         if wrong:
             name = type(model).__name__
             raise Unservable(f"model: got {name}, wanted one that a masked pass serves: {wrong}")
@@ -219,6 +221,9 @@ class CachedModel(Target):
         self.takes, self.cached = signature(model.forward).parameters, takes_cache(model)
         self.paths, self.by_paths = paths, bool(paths)
         self.forget()
+    def refusal(self, model: PreTrainedModel, paths: bool | None) -> str:
+        "The reason why this class cannot serve the model, in words; empty when it can"
+        return why_rowless(model) if paths in (None, True) else why_unservable(model)
     def forget(self) -> None: self.trie, self.memory = RowTrie(), RowCache()
 
     @torch.inference_mode()
@@ -444,7 +449,7 @@ class HFModel(CachedModel):
     def warn_numbering(self) -> None:
         "A few networks number a text from another position than `generate` does, where none is stated"
         if "position_ids" not in self.takes: return
-        text = (self.V // 3, self.V // 2)[:self.most]
+        text = (self.V // 3, self.V // 2)[:min(2, self.most)]
         stated, own = self.alone(text), self.alone(text, position_ids=None)
         if (off := abs(stated - own).max()) <= 1e-3 * abs(own).max(): return
         got = f"{type(self.model).__name__}, whose logits without position ids are {off:.2g} off"

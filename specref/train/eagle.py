@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..core.check import check_between
 from .features import DraftLayer, causal_attention, layer_config, to_float32, unroll
 from ..core.tree import from_choices
-from .harness import DraftNetwork
+from .harness import DraftNetwork, label_mean
 
 # %% ../../nbs/32_eagle.ipynb #c58955e2
 def add_feature_noise(f, noise): return f + noise * (2*torch.rand_like(f) - 1)   # uniform noise of ± `noise`
@@ -36,16 +36,18 @@ class Eagle(DraftNetwork):
         return self.layer(u, u, at, attend)
     def logits(self, f): return to_float32(self.base[0].head(f))
     def guesses(self, batch, depth): return [self.logits(f) for f in unroll(self, batch, depth)]
-    def feature_loss(self, out, true):  # (n, T, d), (n, T, d) -> scalar
+    def feature_loss(self, out, true, counts=None, first=2):  # (n, m, d), (n, m, d) -> scalar
         "Smooth L1 to the true feature, a tenth of the cross-entropy to its distribution (Proposition agree)"
-        z, law = (self.logits(f).flatten(0, 1) for f in (out, true))
-        return F.smooth_l1_loss(out, true) + .1 * F.cross_entropy(z, law.softmax(-1))
+        logq, p = self.logits(out).log_softmax(-1), self.logits(true).softmax(-1)
+        near = F.smooth_l1_loss(out, true, reduction="none").mean(-1)
+        return label_mean(near - .1*(p * logq).sum(-1), counts, first)
     def loss(self, batch, at):
         "One step on true features with uniform noise"
         f, x = self.enter(batch.states), batch.x[:, 1:]
         noisy = add_feature_noise(f[:, :-1], self.noise)
         place = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
-        return self.feature_loss(self.step(noisy, x, place, causal_attention), f[:, 1:])
+        out = self.step(noisy, x, place, causal_attention)
+        return self.feature_loss(out, f[:, 1:], batch.counts)
 
 # %% ../../nbs/32_eagle.ipynb #1c94f01b
 EAGLE_TREE = tuple(from_choices([tuple(map(int, path)) for path in (   # paths of ranks

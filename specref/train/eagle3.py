@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least, check_between
 from .eagle import Eagle, add_feature_noise
 from .features import DraftLayer, layer_config, to_float32, unroll
-from .harness import DraftNetwork
+from .harness import DraftNetwork, label_mean
 
 # %% ../../nbs/32a_eagle3.ipynb #ad0fee3d
 def frequent_tokens(x, n, V):  # tokens of any shape -> (n,) ids, ascending
@@ -34,10 +34,10 @@ def vocab_maps(ids, V):  # (n,) ascending -> d2t (n,) offsets, t2d (V,) bool
     return ids - torch.arange(len(ids), device=ids.device), t2d
 
 # %% ../../nbs/32a_eagle3.ipynb #526543e0
-def top_k_loss(p, z, k):  # (..., V), (..., V) -> scalar
+def top_k_loss(p, z, k):  # (..., V), (..., V) -> (...)
     "-Σ p log q over the k most probable tokens of p, q = softmax z (Zhang et al. 2025; Proposition likely)"
     best = p.topk(min(k, p.shape[-1]), -1)   # not renormalised
-    return -(best.values * z.log_softmax(-1).gather(-1, best.indices)).sum(-1).mean()
+    return -(best.values * z.log_softmax(-1).gather(-1, best.indices)).sum(-1)
 
 class Hass(Eagle):
     "EAGLE's network, trained in `steps` steps on its own features, without gradient (Proposition detached)"
@@ -54,16 +54,19 @@ class Hass(Eagle):
         noisy = add_feature_noise(f[:, :-1], self.noise)
         outs = unroll(self, batch, self.steps, true=noisy, between=torch.Tensor.detach)
         pairs = [(o[:, :o.shape[1]-s], f[:, 1+s:]) for s, o in enumerate(outs)]
-        def top(o, true): return top_k_loss(self.logits(true).softmax(-1), self.logits(o), self.k)
-        return [self.feature_loss(o, true) + weight * top(o, true) for o, true in pairs]
+        def loss(o, true, first):
+            likely = top_k_loss(self.logits(true).softmax(-1), self.logits(o), self.k)
+            likely = weight * label_mean(likely, batch.counts, first)
+            return self.feature_loss(o, true, batch.counts, first) + likely
+        return [loss(o, true, 2 + s) for s, (o, true) in enumerate(pairs)]
     def loss(self, batch, at): return sum(self.losses(batch, at))
 
 # %% ../../nbs/32a_eagle3.ipynb #4c803ee4
 class Eagle3(DraftNetwork):
     "Three states fused, one wide layer fed with its own output, a head on `draft` tokens (Li et al. 2025)"
-    # `fc_norm` and `norm_output` are EAGLE-3.1's, `norm_before_residual` is that of `speculators`
+    # `fc_norm` and `norm_output` are EAGLE-3.1's, the two `norm_before_…` are those of `speculators`
     def __init__(self, base, draft=None, reads=None, steps=4, fade=.8, inner=None, fc_norm=False,
-                 norm_output=False, norm_before_residual=False):
+                 norm_output=False, norm_before_residual=False, norm_before_fc=False):
         super().__init__()
         L, draft = base.layers, base.V if draft is None else draft
         check_at_least(1, draft=draft, steps=steps)
@@ -76,14 +79,17 @@ class Eagle3(DraftNetwork):
         self.norm_output, self.norm_before_residual = norm_output, norm_before_residual
         self.settings = dict(draft=draft, reads=self.reads, steps=steps, fade=fade, inner=inner,
                              fc_norm=fc_norm, norm_output=norm_output,
-                             norm_before_residual=norm_before_residual)
-        self.make_layers(base, layer_config(base, inner), draft, fc_norm)
+                             norm_before_residual=norm_before_residual, norm_before_fc=norm_before_fc)
+        self.make_layers(base, layer_config(base, inner), draft, fc_norm, norm_before_fc)
         self.to(base.head.weight.device, base.head.weight.dtype).set_draft_vocab(torch.arange(draft))
 
-    def make_layers(self, base, config, draft, fc_norm):
+    def make_layers(self, base, config, draft, fc_norm, norm_before_fc):
         "The fusion, the wide layer, the head and the two maps, with untrained weights"
+        if fc_norm and norm_before_fc:
+            raise ValueError("norm_before_fc: got it together with fc_norm, wanted one of the two")
         d = base.d
-        def norm(): return LlamaRMSNorm(d, config.rms_norm_eps)
+        def norm(wide=d): return LlamaRMSNorm(wide, config.rms_norm_eps)
+        self.input_norm = norm(len(self.reads)*d) if norm_before_fc else nn.Identity()
         self.fc_norm = nn.ModuleList(norm() if fc_norm else nn.Identity() for _ in self.reads)
         self.fc, self.midlayer = nn.Linear(len(self.reads)*d, d, bias=False), DraftLayer(config, wide=2*d)
         self.norm, self.lm_head = norm(), nn.Linear(d, draft, bias=False)
@@ -104,7 +110,8 @@ class Eagle3(DraftNetwork):
     def ids(self): return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)   # (draft,)
     def enter(self, states):  # {layer: (n, T, d)} -> (n, T, d)
         "The fused feature g of true states"
-        return self.fc(torch.cat([norm(states[k]) for norm, k in zip(self.fc_norm, self.reads)], -1))
+        fused = torch.cat([norm(states[k]) for norm, k in zip(self.fc_norm, self.reads)], -1)
+        return self.fc(self.input_norm(fused))
     def step(self, f, tokens, at, attend):  # (n, T, d), (n, T), (n, T) -> (n, T, d)
         "From the feature of x_i, fused or its own, and the token x_{i+1} to its own feature of x_{i+1}"
         m, h = self.midlayer, self.midlayer.hidden_norm(f)
@@ -125,5 +132,6 @@ class Eagle3(DraftNetwork):
         p, covered = z[..., self.ids].softmax(-1), self.t2d[z.argmax(-1), None]   # else it is left out
         logq = [self.draft_logits(o[:, :o.shape[1]-s]).log_softmax(-1)
                 for s, o in enumerate(unroll(self, batch, self.steps))]
-        return [-(covered[:, 1+s:] * p[:, 1+s:] * lq).sum(-1).mean() for s, lq in enumerate(logq)]
+        return [label_mean(-(covered[:, 1+s:] * p[:, 1+s:] * lq).sum(-1), batch.counts, 2 + s)
+                for s, lq in enumerate(logq)]
     def loss(self, batch, at): return sum(self.fade**s * l for s, l in enumerate(self.losses(batch)))

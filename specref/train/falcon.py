@@ -18,7 +18,7 @@ from ..core.tree import Tree, from_choices
 from ..models.transformer import RowAnswer
 from .eagle import add_feature_noise
 from .features import DraftLayer, FeatureDraft, layer_config, to_float32
-from .harness import DraftNetwork
+from .harness import DraftNetwork, label_mean
 
 # %% ../../nbs/32b_falcon.ipynb #e7bdc9ba
 class Falcon(DraftNetwork):
@@ -72,12 +72,14 @@ class Falcon(DraftNetwork):
         given = glancing_mask(wrong, annealed_share(self.glance, at))
         features = torch.where(given[..., None], true, noisy)
         out = self.text_features(features, torch.where(given, tokens, read))
-        return self.feature_loss(out, true, tokens)
-    def feature_loss(self, out, true, tokens, T=.95):  # (n, T, d), (n, T, d), (n, T) -> scalar
+        return self.feature_loss(out, true, tokens, counts=batch.counts)
+    def feature_loss(self, out, true, tokens, T=.95, counts=None):  # (n, m, d), (n, m, d), (n, m) -> scalar
         "Smooth L1 to the true feature + .1 (.9 KL to its distribution + .1 cross-entropy to the token)"
-        z, logp = self.logits(out).flatten(0, 1), (self.logits(true).flatten(0, 1)/T).log_softmax(-1)
-        kl = F.kl_div((z/T).log_softmax(-1), logp, log_target=True, reduction="batchmean")
-        return F.smooth_l1_loss(out, true) + .1*(.9*kl + .1*F.cross_entropy(z, tokens.flatten()))
+        z, logp = self.logits(out), (self.logits(true)/T).log_softmax(-1)
+        kl = F.kl_div((z/T).log_softmax(-1), logp, log_target=True, reduction="none").sum(-1)
+        ce = -z.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        near = F.smooth_l1_loss(out, true, reduction="none").mean(-1)
+        return label_mean(near + .1*(.9*kl + .1*ce), counts, 1 + self.k)
 
 def relaxed_causal_mask(k):
     "Attention of a text in blocks of k: a row attends to all rows before it and to all of its block"

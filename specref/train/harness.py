@@ -4,24 +4,27 @@
 
 # %% auto #0
 __all__ = ['TargetModel', 'DraftNetwork', 'StateDataset', 'batch_at', 'state_dataset', 'file_digest', 'write_states', 'to_half',
-           'evaluate', 'train_network', 'write_evaluations', 'open_run', 'no_progress', 'save_network', 'read_card',
-           'load_checkpoint', 'check_same_target', 'set_weights']
+           'label_mean', 'shifted_loss', 'evaluate', 'train_network', 'seeded_loss', 'mixed_precision',
+           'write_evaluations', 'open_run', 'no_progress', 'save_network', 'read_card', 'load_checkpoint',
+           'check_same_target', 'set_weights']
 
 # %% ../../nbs/30b_teaching.ipynb #4de06203
 import hashlib, json, os
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, isfinite
 from pathlib import Path
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from torch import nn
+from torch.nn import functional as F
 from safetensors.torch import load_file, save as to_bytes
 from transformers import LlamaConfig
 from ..core.check import check_at_least, write_whole
-from ..models.recipe import fit
+from ..models.recipe import fit, train_step
 
 # %% ../../nbs/30b_teaching.ipynb #33644e45
 class TargetModel:  # the target's parts that a drafter shares, none of them a weight of the drafter
@@ -43,6 +46,8 @@ class TargetModel:  # the target's parts that a drafter shares, none of them a w
                              "logits; wanted a plain head")
         self.probe = out.logits   # (1, 2, V), after two tokens
 
+    @property
+    def device(self): return self.head.weight.device
     @cached_property
     def key(self):  # what is stored for one target is never read for another
         "A name of the target: a hash of all its weights, and of its logits after two tokens"
@@ -59,10 +64,12 @@ class TargetModel:  # the target's parts that a drafter shares, none of them a w
         return near
 
     def facts(self):  # what a drafter's checkpoint must agree with
-        "Sizes of the target, and a hash of its head"
-        raw = self.head.weight.detach().half().cpu().numpy().tobytes()
+        "Sizes of the target, and hashes of its head in the two half precisions: in one of them it is loaded"
+        def digest(dtype):
+            raw = self.head.weight.detach().to(dtype).cpu().contiguous().view(torch.uint8).numpy()
+            return hashlib.sha256(raw.tobytes()).hexdigest()[:16]
         return dict(hidden_size=self.d, vocab_size=self.V, num_hidden_layers=self.layers,
-                    head_sha256=hashlib.sha256(raw).hexdigest()[:16])
+                    head_sha256=digest(torch.float16), head_bf16_sha256=digest(torch.bfloat16))
 
 # %% ../../nbs/30b_teaching.ipynb #7d0c31aa
 class DraftNetwork(nn.Module):
@@ -77,12 +84,18 @@ class DraftNetwork(nn.Module):
 @dataclass(frozen=True)
 class StateDataset:
     "Texts, and the target's states of them by layer (0: the embeddings; the last: after the final norm)"
-    x: object       # (n, T)
-    states: dict    # {layer: (n, T, d)}
+    x: object               # (n, T)
+    states: dict            # {layer: (n, T, d)}
+    counts: object = None   # (n, T) bool: the tokens that a loss counts; None: all
     def __getitem__(self, rows):
         "Some of the texts, as tensors to train on"
         states = {k: torch.from_numpy(np.array(s[rows])).float() for k, s in self.states.items()}
-        return StateDataset(torch.from_numpy(self.x[rows].astype(np.int64)), states)
+        counts = None if self.counts is None else torch.from_numpy(self.counts[rows])
+        return StateDataset(torch.from_numpy(self.x[rows].astype(np.int64)), states, counts)
+    def to(self, device):
+        "The same tensors on a device"
+        counts = None if self.counts is None else self.counts.to(device)
+        return StateDataset(self.x.to(device), {k: s.to(device) for k, s in self.states.items()}, counts)
 
 def batch_at(data, step, rows, seed):  # -> rows of the data
     "Batch number `step`, chosen by a generator of its own"
@@ -90,7 +103,7 @@ def batch_at(data, step, rows, seed):  # -> rows of the data
     return data[np.sort(np.random.default_rng((seed, step)).choice(n, min(rows, n), replace=False))]
 
 # %% ../../nbs/30b_teaching.ipynb #b37063df
-def state_dataset(base, x, layers, folder, rows=32):  # (n, T) -> StateDataset
+def state_dataset(base, x, layers, folder, rows=32, counts=None):  # (n, T) -> StateDataset
     "The target's states of the texts `x` in `layers`, read from `folder` where they are stored there"
     unknown = [k for k in layers if not 0 <= k <= base.layers]
     if unknown: raise ValueError(f"layers: got {unknown[0]}, wanted 0 <= layer <= {base.layers}")
@@ -100,7 +113,7 @@ def state_dataset(base, x, layers, folder, rows=32):  # (n, T) -> StateDataset
     missing = {k: f.with_suffix(f".{os.getpid()}") for k, f in name.items() if not f.exists()}
     if missing: write_states(base, x, missing, rows)
     for k, f in missing.items(): f.replace(name[k])
-    return StateDataset(x, {k: np.load(f, mmap_mode="r") for k, f in name.items()})
+    return StateDataset(x, {k: np.load(f, mmap_mode="r") for k, f in name.items()}, counts)
 
 def file_digest(x):
     "A short hash of an array: its shape, its type and its numbers"
@@ -115,7 +128,7 @@ def write_states(base, x, files, rows):
         for f in files.values(): f.parent.mkdir(parents=True, exist_ok=True)
         stored = {k: open_memmap(f, "w+", np.float16, (*x.shape, base.d)) for k, f in files.items()}
         for a in range(0, len(x), rows):
-            batch = torch.from_numpy(x[a:a+rows].astype(np.int64))
+            batch = torch.from_numpy(x[a:a+rows].astype(np.int64)).to(base.device)
             out = base.model(input_ids=batch, output_hidden_states=True, use_cache=False)
             for k in files: stored[k][a:a+rows] = to_half(out.hidden_states[k], k)
         for states in stored.values(): states.flush()
@@ -130,6 +143,20 @@ def to_half(states, layer):
                          "wanted one that half precision can hold")
     return states.half().cpu().numpy()
 
+# %% ../../nbs/30b_teaching.ipynb #5a8f132a
+def label_mean(terms, counts, first):  # (n, m), (n, T) or None -> scalar
+    "The mean of the terms that count; term i of a text is about its token first + i (Definition counted)"
+    if counts is None: return terms.mean()
+    beyond = max(0, first + terms.shape[1] - counts.shape[1])   # the token after the text is unknown
+    w = F.pad(counts, (0, beyond))[:, first:first + terms.shape[1]].to(terms.dtype)
+    return (terms * w).sum() / w.sum().clamp(min=1)
+
+def shifted_loss(logits, x, k, counts=None):  # (n, T, V), (n, T) -> scalar
+    "Mean cross-entropy of the token that stands `k` positions after each"
+    z, y = logits[:, :x.shape[1]-k], x[:, k:]
+    terms = F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none")
+    return label_mean(terms.view(y.shape), counts, k)
+
 # %% ../../nbs/30b_teaching.ipynb #8a7a50fd
 @torch.inference_mode()
 def evaluate(net, base, batch, depth):  # -> tokens a round, (depth,) mean overlaps
@@ -143,33 +170,42 @@ def evaluate(net, base, batch, depth):  # -> tokens a round, (depth,) mean overl
     for j, z in enumerate(net.guesses(batch, depth)):
         p, q, y = logp[:, 1+j:1+j+last], z[:, :last].log_softmax(-1), x[:, 2+j:2+j+last, None]
         accepted = accepted * (q - p).clamp(max=0).exp().gather(-1, y)
-        total += accepted.mean().item()
-        betas.append(torch.minimum(p.exp(), q.exp()).sum(-1).mean().item())
+        total += label_mean(accepted[..., 0], batch.counts, 2).item()
+        betas.append(label_mean(torch.minimum(p.exp(), q.exp()).sum(-1), batch.counts, 2 + j).item())
     if len(betas) < depth:
         raise ValueError(f"depth: got {depth}, wanted at most {len(betas)}, the depth of the network")
     return total, betas
 
 # %% ../../nbs/30b_teaching.ipynb #04aaea56
 def train_network(net, base, train, held, steps, peak, folder, look=100, patience=3, rows=16, depth=4,
-                  seed=0, until=None, decay=.01):  # -> net, evaluations
+                  seed=0, until=None, decay=.01, update=train_step, batches=1):  # -> net, evaluations
     "Minimise `net.loss`, evaluate every `look` steps, return the best; resumable (Proposition taught)"
     check_at_least(1, steps=steps, look=look, patience=patience, rows=rows, depth=depth)
     folder, until = Path(folder), steps if until is None else until
     evaluations = open_run(folder, net=[type(net).__name__, net.settings], base=base.key,
                      train=file_digest(train.x), steps=steps, peak=peak, look=look, rows=rows,
-                     depth=depth, seed=seed, decay=decay)
-    def loss_of(net, step):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed*1_000_003 + step)
-            return net.loss(batch_at(train, step, rows, seed), step/steps)
+                     depth=depth, seed=seed, decay=decay, **dict(batches=batches) if batches > 1 else {})
+    loss_of = partial(seeded_loss, base, train, rows, seed, steps*batches)
     for stop in [*range(look, steps, look), steps][len(evaluations):]:
         if stop > until or no_progress(evaluations, patience): break
         fit(net.train(), loss_of, steps, peak, folder/"last.pt", decay, every=look, name=folder.name,
-            until=stop)
-        evaluations.append([stop, evaluate(net, base, held, depth)[0]])
+            until=stop, update=update, tokens=rows*batches*train.x.shape[1])
+        with mixed_precision(base): evaluations.append([stop, evaluate(net, base, held, depth)[0]])
         write_evaluations(net, evaluations, folder, peak)
     if evaluations: net.load_state_dict(torch.load(folder/"best.pt", weights_only=True))
     return net.eval(), evaluations
+
+def seeded_loss(base, train, rows, seed, batches, net, number):
+    "The loss on batch `number` of so many, with random numbers of its own"
+    batch = batch_at(train, number, rows, seed).to(base.device)
+    with torch.random.fork_rng(), mixed_precision(base):
+        torch.manual_seed(seed*1_000_003 + number)
+        return net.loss(batch, number/batches)
+
+def mixed_precision(base):
+    "Matrix products in half precision, for a target that is stored in it"
+    dtype = base.head.weight.dtype
+    return torch.autocast(base.device.type, dtype) if dtype.itemsize < 4 else nullcontext()
 
 def write_evaluations(net, evaluations, folder, peak):
     "Write the weights if the last evaluation is the best, then the evaluations"
@@ -239,6 +275,8 @@ def load_checkpoint(make, base, folder):
 # %% ../../nbs/30b_teaching.ipynb #76e4d68f
 def check_same_target(made, here):
     "Raise an error that names what differs if a checkpoint was trained on another target"
+    hashes = {k for k in here if k.startswith("head_")}
+    if any(made.get(k) == here[k] for k in hashes): here = {k: here[k] for k in here if k not in hashes}
     for k, want in here.items():
         if made.get(k, want) != want:
             raise ValueError(f"target: got a model with {k} {want}, wanted {made[k]}, "

@@ -19,7 +19,7 @@ from ..core.tree import Tree, add_paths
 from ..draft.shapes import top_tokens
 from ..models.transformer import RowAnswer, RowCache, RowTrie
 from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
-from .harness import DraftNetwork
+from .harness import DraftNetwork, label_mean, shifted_loss
 
 # %% ../../nbs/31a_hydra.ipynb #82a86c8e
 class PathNetwork(DraftNetwork):
@@ -36,17 +36,16 @@ class PathNetwork(DraftNetwork):
             s = self.step(s, F.pad(batch.x[:, 1+j:], (0, j)), j)   # token 0 behind the end is not trained on
             out.append(self.logits(s, j))
         return out
-    def loss(self, batch, at): return token_loss(self.guesses(batch, self.depth), batch.x)
+    def loss(self, batch, at): return token_loss(self.guesses(batch, self.depth), batch.x, batch.counts)
 
-def token_loss(guesses, x):  # -> scalar
+def token_loss(guesses, x, counts=None):  # -> scalar
     "Cross-entropy of entry j at position t to the token x_{t+2+j}, summed over depths"
-    return sum(F.cross_entropy(z[:, :x.shape[1]-2-j].flatten(0, 1), x[:, 2+j:].flatten())
-               for j, z in enumerate(guesses))
+    return sum(shifted_loss(z, x, 2 + j, counts) for j, z in enumerate(guesses))
 
-def law_loss(guesses, p):  # p: (n, T, V) -> scalar
+def law_loss(guesses, p, counts=None):  # p: (n, T, V) -> scalar
     "Cross-entropy of entry j at t to the target's distribution after x_{t+1+j}, summed over depths"
-    return sum(F.cross_entropy(z[:, :p.shape[1]-1-j].flatten(0, 1), p[:, 1+j:].flatten(0, 1))
-               for j, z in enumerate(guesses))
+    pairs = [(z[:, :p.shape[1]-1-j].log_softmax(-1), p[:, 1+j:]) for j, z in enumerate(guesses)]
+    return sum(label_mean(-(y * logq).sum(-1), counts, 2 + j) for j, (logq, y) in enumerate(pairs))
 
 def module_at(modules, i): return modules[min(i, len(modules) - 1)]   # or the last one for all that follow
 
@@ -124,7 +123,7 @@ class HydraPlus(Hydra):
         return self.norm(self.prefix(self.prefix.input_layernorm(f), f, at, attend))
     def loss(self, batch, at):
         with torch.no_grad(): p = to_float32(self.base[0].head(batch.states[self.reads[0]])).softmax(-1)
-        return law_loss(self.guesses(batch, self.depth), p)
+        return law_loss(self.guesses(batch, self.depth), p, batch.counts)
 
 class PrefixDraft(PathDraft):
     "Paths that begin with a row of prefix attention, from a cache of the prefix (Proposition prefix-rows)"

@@ -23,7 +23,7 @@ from ..core.tree import Tree, add_paths, from_choices
 from ..draft.shapes import top_tokens
 from ..models.transformer import RowAnswer
 from .features import NetworkDraft, to_float32
-from .harness import DraftNetwork
+from .harness import DraftNetwork, label_mean, shifted_loss
 
 # %% ../../nbs/31_medusa.ipynb #89c972ca
 class MedusaHead(nn.Module):
@@ -37,10 +37,9 @@ class MedusaHead(nn.Module):
     def forward(self, f): return self.lm(f + F.silu(self.step(f)))   # (..., d) -> (..., V)
 
 # %% ../../nbs/31_medusa.ipynb #eb9e57d0
-def medusa_loss(guesses, x, decay=.8):  # K of (n, T, V), (n, T) -> scalar
+def medusa_loss(guesses, x, decay=.8, counts=None):  # K of (n, T, V), (n, T) -> scalar
     "Σ decay^k CE(head k at t, x[t+k+1]) (Cai et al. 2024, Equation 1)"
-    return sum(decay**k * F.cross_entropy(z[:, :-1-k].flatten(0, 1), x[:, 1+k:].flatten())
-               for k, z in enumerate(guesses, 1))
+    return sum(decay**k * shifted_loss(z, x, 1 + k, counts) for k, z in enumerate(guesses, 1))
 
 class Medusa(DraftNetwork):
     "`heads` heads on the last state of a target that stays as it is (Medusa-1)"
@@ -52,7 +51,8 @@ class Medusa(DraftNetwork):
         self.heads = nn.ModuleList(MedusaHead(base.head) for _ in range(heads))
     def forward(self, f): return [head(f) for head in self.heads]   # (..., d) -> K of (..., V)
     def guesses(self, batch, depth): return self(batch.states[self.reads[0]])[:depth]
-    def loss(self, batch, at): return medusa_loss(self.guesses(batch, self.depth), batch.x)
+    def loss(self, batch, at):
+        return medusa_loss(self.guesses(batch, self.depth), batch.x, counts=batch.counts)
 
 # %% ../../nbs/31_medusa.ipynb #04ae5ffa
 class MedusaDraft(NetworkDraft):
@@ -166,18 +166,20 @@ class Medusa2(Medusa):
         "KL of the original target to the changed one, mean over all positions (Proposition held-back)"
         logp, logq = (to_float32(self.base[0].head(s)).log_softmax(-1).flatten(0, 1)
                       for s in (batch.states[self.reads[0]], f))
-        return F.kl_div(logq, logp, log_target=True, reduction="batchmean")
+        kl = F.kl_div(logq, logp, log_target=True, reduction="none").sum(-1)
+        return label_mean(kl.view(f.shape[:2]), batch.counts, 1)
     def loss(self, batch, at):
         if at < self.warm: return super().loss(batch, at)
         f = self.adapter.states(batch.x)
-        return self.base_loss(f, batch) + self.weight * medusa_loss(self(f), batch.x)
+        return self.base_loss(f, batch) + self.weight * medusa_loss(self(f), batch.x, counts=batch.counts)
 
 # %% ../../nbs/31_medusa.ipynb #a3fb497a
 @dataclass(frozen=True)
 class AdaptedStates:
     "Texts, and the last states of the target as `net` has changed it: what a `Medusa2` is evaluated on"
     net: Medusa2
-    x: object   # (n, T)
+    x: object               # (n, T)
+    counts: object = None   # (n, T) bool: the tokens that count
     @property
     def states(self):
         with torch.inference_mode(): return {self.net.reads[0]: self.net.adapter.states(self.x)}

@@ -77,7 +77,12 @@ class Spire(DraftNetwork):
     def loss(self, batch, at):
         first = block_starts(batch.x, self.k)
         q = torch.stack(self.unroll(batch, first, self.k), 2).log_softmax(-1)
-        return mixed_loss(self.labels(batch, first), q, self.omega)
+        return mixed_loss(self.labels(batch, first), q, self.omega, self.weights(batch, first))
+    def weights(self, batch, first):  # -> (n, M, k), or None where all tokens count
+        "Whether the token that each row predicts counts"
+        after = first[..., None] + torch.arange(1, self.k + 1, device=first.device)
+        if batch.counts is None: return None
+        return batch.counts.gather(1, after.flatten(1)).view(after.shape)
     def labels(self, batch, first):  # -> (n, M, k, V)
         "The target's distributions after the tokens of the blocks"
         base, at = self.base[0], first[..., None] + torch.arange(self.k, device=first.device)
@@ -119,15 +124,17 @@ class BlockAttention:
         return sum((a * v for a, (_, v) in zip(w, own)), true @ spread(values))
 
 # %% ../../nbs/31c_spire.ipynb #fc0da46a
-def mixed_loss(p, logq, omega):  # (..., V), (..., V) -> scalar
-    """ω CE(p, q) - (1 - ω) Σ min(p, q), the mean of all rows
+def mixed_loss(p, logq, omega, counts=None):  # (..., V), (..., V), (...) -> scalar
+    """ω CE(p, q) - (1 - ω) Σ min(p, q), the mean of all rows, or of those that count
 
     >>> p = torch.tensor([.5, .5])
     >>> print(f"{mixed_loss(p, torch.log(torch.tensor([.75, .25])), 0):.2f}")
     -0.75
     """
     alpha = torch.minimum(p, logq.exp()).sum(-1)
-    return (omega * -(p * logq).sum(-1) - (1 - omega) * alpha).mean()
+    terms = omega * -(p * logq).sum(-1) - (1 - omega) * alpha
+    if counts is None: return terms.mean()
+    return (terms * counts).sum() / counts.sum().clamp(min=1)
 
 # %% ../../nbs/31c_spire.ipynb #823790fc
 class SpireDraft(NetworkDraft):

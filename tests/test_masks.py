@@ -1,0 +1,446 @@
+"33_masks: slots and masks, what sees them, rows of training and drafting, exact laws, the released rule"
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.nn import functional as F
+
+from helpers import faithful, pairs, proves, refuses, tiny
+from specref.core.loop import autoregressive, generate, loop_law, rounds
+from specref.core.rng import Seeded, law_of, tv_outcomes
+from specref.core.target import ModelView, random_table, target_law
+from specref.core.tree import Tree
+from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
+from specref.models.recipe import llama, train_step
+from specref.models.transformer import HFModel
+from specref.train.branching import branch_texts, chain_tokens, overlap_at
+from specref.train.harness import StateDataset, TargetModel, train_network
+from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
+                                 group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
+                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_model,
+                                 with_mask)
+from specref.train.medusa import Medusa
+from specref.verify.reject import Chain, reject
+
+torch.set_num_threads(1)
+V, L = 5, 3
+
+def texts(n=2, T=14, seed=0): return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
+
+def batch_of(base, x):
+    with torch.no_grad(): states = base.model(input_ids=x, output_hidden_states=True).hidden_states
+    return StateDataset(x, dict(enumerate(states)))
+
+def network(make=PaSS, **kw):
+    "Slots on a tiny target, in double precision"
+    base = TargetModel(tiny(V, layers=3))
+    torch.manual_seed(1)
+    return make(base, L, **kw).double().eval()
+
+def drafting(net, temperature=.7, make=PassDraft):
+    target = HFModel(net.extended(), temperature, check=False)
+    return make(net, target)
+
+# What is trained
+
+@faithful("PaSS", subject=PaSS, plain={"heads on the last state": Medusa})
+def test_what_is_trained(subject):
+    "L d numbers, and a step of training changes nothing else"
+    base = TargetModel(tiny(V, layers=3).float())
+    net, frozen = subject(base, L), {n: w.clone() for n, w in base.model.state_dict().items()}
+    assert sum(w.numel() for w in net.parameters()) == L * base.d
+    before = net.slots.detach().clone()
+    loss = lambda net, step: net.loss(batch_of(base, texts()), 0.)
+    train_step(net, torch.optim.AdamW(net.parameters()), loss, 0, .1)
+    assert all(torch.equal(w, frozen[n]) for n, w in base.model.state_dict().items())
+    assert (net.slots != before).all() and all(w.grad is None for w in base.model.parameters())
+
+def hand_row(model, table, tokens):  # -> (V,)
+    "The logits after some rows of a table, by a plain pass"
+    return model(inputs_embeds=table[torch.tensor(tokens)][None], use_cache=False).logits[0, -1]
+
+def hand_loss(net, x, counts=None):
+    "The mean cross-entropy of slot j behind every place t: the token x[t + j + 1]"
+    base, terms = net.base[0], []
+    table = torch.cat([base.embed.weight, net.slots])
+    for n in range(len(x)):
+        for t in range(x.shape[1] - L - 1):
+            for j in range(1, L + 1):
+                if counts is not None and not counts[n, t+j+1]: continue
+                tokens = [*x[n, :t+1].tolist(), *range(V, V + j)]
+                terms.append(-hand_row(base.model, table, tokens).log_softmax(-1)[x[n, t+j+1]])
+    return torch.stack(terms).mean()
+
+class EarlyLabels(PaSS):
+    "Wrong: every slot is trained on the token of its own place"
+    def loss(self, batch, at):
+        x, cuts = batch.x, random_cuts(batch.x, L, self.cuts)
+        y = group_labels(x, cuts - 1, L)
+        return F.cross_entropy(self.groups(x, cuts, L)[1].flatten(0, 2), y.flatten())
+
+@faithful("PaSS", subject=PaSS, plain={"the token of the slot's own place": EarlyLabels})
+def test_the_loss_by_hand(subject):
+    "With all places cut"
+    net, x = network(subject, cuts=99), texts(2, 8)
+    assert torch.allclose(net.loss(StateDataset(x, {}), 0.), hand_loss(net, x), atol=1e-9)
+
+def test_the_loss_counts_the_tokens_that_count():
+    net, x = network(cuts=99), texts(2, 8)
+    counts = texts(2, 8, seed=3) > 1
+    assert torch.allclose(net.loss(StateDataset(x, {}, counts), 0.), hand_loss(net, x, counts), atol=1e-9)
+
+def test_cuts_and_spans():
+    "Different places, none so late that a label is missing; a span is a run of the text"
+    x = torch.arange(40).repeat(3, 1)
+    cuts = random_cuts(x, L, 9)
+    assert cuts.shape == (3, 9) and all(len({*row}) == 9 for row in cuts.tolist()) and cuts.max() <= 35
+    assert group_labels(x, cuts, L)[0, 0].tolist() == [int(cuts[0, 0]) + j + 1 for j in range(1, L + 1)]
+    part = random_span(StateDataset(x, {}, x > 20), 12)
+    assert part.x[0].tolist() == [*range(int(part.x[0, 0]), int(part.x[0, 0]) + 12)]
+    assert torch.equal(part.counts, part.x > 20) and random_span(StateDataset(x, {}), 99).x.shape == (3, 40)
+
+# Who sees what
+
+def seen_by_all(x, cuts, slots):
+    tokens, at, see = append_groups(x, cuts, slots)
+    return tokens, at, torch.ones_like(see).tril()
+def slots_in_the_text(x, cuts, slots):
+    tokens, at, see = append_groups(x, cuts, slots)
+    later = (at[:, None] < at[:, :, None]) & (torch.arange(at.shape[1]) >= x.shape[1])
+    return tokens, at, see | later
+
+@faithful("PaSS", "SPACE", subject=append_groups, plain={
+    "groups that see other groups": seen_by_all, "slots that later tokens see": slots_in_the_text})
+@proves("thm-groups")
+def test_groups_are_separate_texts(subject, monkeypatch):
+    "The rows of the text are those without groups, those of a group those of its own text"
+    monkeypatch.setattr("specref.train.masks.append_groups", subject)
+    model, x, slots = tiny(V + 2), texts(2, 9), torch.tensor([5, 6])
+    cuts = torch.tensor([[0, 3, 4], [1, 2, 6]])
+    with torch.no_grad():
+        text, groups = group_logits(model, x, cuts, slots, torch.float64)
+        assert torch.allclose(text, model(input_ids=x).logits, atol=1e-10)
+        for n, m in np.ndindex(2, 3):
+            alone = torch.cat([x[n, :cuts[n, m] + 1], slots])[None]
+            assert torch.allclose(groups[n, m], model(input_ids=alone).logits[0, -2:], atol=1e-10)
+
+class Untouched(ModelView):
+    "The target as it is"
+    def __call__(self, tree): return self.model(tree)
+class StoredSlots(ModelView):
+    "Wrong: slots of the first drafting call stay in the cache, before all later tokens"
+    def __call__(self, tree):
+        kept = Tree((*tree.ctx[:3], *range(V, V + L), *tree.ctx[3:]) if len(tree.ctx) > 3 else tree.ctx)
+        for u, x in zip(tree.parent[1:], tree.token[1:]): kept.add(u, x)
+        return self.model(kept)
+
+@faithful("PaSS", subject=Untouched, plain={"slots that later tokens see": StoredSlots})
+@proves("thm-groups")
+def test_slots_leave_nothing_behind(subject):
+    "After drafting calls the rows of the target are those of plain passes"
+    net = network()
+    draft = drafting(net, 1.)
+    run = rounds(subject(draft.target), Chain(draft, L + 1), reject, (0, 1, 2), Seeded(0))
+    plain = HFModel(net.base[0].model, check=False)
+    for _, round in zip(range(6), run):
+        for i in range(len(round.tree)):
+            assert np.allclose(round.p[i], plain.law(round.tree.text(i)), atol=1e-9)
+
+# PaSS decodes
+
+class HeadsAlone(SlotRows):
+    "The slots' rows alone: the first token is not the target's"
+    def __call__(self, tree):
+        shifted = Tree(tree.ctx)
+        for d in range(1, max(tree.depth) + 2): shifted.add(d - 1, 0)
+        rows = super().__call__(shifted)
+        return [rows[min(d + 1, len(rows) - 1)] for d in tree.depth]
+
+@faithful("PaSS", subject=SlotRows, plain={"slots without the exact token": HeadsAlone})
+@proves("prop-first-edge")
+def test_the_first_token_is_exact(subject):
+    "Its edge states p, and it is never rejected; by enumeration"
+    for seed in range(4):
+        target = random_table(3, seed)
+        drafter = Chain(subject(target, (3, 4)), 2)
+        def first(rng):
+            tree = drafter((0,), rng.draft)
+            return tuple(tree.law[1]), reject(target(tree), tree, rng.verify).node > 0
+        found = law_of(lambda rng: first(rng.at(0)))
+        assert found == {(tuple(target.law((0,))), True): 1}
+
+def expected(target, ctx, rows):
+    "1 + Σ_x min(p, q_1)(x) (1 + Σ min(p, q_2) ...), over the paths of a round"
+    if not rows: return 1
+    share = np.minimum(target.law(ctx), rows[0])
+    return 1 + sum(w * expected(target, (*ctx, x), rows[1:]) for x, w in enumerate(share) if w > 0)
+
+def after_slots(target, ctx, n):
+    p = target(slot_chain(ctx, range(target.V, target.V + n)))
+    return [p[i] for i in range(n + 1)]
+
+class WastedToken(SlotRows):
+    "The slots behind the text without its last token, which is known: as heads are used"
+    def __call__(self, tree):
+        rows = self.target(slot_chain(tree.ctx[:-1], self.slots))
+        return [rows[min(d + 1, len(self.slots))] for d in tree.depth]
+
+@faithful("PaSS", subject=SlotRows, plain={"the exact token not offered": WastedToken})
+@proves("thm-two-calls")
+def test_two_to_l_plus_two_tokens_in_two_calls(subject):
+    "The mean in fractions, two calls of the target a round, and the bounds"
+    for seed in range(4):
+        target, slots = random_table(3, seed), (3, 4)
+        drafter = Chain(subject(target, slots), 3)
+        count = lambda rng: len(next(rounds(target, drafter, reject, (0, 1), rng)).tokens)
+        found = law_of(count)
+        rows = after_slots(target, (0, 1), 2)
+        assert found.keys() <= {2, 3, 4} and found.mean() == expected(target, (0, 1), rows)
+    run = generate(target, Chain(subject(target, slots), 3), reject, (0, 1), 30, Seeded(0))
+    calls = run.ledger.models["target"].calls
+    assert calls == 2 * len(run.ledger.rounds) <= 30
+
+@faithful("PaSS", subject=reject, plain={"SPACE's released rule": redraw})
+def test_any_slots_give_the_targets_text(subject):
+    "Random tables in fractions, and random embeddings on a transformer with its cache"
+    for seed in range(3):
+        target = random_table(3, seed)
+        found = loop_law(target, Chain(SlotRows(target, (3, 4)), 3), subject, (0,), 4)
+        assert found == target_law(target, (0,), 4)
+    net = network()
+    draft, plain = drafting(net), HFModel(net.base[0].model, .7, check=False)
+    found = loop_law(draft.target, Chain(draft, 2), subject, (0, 1), 3)
+    assert tv_outcomes(found, target_law(plain, (0, 1), 3)) < 1e-12
+
+class SlotsShifted(PassDraft):
+    "Wrong: the slots begin a place late"
+    def answers(self, tree):
+        rows = super().answers(tree)
+        return [rows[max(d - 1, 0)] for d in range(len(rows))]
+
+@faithful("PaSS", subject=PassDraft, plain={"slots a place late": SlotsShifted})
+@proves("thm-groups")
+def test_rows_of_drafting_are_those_of_training(subject):
+    "Contexts that grow, go back and differ, of any length; whatever was drafted"
+    net = network()
+    draft, x = drafting(net, make=subject), texts(2, 20)
+    with torch.no_grad(): rows = torch.stack(net.guesses(batch_of(net.base[0], x), L + 1)) / .7
+    for n, t in ((0, 3), (0, 5), (0, 9), (1, 9), (0, 4), (1, 16), (1, 2)):
+        tree = Tree(tuple(x[n, :t].tolist()))
+        for j in range(L): tree.add(j, j)
+        q = draft(tree)
+        for j in range(L + 1): assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-10)
+    ctx = (3,)
+    assert np.allclose(draft(Tree(ctx))[0], draft.target.law(ctx), atol=1e-12)
+
+def test_training_lowers_the_loss_and_resumes(tmp_path):
+    "Interrupted and resumed it ends with the same slots"
+    base = TargetModel(llama(2, 64, 64, V))
+    def part(n, seed):
+        batch = batch_of(base, texts(n, 24, seed))
+        return StateDataset(batch.x.numpy(), {k: s.numpy() for k, s in batch.states.items()})
+    train, held = part(32, 0), part(8, 1)
+    def run(folder, until=None):
+        torch.manual_seed(0)
+        return train_network(PaSS(base, L), base, train, held[:], 20, .1, tmp_path/folder, look=10, rows=8,
+                             until=until)
+    before = PaSS(base, L).loss(held[:], 0.)
+    net, evaluations = run("whole")
+    run("parts", until=10)
+    again, same = run("parts")
+    assert net.loss(held[:], 0.) < before and evaluations == same and len(same) == 2
+    assert torch.equal(net.slots, again.slots) and evaluations[0][0] == 10
+
+# SPACE
+
+class SharedGroups(Space):
+    "Wrong: the masks of a group see those of the group before"
+    def __call__(self, ctx, rng):
+        tree, other = super().__call__(ctx, rng), Tree(ctx)
+        for i in range(1, len(tree)):
+            first = tree.law[i] is None and tree.parent[i] and tree.law[tree.parent[i]] is not None
+            other.add(i - 1 if first else tree.parent[i], tree.token[i], tree.law[i])
+        return other
+
+class LateRows(Space):
+    "Wrong: the rows of the group behind the context, whatever was accepted"
+    def learn(self, round): return super().learn(replace(round, verdict=replace(round.verdict, node=0)))
+
+@faithful("SPACE", subject=Space, plain={"masks that see another group": SharedGroups,
+                                         "the first group's rows": LateRows})
+@proves("thm-fused")
+def test_the_next_rows_are_those_of_a_separate_pass(subject):
+    "Each round's candidates have the rows of masks behind the accepted text alone, in double precision"
+    model, k = tiny(V + 1), 2
+    target, plain = (HFModel(model, .7, V=V, check=False) for _ in range(2))
+    drafter, accepted = subject(V, k), set()
+    for round in rounds(target, drafter, reject, (0, 1, 2), Seeded(2)):
+        drafter, end = drafter.learn(round), round.tree.text(round.verdict.node)
+        p = plain(slot_chain(end, (V,) * k))
+        for j in range(k): assert np.allclose(drafter.rows[j], p[j + 1], atol=1e-10)
+        accepted.add(round.verdict.node)
+        if accepted == {0, 1, 2}: break
+
+def two_phases(target, k): return Chain(SlotRows(target, (3,) * k), k + 1)
+def fused(target, k): return Space(3, k)
+
+@faithful("SPACE", subject=fused, plain={"a drafting call and a validation call": two_phases})
+@proves("thm-fused")
+def test_one_call_a_step(subject):
+    "Of (k + 1)² rows, from the second step on; 1 to k + 1 tokens"
+    target, k = random_table(3, seed=1), 2
+    run = generate(target, subject(target, k), reject, (0,), 40, Seeded(0))
+    assert run.ledger.models["target"].calls == len(run.ledger.rounds)
+    assert {*run.ledger.column("drafted")[1:]} == {k} and {*run.ledger.column("emitted")[:-1]} <= {1, 2, 3}
+    target = HFModel(tiny(V + 1), V=V, check=False)
+    run, fed = rounds(target, Space(V, k), reject, (0, 1), Seeded(0)), []
+    for _ in range(5):
+        next(run)
+        fed.append(target.meter.tokens - sum(fed))
+    assert fed == [2 + k] + [(k + 1)**2] * 4
+
+@faithful("SPACE", subject=reject, plain={"SPACE's released rule": redraw})
+@proves("thm-fused")
+def test_the_text_of_space_is_its_models(subject):
+    "Every path enumerated, over four tokens of three rounds and more"
+    for seed in range(3):
+        target = random_table(3, seed)
+        assert loop_law(target, Space(3, 2), subject, (0,), 4) == target_law(target, (0,), 4)
+
+@proves("thm-redraw")
+@settings(max_examples=60)
+@given(pairs())
+def test_the_distance_of_the_released_rule(pair):
+    "The distribution of the token after a rejection or acceptance, enumerated in fractions"
+    p, q = pair
+    def token(rng):
+        tree = Tree((0,))
+        node = tree.add(0, x := rng.pick(q, at="draft"), q)
+        verdict = redraw([p, p], tree, rng)
+        return x if verdict.node == node else verdict.token
+    found = law_of(token)
+    assert sum(abs(found.get(x, 0) - p[x]) for x in range(len(p))) / 2 == redraw_distance(p, q)
+
+def test_a_chain_that_is_cut_has_no_next_candidates():
+    "At the longest text of the model no tree is drafted, and decoding goes on"
+    target = HFModel(tiny(V + 1), V=V, check=False)
+    target.most = 12
+    text = generate(target, Space(V, 2), reject, (0, 1), 11, Seeded(0))
+    assert len(text) == 11 and text.ledger.column("drafted")[-2:] == [0, 0]
+
+# SAR-SFT
+
+def hand_space_loss(model, x, k, weight):
+    "All places cut: the mean of the next tokens' losses, plus that of every mask of every group"
+    nats = lambda z, y: -z.log_softmax(-1)[y]
+    rows = [model(input_ids=y[None]).logits[0] for y in x]
+    text = [nats(z, y) for row, own in zip(rows, x) for z, y in zip(row, own[1:])]
+    masks = []
+    for n in range(len(x)):
+        for t in range(x.shape[1] - k - 1):
+            alone = torch.cat([x[n, :t+1], torch.full((k,), V)])[None]
+            rows = model(input_ids=alone).logits[0, -k:]
+            masks += [nats(z, y) for z, y in zip(rows, x[n, t+2:])]
+    return torch.stack(text).mean() + weight * torch.stack(masks).mean()
+
+def test_the_loss_of_space_by_hand():
+    model, x = tiny(V + 1), texts(2, 8)
+    assert torch.allclose(space_loss(model, x, 2, 99, .3), hand_space_loss(model, x, 2, .3), atol=1e-9)
+
+def test_the_model_begins_as_it_was():
+    "The rows of its tokens are those of the model, and the mask begins as the mean embedding"
+    model = llama(2, 64, 64, V)
+    new, x = with_mask(model), texts()
+    with torch.no_grad():
+        assert torch.allclose(new(input_ids=x).logits[..., :V], model(input_ids=x).logits, atol=1e-5)
+        assert torch.allclose(new.lm_head.weight[V], model.lm_head.weight.mean(0))
+    assert new.lm_head.weight is new.model.embed_tokens.weight and len(new.lm_head.weight) == V + 1
+
+def test_the_tables_rows_are_the_only_copy():
+    model = tiny(V)
+    longer = extend_table(model, torch.ones(2, 16, dtype=torch.float64))
+    shared = {n for n, w in longer.named_parameters() if w.data_ptr() == model.get_parameter(n).data_ptr()}
+    assert {n for n, _ in model.named_parameters()} - shared == {"model.embed_tokens.weight"}
+    assert longer.get_input_embeddings().num_embeddings == V + 2
+    assert len(model.get_input_embeddings().weight) == V
+
+# The branching source
+
+B, TAIL = 4, 2
+
+@pytest.fixture(scope="module")
+def tuned():
+    "A small model trained by SPACE's loss on the branching source"
+    torch.manual_seed(0)
+    model = llama(2, 64, 64, B*(TAIL + 1) + 1)
+    opt = torch.optim.AdamW(model.parameters())
+    for step in range(120):
+        torch.manual_seed(step)
+        x = torch.from_numpy(branch_texts(B, TAIL, 12, 20, (1, step)).astype(np.int64))
+        opt.param_groups[0]["lr"] = 5e-3 * min(1, (step + 1)/20) * (1 - step/120)
+        space_loss(model, x, 3, 8, 1.).backward()
+        opt.step()
+        opt.zero_grad()
+    return model.eval()
+
+def test_masks_reach_the_bound_of_independent_heads(tuned):
+    "Overlaps at most the closed form of Theorem capped, and near it; well below sequential heads"
+    x = torch.from_numpy(branch_texts(B, TAIL, 64, 25, 7).astype(np.int64))
+    overlaps, tokens = mask_overlaps(tuned, x, 3)
+    def bound(j): return float(sum(overlap_at(B, TAIL, i, j) for i in range(TAIL + 1)) / (TAIL + 1))
+    most = [bound(j) for j in range(3)]
+    assert all(a - .12 < b < a + .03 for a, b in zip(most, overlaps))
+    assert chain_tokens(B, TAIL, 3) - .3 < tokens < chain_tokens(B, TAIL, 3) + .1
+
+# The embedded models
+
+def pass_system(temperature):
+    "Random slots on the embedded target, in double precision"
+    torch.manual_seed(0)
+    net = PaSS(TargetModel(raw_model("target", torch.float64))).eval()
+    target = HFModel(net.extended(), temperature, check=False)
+    return target, Chain(PassDraft(net, target), 5), net.base[0].model
+
+def space_system(temperature):
+    "Random masks in the embedded large model, in double precision"
+    model = with_mask(raw_model("large")).double()
+    return HFModel(model, temperature, V=512, check=False), Space(512), model
+
+@pytest.mark.parametrize("system", [pass_system, space_system])
+def test_greedy_text_is_plain_text(system):
+    "From both domains, whatever the slots"
+    for domain in DOMAINS:
+        target, drafter, model = system(0)
+        ctx = prompts(domain, 1)[0]
+        out = generate(target, drafter, reject, ctx, 12, Seeded(0))
+        assert out == autoregressive(HFModel(model, 0, V=512, check=False), ctx, 12, Seeded(0))
+
+def untrained(): return with_mask(raw_model("large"))
+
+@faithful("SPACE", subject=space_model, plain={"no fine-tuning": untrained})
+def test_the_shipped_model_fills_in_masks(subject):
+    "The card is the recipe's, and its numbers are found again"
+    made = json.loads((DATA/"space"/"recipe.json").read_text())
+    found = space_evaluation(subject(), made["recipe"]["k"])
+    assert made["recipe"] == asdict(SpaceRecipe())
+    assert found["overlaps"] == pytest.approx(made["evaluation"]["overlaps"], abs=.01)
+    assert found["tokens"] == pytest.approx(made["evaluation"]["tokens"], abs=.02)
+    assert found["loss"] < found["before"] + .2 and subject().config.vocab_size == 513
+    assert sum(file.stat().st_size for file in (DATA/"space").iterdir()) < 3e6
+
+# Bad input
+
+def test_bad_input_is_refused():
+    base = TargetModel(tiny(V))
+    refuses("slots", PaSS, base, 0)
+    refuses("cuts", PaSS, base, 2, 0)
+    refuses("span", PaSS, base, 4, 2, 5)
+    refuses("target", PassDraft, PaSS(base), HFModel(base.model, check=False))
+    refuses("target", SlotRows, base, (5,))
+    refuses("k", Space, V, 0)
+    refuses("V", Space, 0)
+    refuses("mask", Space, V, 2, -1)
+    refuses("x", random_cuts, texts(1, 4), L, 3)
