@@ -26,7 +26,7 @@ site: $(READY)  ## write README.md, and the book: _site/index.html opens from di
 	$(PY) docs/stage.py _site
 
 TRAININGS := lengths layerskip kangaroo looped vocab translation consistency space medusa medusa2 hydra hydra++ mlp mtp \
-    deepseek spire eagle hass eagle3 eagle31 falcon pass
+    deepseek spire eagle hass eagle3 eagle31 falcon pass peagle pard uno dflash dflash2 dspark
 
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train

@@ -23,7 +23,7 @@ def test_shipped_files():
     own = [f.parent for f in weights if DATA/"drafters" not in f.parents]   # which have cards
     made = [json.loads((folder/"recipe.json").read_text()) for folder in own]
     digest = hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()
-    assert len(made) == 9 and {m["corpus_sha256"] for m in made} == {digest}
+    assert len(made) == 13 and {m["corpus_sha256"] for m in made} == {digest}
     assert all(m["torch"] and m["transformers"] and m["python"] and m["recipe"] for m in made)
     assert sum(f.stat().st_size for f in weights) < 80e6
     assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()

@@ -434,7 +434,8 @@ WRONG_ROWS = {
     **{(name, "drafted features of accepted tokens"): unmarked for name in UNMARKED}}
 
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe")
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
+          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark")
 @pytest.mark.parametrize("name, model", parts({name: case.model for name, case in CASES.items()}, WRONG_ROWS))
 def test_rows_on_one_script(name, model):
     "On one script, which accepts whole branches, every row is that of a plain pass"
@@ -544,7 +545,8 @@ WRONG_READERS = {
 
 @proves("prop-told")
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe")
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
+          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark")
 @pytest.mark.parametrize("name, make", parts({n: case.make for n, case in CASES.items()}, WRONG_READERS))
 def test_each_entry_reads_its_tokens_and_states(name, make):
     "Entry j at place t depends on each token and state of its paper, and on no other"
@@ -593,7 +595,8 @@ WRONG_LOSSES = {
        for wrong, terms in WRONG_TERMS.items()}}
 
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe")
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
+          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark")
 @pytest.mark.parametrize("name, loss", parts(dict.fromkeys(CASES, own_loss), WRONG_LOSSES))
 def test_the_loss_is_the_papers(name, loss):
     "Written out place by place; with labels one place early or late it is another number"
@@ -758,7 +761,7 @@ def test_the_shipped_checkpoints():
     facts = TargetModel(raw_model("target")).facts()
     cards = {name: read_card(SHIPPED_DRAFTERS/name) for name in RECIPES}
     assert sorted(f.name for f in SHIPPED_DRAFTERS.iterdir()) == sorted(RECIPES)
-    assert sum(f.stat().st_size for f in SHIPPED_DRAFTERS.glob("*/*")) <= 22e6
+    assert sum(f.stat().st_size for f in SHIPPED_DRAFTERS.glob("*/*")) <= 40e6
     for name, card in cards.items(): check_card(name, card, facts, cards["medusa"])
 
 def check_card(name, card, facts, one):
@@ -798,7 +801,8 @@ OTHER_WEIGHTS = {(name, "untrained"): untrained for name in RECIPES if name != "
     (name, "heads in reverse"): in_reverse for name in ("medusa", "medusa2", "mtp")}
 
 @faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe")
+          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
+          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark")
 @pytest.mark.parametrize("name, load", parts(dict.fromkeys(RECIPES, load_network), OTHER_WEIGHTS))
 def test_the_numbers_on_the_card_are_reproduced(name, load):
     """On other texts of the target the shipped weights emit as many tokens as on the card, to an eighth, and

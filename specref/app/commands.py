@@ -60,7 +60,7 @@ def options_line(report):
 def machine_line(report):
     "The machine and the date of a report"
     from specref.app.tour import provenance_words
-    return f"on        {provenance_words(report)}"
+    return fill(f"on        {provenance_words(report)}", 92, subsequent_indent=" "*10)
 
 def json_value(x):
     "A value that JSON can state: fractions as floats, tuples as lists, infinite numbers as null"

@@ -6,7 +6,7 @@
 __all__ = ['feature_layers', 'InjectedLayer', 'DFlash', 'injected_attention', 'each_text', 'random_anchors', 'tokens_at',
            'target_rows', 'cross_entropy_to', 'DiffusionDraft', 'BlockConvolution', 'ConvolvedLayer', 'DFlash2',
            'training_candidates', 'DSpark', 'slot_overlap', 'order_tokens', 'SparkDraft', 'SurvivalGoodput',
-           'scheduled_block', 'survival_data', 'sequential_temperatures']
+           'last_probability', 'scheduled_block', 'survival_data', 'sequential_temperatures']
 
 # %% ../../nbs/33b_diffusion.ipynb #f1fc36cc
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
 from ..core.cost import Costs
-from ..draft.length import Schedule, ScheduledChain, budget_by_goodput
+from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, layer_config, to_float32
 from .harness import DraftNetwork, StateDataset, evaluate
@@ -65,7 +65,8 @@ class InjectedLayer(DecoderLayer):
 class DFlash(DraftNetwork):
     "A block of masks behind an anchor, denoised in one pass over injected features (Chen et al. 2026)"
     first, kind = 1, InjectedLayer   # the first input with a prediction: masks, not the anchor
-    def __init__(self, base, block=8, layers=2, reads=None, anchors=16, decay=4., soft=True, inner=None):
+    def __init__(self, base, block=8, layers=2, reads=None, anchors=16, decay=4., soft=True, inner=None,
+                 mask_token=None):
         super().__init__()
         check_at_least(self.first + 1, block=block)
         check_at_least(1, layers=layers, anchors=anchors)
@@ -76,7 +77,15 @@ class DFlash(DraftNetwork):
         self.block, self.layers, self.anchors, self.depth = block, layers, anchors, block - self.first
         self.soft, self.weights = soft, [exp(-k/decay) if decay else 1. for k in range(self.depth)]
         self.make_layers(base, layer_config(base, inner))
+        self.set_mask_token(mask_token)
         self.to(base.head.weight.device, base.head.weight.dtype)
+    def set_mask_token(self, x):
+        "The masks are the target's embedding of token x; None: a trained vector"
+        if x is not None:
+            check_between(0, self.base[0].V - 1, mask_token=x)
+            self.mask = None
+        self.mask_token = self.settings["mask_token"] = x
+        return self
     def make_layers(self, base, config):
         self.fc = nn.Linear(len(self.reads)*base.d, base.d, bias=False)
         self.context_norm, self.norm = (LlamaRMSNorm(base.d, config.rms_norm_eps) for _ in range(2))
@@ -90,8 +99,9 @@ class DFlash(DraftNetwork):
         return [layer.rows(c, at) for layer in self.decoder]
     def inputs(self, tokens):  # (n, M) -> (n, M block, d)
         "The embedding of each anchor, then the mask for every other place of its block"
-        x = self.base[0].embed(tokens)[:, :, None]
-        masks = self.mask.to(x.dtype).expand(*tokens.shape, self.block - 1, -1)
+        x, mask = self.base[0].embed(tokens)[:, :, None], self.mask
+        if mask is None: mask = self.base[0].embed.weight[self.mask_token]
+        masks = mask.to(x.dtype).expand(*tokens.shape, self.block - 1, -1)
         return torch.cat([x, masks], 2).flatten(1, 2)
     def run(self, h, at, attend):  # (n, M block, d), (n, M) -> (n, M, slots, d)
         "The states of the predicting slots; `attend(i, q, k, v)` is the attention of layer i"
@@ -364,9 +374,15 @@ class SurvivalGoodput(Schedule):
         return budget_by_goodput([survival], self.seconds, True) == len(tree)
 
 # %% ../../nbs/33b_diffusion.ipynb #b02cf107
+def last_probability(tree, node):
+    "The probability with which the token of a node was drawn; 1 at the root"
+    return float(drawn_row(tree, node)[tree.token[node]]) if node else 1.
+
 def scheduled_block(draft, costs, most=7, temperatures=()):  # -> drafter
-    "DSpark's chain: at most `most` tokens of a block, as many as the confidences are worth at these costs"
-    confidence = partial(draft.confidence, temperatures=tuple(temperatures))
+    """DSpark's chain: at most `most` tokens of a block, as many as the confidences are worth at these costs;
+    any draft model without a confidence head is as sure of a token as it was of the last one"""
+    head = getattr(draft, "confidence", None)
+    confidence = partial(head, temperatures=tuple(temperatures)) if head else last_probability
     return ScheduledChain(draft, SurvivalGoodput(confidence, costs), most)
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ def token_loss(guesses, x, counts=None):  # -> scalar
 
 def law_loss(guesses, p, counts=None):  # p: (n, T, V) -> scalar
     "Cross-entropy of entry j at t to the target's distribution after x_{t+1+j}, summed over depths"
-    pairs = [(z[:, :p.shape[1]-1-j].log_softmax(-1), p[:, 1+j:]) for j, z in enumerate(guesses)]
+    pairs = [(to_float32(z[:, :p.shape[1]-1-j]).log_softmax(-1), p[:, 1+j:]) for j, z in enumerate(guesses)]
     return sum(label_mean(-(y * logq).sum(-1), counts, 2 + j) for j, (logq, y) in enumerate(pairs))
 
 def module_at(modules, i): return modules[min(i, len(modules) - 1)]   # or the last one for all that follow
