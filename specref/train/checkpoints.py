@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['LAYER_NUMBERS', 'LAYER_FORM', 'EMBEDDING_NAME', 'OWN_ENTRY', 'SWITCHES', 'EAGLE_FORM', 'EAGLE3_ENTRIES',
-           'THREE_LAYERS', 'MEDUSA_FORM', 'EAGLE3_FORM', 'SPECFORGE_FORM', 'SPECULATORS_EAGLE_FORM',
+           'THREE_LAYERS', 'MEDUSA_FORM', 'EAGLE3_FORM', 'SPECFORGE_FORM', 'SPECULATORS_EAGLE_FORM', 'DFLASH_FORM',
            'SPECULATORS_EAGLE3_FORM', 'LAYOUTS', 'Field', 'Constant', 'to_config_value', 'from_config_value',
            'fill_entry', 'fill_form', 'read_entry', 'read_form', 'Layout', 'layer_facts', 'network_facts',
            'target_like', 'build_network', 'check_same_network', 'to_layout', 'without_copy', 'check_names_and_shapes',
-           'from_layout', 'check_vocab_maps', 'maps_if_missing', 'bias_if_missing', 'speculators_form', 'to_folder',
-           'convert', 'load_weights', 'from_folder']
+           'from_layout', 'check_vocab_maps', 'check_reads', 'check_mask_token', 'maps_if_missing', 'bias_if_missing',
+           'speculators_form', 'to_folder', 'convert', 'load_weights', 'from_folder']
 
 # %% ../../nbs/34a_layouts.ipynb #564a0e54
 import inspect
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
+from .diffusion import DFlash
 from .eagle import Eagle
 from .eagle3 import Eagle3
 from .features import DraftLayer
@@ -137,7 +138,7 @@ def network_facts(net):
     "The facts of a network for a form: its settings, its target, and the numbers of its decoder layer"
     base = net.base[0]
     facts = net.settings | dict(bias=True, vocab_size=base.V, hidden_size=base.d, specref=base.facts(),
-                                architectures=[type(base.model).__name__])
+                                num_target_layers=base.layers, architectures=[type(base.model).__name__])
     layer = next((m for m in net.modules() if isinstance(m, DraftLayer)), None)
     return facts if layer is None else facts | layer_facts(layer.self_attn.config)
 
@@ -151,7 +152,8 @@ def target_like(base, facts):
 
 def build_network(facts, layout, base):
     "The network that a reader of `facts` builds on the target `base`, its weights not set"
-    sizes = dict(hidden_size=base.d, target_hidden_size=base.d, vocab_size=base.V)
+    sizes = dict(hidden_size=base.d, target_hidden_size=base.d, vocab_size=base.V,
+                 num_target_layers=base.layers)
     for k, size in sizes.items():
         if facts.get(k) in (None, size): continue
         raise ValueError(f"config: got {k} {facts[k]}, wanted {size}, the target's")
@@ -220,11 +222,22 @@ def check_vocab_maps(net):
         if in_order and 0 <= x < V and net.t2d[x]: continue
         raise ValueError(f"weights: got d2t that makes {x} of draft token {j}, "
                          "wanted offsets to the tokens of t2d, in order")
-    marked, last = int(net.t2d.sum()), net.base[0].layers
+    marked = int(net.t2d.sum())
     if marked != len(ids):
         raise ValueError(f"weights: got t2d with {marked} tokens, wanted the {len(ids)} of d2t")
+    check_reads(net)
+
+def check_reads(net):
+    "Raise an error for a read of the last state"
+    last = net.base[0].layers
     if last in net.reads:
         raise ValueError(f"reads: got layer {last}, wanted less: there our state is behind the last norm")
+
+def check_mask_token(net):
+    "Raise an error for a mask that is no token, or a read of the last state"
+    if net.mask_token is None:
+        raise ValueError("net: got a mask that is a trained vector, wanted the embedding of a token")
+    check_reads(net)
 
 # %% ../../nbs/34a_layouts.ipynb #84f7fb3b
 OWN_ENTRY = {"specref": Field("specref", None)}
@@ -279,6 +292,13 @@ SPECULATORS_EAGLE_FORM = speculators_form(
     transformer_layer_architecture="LlamaDecoderLayer",
     layernorms=False,
     fusion_bias=Field("bias", False))
+DFLASH_FORM = OWN_ENTRY | LAYER_FORM | {
+    "architectures": Constant(["DFlashDraftModel"]),
+    "model_type": "qwen3",
+    "num_hidden_layers": Field("layers"),
+    "num_target_layers": Field("num_target_layers", None),
+    "block_size": Field("block", 16),
+    "dflash_config": {"mask_token_id": Field("mask_token"), "target_layer_ids": Field("reads", first=1)}}
 SPECULATORS_EAGLE3_FORM = SWITCHES | speculators_form(
     "eagle3", "Eagle3Speculator",
     draft_vocab_size=Field("draft", 32000),
@@ -300,7 +320,11 @@ LAYOUTS = {layout.name: layout for layout in (
            names=((r"^layer\.", "transformer."), (r"^fc\.", "fusion_fc.")),
            if_missing=bias_if_missing("fusion_fc.bias")),
     Layout("speculators/eagle3", form=SPECULATORS_EAGLE3_FORM, copies=True,
-           names=((r"^midlayer\.", "layers.0."),), **THREE_LAYERS))}
+           names=((r"^midlayer\.", "layers.0."),), **THREE_LAYERS),
+    Layout("dflash", DFlash, DFLASH_FORM, check=check_mask_token,
+           names=((r"^context_norm\.", "hidden_norm."),
+                  (r"^decoder\.(\d+)\.([qk]_norm)", r"layers.\1.self_attn.\2"),
+                  (r"^decoder\.", "layers."))))}
 
 # %% ../../nbs/34a_layouts.ipynb #c2d6681f
 def to_folder(net, layout, folder, target=""):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'SERVING', 'TRAINED', 'SHIPPED_DRAFTERS', 'DTYPES', 'EMBEDDED_TRAINING',
-           'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small', 'noted',
+           'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small', 'block_notes',
            'spare_mask', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree', 'falcon_tree',
            'head_tree', 'spark_chain', 'candidate_drafter', 'trained_system', 'load_network', 'TrainedDrafter',
            'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded', 'train_drafter',
@@ -80,7 +80,7 @@ def choose_draft_vocab(net, texts):
 def adapted(net, held): return AdaptedStates(net, held.x, held.counts)
 def few_texts(net, held): return first_texts(held)
 def start_small(net, texts): return net.start_from(raw_model("small"))
-def noted(net, held): return net.notes(held)
+def block_notes(net, held): return net.notes(held)
 def spare_mask(net, texts):
     "Masks are the last token that no training text contains; where all are used, a trained vector"
     unused = np.setdiff1d(np.arange(net.base[0].V), texts)
@@ -104,13 +104,16 @@ RECIPES = {
     "falcon": Recipe(Falcon, BlockDraft, 1e-2, dict(inner=128)),
     "pass": Recipe(PaSS, PassDraft, 3e-2, rows=4, eval_data=few_texts,
                    target_model=lambda net: net.extended()),
-    "peagle": Recipe(PEagle, PEagleDraft, 5e-3, dict(draft=320, inner=384), prepare=choose_draft_vocab),
+    "peagle": Recipe(PEagle, PEagleDraft, 1e-2, dict(draft=320, inner=384), prepare=choose_draft_vocab),
     "pard": Recipe(Pard, PardDraft, 2e-3, prepare=start_small),
     "uno": Recipe(Uno, UnoDraft, 5e-3, rows=4, eval_data=few_texts,
                   target_model=lambda net: net.gated[0]),
-    "dflash": Recipe(DFlash, DiffusionDraft, 5e-3, dict(anchors=48), prepare=spare_mask, card_notes=noted),
-    "dflash2": Recipe(DFlash2, DiffusionDraft, 5e-3, dict(anchors=48), prepare=spare_mask, card_notes=noted),
-    "dspark": Recipe(DSpark, SparkDraft, 5e-3, dict(anchors=48), prepare=spare_mask, card_notes=noted),
+    "dflash": Recipe(DFlash, DiffusionDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
+                     card_notes=block_notes),
+    "dflash2": Recipe(DFlash2, DiffusionDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
+                    card_notes=block_notes),
+    "dspark": Recipe(DSpark, SparkDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
+                    card_notes=block_notes),
 }
 
 # %% ../../nbs/34_drafters.ipynb #0d235af5
@@ -380,9 +383,10 @@ class TrainingRun:
         rate = f"-{self.recipe.peak:g}" if self.recipe.own_peak else ""
         return f"{name}-{stage}-{n}-{len(self.texts.x)}-{seed}{own}{rate}"
     def stage(self, net, data, held, n, rate, folder, seed):  # -> network, evaluations
-        devices = self.devices
+        devices, look = self.devices, max(100, n // 20)
         several = dict(update=devices.update, batches=devices.batches) if devices.batches > 1 else {}
         several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed)
+        several |= dict(look=look, patience=max(3, n // look // 2))   # no progress in half of the run ends it
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
 # %% ../../nbs/34_drafters.ipynb #e86cc7e9
