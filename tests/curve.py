@@ -17,7 +17,7 @@ from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load
                                     tokenizer_and_model, training_rows)
 from specref.train.texts import find_devices
 
-TEXTS, HELD, LENGTH, DEPTH = 8192, 128, 256, 4
+TEXTS, HELD, LENGTH, DEPTH = 6144, 128, 256, 4
 PEAKS = {}   # where another rate than the recipe's is the best of those tried
 
 def prepare(work):

@@ -213,6 +213,14 @@ def test_passes(subject):
         assert draft.meter.tokens == 7 + 4//k*k
         assert draft.meter.layer_tokens == 2*draft.meter.tokens + k*(4//k + 1)
 
+def test_siblings_are_read_together():
+    "The LSTM runs once for each depth of the new rows, on all of them"
+    (net, target), sizes = small(7), []
+    def counted(f, tokens, state): return sizes.append(len(f)) or Falcon.run_lstm(net, f, tokens, state)
+    with patch.object(net, "run_lstm", counted):
+        StaticTree(BlockDraft(net, target), block_tree((3, 1, 1), 2))(text(7, 4), Seeded(0))
+    assert sizes == [1]*3 + [3]*4
+
 def test_a_short_context_and_a_failed_pass():
     "Without a block rows are uniform and no pass is made; after a failed pass rows are right"
     net, target = small(k=3)

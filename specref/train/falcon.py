@@ -9,6 +9,7 @@ __all__ = ['Falcon', 'relaxed_causal_mask', 'lstm_states', 'block_passes', 'bloc
 # %% ../../nbs/32b_falcon.ipynb #62b450ee
 from fractions import Fraction
 from math import inf, prod
+from itertools import groupby
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -187,15 +188,16 @@ class BlockDraft(FeatureDraft):
         return net.block_features(net.lstm_output(state)[:, block_rows], place[None, block_rows], attend)
 
     def row_states(self, start, end, ctx, tensor):  # -> (1, end - start, 4d)
-        "The LSTM's state after each row, made of that of the row above it"
-        edge = self.trie.edge[start:end]
-        f, x = self.input_features(start, end, ctx), tensor([[x % self.V for _, x in edge]])
-        old, new = self.memory.buffer.get("state"), []
-        for i, (u, _) in enumerate(edge):
-            if u < 0: before = self.net.zero_state(f[0, :1])
-            else: before = new[u-start] if u >= start else old[:, u]
-            new.append(self.net.run_lstm(f[:, i:i+1], x[:, i:i+1], before)[1])
-        return torch.stack(new, 1)
+        "The LSTM's state after each row, made of that of the row above it; rows of one depth together"
+        edge, depth, new = self.trie.edge, self.trie.depth.__getitem__, range(start, end)
+        f = self.input_features(start, end, ctx)[0]
+        old, state = self.memory.buffer.get("state"), {-1: self.net.zero_state(f[:1])[0]}
+        for _, rows in groupby(sorted(new, key=depth), depth):
+            rows = [*rows]
+            above = torch.stack([state[u] if u in state else old[0, u] for u, _ in map(edge.__getitem__, rows)])
+            x, at = tensor([[edge[r][1] % self.V] for r in rows]), [r - start for r in rows]
+            state.update(zip(rows, self.net.run_lstm(f[at, None], x, above)[1]))
+        return torch.stack([state[r] for r in new])[None]
 
     def input_features(self, start, end, ctx):  # -> (1, end - start, d)
         "The feature each row reads: the target's in the context, below it the one its token was sampled from"
