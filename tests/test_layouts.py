@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from helpers import proves, refuses
 from specref.train import checkpoints
+from specref.train.diffusion import DFlash
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
 from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
@@ -51,6 +53,7 @@ def on_some_tokens(base, draft, seed=1, **how):
 def example(layout, base, seed=1):
     "A network that the layout can express"
     return {Medusa: lambda: random(Medusa, base, seed, heads=2),
+            DFlash: lambda: random(DFlash, base, seed, layers=1, inner=20, mask_token=3),
             Eagle: lambda: random(Eagle, base, seed, inner=20),
             Eagle3: lambda: on_some_tokens(base, base.V//2, seed, inner=20)}[layout.make]()
 
@@ -76,6 +79,8 @@ def test_round_trip(seed, heads, size, V, L, data):
         heads, draft = data.draw(st.integers(1, 4)), data.draw(st.integers(1, V))
         inner, make = data.draw(st.sampled_from([None, 3])), data.draw(st.sampled_from([Eagle, Hass]))
         net = {Medusa: lambda: random(Medusa, base, seed, heads=heads),
+               DFlash: lambda: random(DFlash, base, seed, block=heads + 1, layers=heads, inner=inner,
+                                      reads=range(1, heads + 1), mask_token=draft - 1),
                Eagle: lambda: random(make, base, seed, inner=inner),
                Eagle3: lambda: on_some_tokens(base, draft, seed, inner=inner)}[layout.make]()
         weights, config = to_layout(net, layout, "who")
@@ -113,6 +118,7 @@ def layer(at, norms):
     return [f"{at}{part}.weight" for part in parts]
 
 WIDE = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+QWEN3 = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm")
 PUBLIC = {"medusa": [f"{k}.{x}" for k in (0, 1) for x in ("0.linear.weight", "0.linear.bias", "1.weight")],
           "eagle": ["embed_tokens.weight", "fc.weight", "fc.bias",
                     *layer("layers.0.", ("post_attention_layernorm",))],
@@ -120,7 +126,9 @@ PUBLIC = {"medusa": [f"{k}.{x}" for k in (0, 1) for x in ("0.linear.weight", "0.
           "speculators/eagle": ["fusion_fc.weight", "fusion_fc.bias",
                                 *layer("transformer.", ("post_attention_layernorm",))],
           "speculators/eagle3": ["embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "d2t",
-                                 "t2d", *layer("layers.0.", WIDE)]}
+                                 "t2d", *layer("layers.0.", WIDE)],
+          "dflash": ["fc.weight", "hidden_norm.weight", "norm.weight", *layer("layers.0.", QWEN3),
+                     *layer("layers.1.", QWEN3)]}
 PUBLIC["specforge"] = PUBLIC["eagle3"]
 
 # a decoder layer whose heads and rotation are not the target's
@@ -147,33 +155,42 @@ CONFIG = {"medusa": dict(base_model_name_or_path="some/target", medusa_num_heads
           "speculators/eagle3": dict(speculators_model_type="eagle3", speculators_version="0.1.0.dev14",
                                      draft_vocab_size=SHORT, norm_before_residual=False,
                                      target_hidden_size=None, transformer_layer_config=LAYER,
-                                     speculators_config=VERIFIER)}
+                                     speculators_config=VERIFIER),
+          "dflash": LAYER | dict(architectures=["DFlashDraftModel"], model_type="qwen3", attention_bias=False,
+                                 num_hidden_layers=2, num_target_layers=6, block_size=4, is_causal=False,
+                                 sliding_window=None, use_sliding_window=False,
+                                 layer_types=["full_attention"]*2,
+                                 dflash_config=dict(mask_token_id=22, target_layer_ids=[0, 2, 4]))}
 IDS = torch.tensor([0, 1, 3, 7, 8, 11, 15, 20, 23])
 
-def published(name):
-    "A checkpoint drawn under its public names: shapes as in the public code"
+def published(name, *more):
+    "A checkpoint drawn under its public names and `more`: shapes as in the public code"
     g, head = torch.Generator().manual_seed(3), D//HEADS
-    wide = 2*D if "hidden_norm" in " ".join(PUBLIC[name]) else D
+    three, wide = "fusion_fc.weight" not in PUBLIC[name] and "eagle" != name, D
+    if "lm_head.weight" in PUBLIC[name]: wide = 2*D
     shapes = {"q_proj": (HEADS*head, wide), "k_proj": (KV*head, wide), "v_proj": (KV*head, wide),
               "o_proj": (D, HEADS*head), "gate_proj": (INNER, D), "up_proj": (INNER, D),
-              "down_proj": (D, INNER), "fc": (D, 3*D if wide > D else 2*D), "fusion_fc": (D, 2*D),
-              "lm_head": (SHORT, D), "linear": (D, D), "1": (V, D)}
+              "down_proj": (D, INNER), "fc": (D, 3*D if three else 2*D), "fusion_fc": (D, 2*D),
+              "lm_head": (SHORT, D), "linear": (D, D), "1": (V, D), "q_norm": (head,), "k_norm": (head,),
+              "input_norm": (3*D,)}
     maps = {"d2t": IDS - torch.arange(SHORT), "t2d": torch.isin(torch.arange(V), IDS)}
     def drawn(k):
         shape = shapes.get(k.split(".")[-2], (D,)) if k.endswith("weight") else (D,)
         return torch.randn(*shape, generator=g, dtype=torch.float64)
-    return {k: maps[k] if k in maps else drawn(k) for k in PUBLIC[name] if k != EMBEDDING_NAME}
+    return {k: maps[k] if k in maps else drawn(k) for k in (*PUBLIC[name], *more) if k != EMBEDDING_NAME}
 
-def attention(w, at, u):
-    "transformers' own attention with a checkpoint's weights, causal, on rows u"
+def attention(w, at, u, kind=LlamaAttention, later=float("-inf")):
+    "transformers' own attention with a checkpoint's weights on rows u, causal unless `later` is 0"
     own = {k: v for k, v in LAYER.items() if k not in ("model_type", "torch_dtype", "transformers_version")}
-    config = LlamaConfig(**own, attn_implementation="eager")
-    a, T = LlamaAttention(config, 0).double(), u.shape[1]
+    config = LlamaConfig(**own, layer_types=["full_attention"], attn_implementation="eager")
+    a, T = kind(config, 0).double(), u.shape[1]
     for k in ATTENTION:
         setattr(a, k, nn.Linear(1, 1, bias=False))
         getattr(a, k).weight = nn.Parameter(w[f"{at}self_attn.{k}.weight"])
+    for k in ("q_norm", "k_norm") if kind is Qwen3Attention else ():
+        getattr(a, k).weight = nn.Parameter(w[f"{at}self_attn.{k}.weight"])
     turn = LlamaRotaryEmbedding(config)(u, torch.arange(T)[None])
-    mask = torch.full((1, 1, T, T), float("-inf"), dtype=u.dtype).triu(1)
+    mask = torch.full((1, 1, T, T), later, dtype=u.dtype).triu(1)
     return a(u, position_embeddings=turn, attention_mask=mask)[0]
 
 def normed(w, x, eps=1e-5): return w * x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -191,33 +208,49 @@ def eagle(w, e, h, base, fc="fc", at="layers.0."):
     return onward(w, at, u + attention(w, at, u)), base.head.weight
 
 def eagle3(w, e, h, base, at="midlayer.", reads=(2, 3, 3), before=False):
-    g = torch.cat([h[k][:, :-1] for k in reads], -1) @ w["fc.weight"].T
+    read = torch.cat([h[k][:, :-1] for k in reads], -1)
+    g = (normed(w["input_norm.weight"], read) if "input_norm.weight" in w else read) @ w["fc.weight"].T
     m = normed(w[f"{at}hidden_norm.weight"], g)
     u = torch.cat([normed(w[f"{at}input_layernorm.weight"], e), m], -1)
     out = onward(w, at, (m if before else g) + attention(w, at, u))
     return normed(w["norm.weight"], out), w["lm_head.weight"]
 
-WAYS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
+def dflash(w, e, h, base):
+    "A block behind every token: its rows attend to the features of all tokens before it, and to each other"
+    c = normed(w["hidden_norm.weight"], torch.cat([h[k + 1] for k in (0, 2, 4)], -1) @ w["fc.weight"].T)
+    masks = base.embed(torch.tensor([[22]*3]))
+    def first_slot(a):
+        rows = torch.cat([e[:, a-1:a], masks], 1)
+        for at in ("layers.0.", "layers.1."):
+            u = torch.cat([c[:, :a], normed(w[f"{at}input_layernorm.weight"], rows)], 1)
+            rows = onward(w, at, rows + attention(w, at, u, Qwen3Attention, 0.)[:, a:])
+        return normed(w["norm.weight"], rows[:, 1:2])
+    return torch.cat([first_slot(a) for a in range(1, e.shape[1] + 1)], 1), base.head.weight
+
+WAYS = {"dflash": dflash, "medusa": medusa, "eagle": eagle, "eagle3": eagle3, "specforge": eagle3,
         "speculators/eagle": lambda *a: eagle(*a, "fusion_fc", "transformer."),
         "speculators/eagle3": lambda *a, **kw: eagle3(*a, "layers.0.", **kw)}
 
+NORMS = dict(norm_before_residual=True), dict(norm_before_fc=True)   # switches of `speculators`
+
 @pytest.mark.parametrize("layout, more", [*((l, {}) for l in LAYOUTS.values()),
-                                          (LAYOUTS["speculators/eagle3"], dict(norm_before_residual=True))],
-                         ids=[*LAYOUTS, "speculators/eagle3, normed stream"])
+                                          *((LAYOUTS["speculators/eagle3"], more) for more in NORMS)],
+                         ids=[*LAYOUTS, "the normed stream", "the normed states"])
 def test_published(layout, more):
     """A checkpoint of public names alone is read as the network that its public code describes, with its own
     heads, norm and rotation, and is written under the same names"""
-    base = TargetModel(tiny(V))
-    net = from_layout(published(layout.name), CONFIG[layout.name] | more, layout, base)
+    base, names = TargetModel(tiny(V)), ["input_norm.weight"]*("norm_before_fc" in more)
+    w = published(layout.name, *names)
+    net = from_layout(w, CONFIG[layout.name] | more, layout, base)
     x = torch.randint(V, (1, 10), generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         h = base.model(input_ids=x, output_hidden_states=True).hidden_states
-        f, head = WAYS[layout.name](published(layout.name), base.embed(x[:, 1:]), h, base,
-                                    **({"before": True} if more else {}))
+        before = dict(before=True) if "norm_before_residual" in more else {}
+        f, head = WAYS[layout.name](w, base.embed(x[:, 1:]), h, base, **before)
         z = net.guesses(StateDataset(x, dict(enumerate(h))), 1)[0]
         z = z[..., IDS] if layout.make is Eagle3 else z
     assert (z - f @ head.T).abs().max() < 1e-5 * z.abs().max()   # norms count in single precision
-    assert more or sorted(to_layout(net, layout)[0]) == sorted(PUBLIC[layout.name])
+    assert sorted(to_layout(net, layout)[0]) == sorted([*PUBLIC[layout.name], *names])
 
 def with_layer(config, entries):
     "The configuration with other entries for its decoder layer"
@@ -234,8 +267,8 @@ def test_the_layer_is_that_of_the_file(layout):
     base, config = TargetModel(tiny(V)), CONFIG[layout.name]
     net = from_layout(published(layout.name), config, layout, base)
     out = to_layout(net, layout)[1]
-    there = out.get("transformer_layer_config", out)
-    assert {k: there[k] for k in there if k in LAYER} == {k: LAYER[k] for k in there if k in LAYER}
+    there, given = (c.get("transformer_layer_config", c) for c in (out, config))
+    assert {k: there[k] for k in there if k in LAYER} == {k: given[k] for k in there if k in LAYER}
     bare = without(config, "rope_theta")
     if "transformer_layer_config" in config: bare["transformer_layer_config"] = without(LAYER, "rope_theta")
     other = from_layout(published(layout.name), bare, layout, base)
@@ -363,13 +396,19 @@ def test_refused_targets(layout):
 
 LESS = {"medusa": [dict(medusa_num_layers=2), dict(medusa_num_heads=3), dict(medusa_num_heads=0)],
         "flat": [dict(num_hidden_layers=2), dict(hidden_act="gelu"), dict(attention_bias=True),
-                 dict(mlp_bias=True), dict(model_type="qwen3"), dict(hidden_size=8), dict(vocab_size=25),
+                 dict(mlp_bias=True), dict(model_type="gpt2"), dict(hidden_size=8), dict(vocab_size=25),
                  dict(vocab_size=None), dict(intermediate_size=99), dict(rope_scaling="twice"),
                  dict(num_attention_heads=3, head_dim=None, num_key_value_heads=None),
                  dict(use_sliding_window=True)],
         "three": [dict(draft_vocab_size=11), dict(draft_vocab_size=25), dict(target_hidden_size=99),
                   dict(norm_before_fc=True), dict(fc_norm=True)],
         "eagle": [], "speculators/eagle": [dict(layernorms=True)],
+        "dflash": [dict(is_causal=True), dict(num_target_layers=7), dict(dflash_config=None),
+                   *(dict(dflash_config=dict(mask_token_id=3, target_layer_ids=[1, 2, 3]) | bad) for bad in (
+                       dict(causal=True), dict(use_swa=True), dict(final_logit_softcapping=20.),
+                       dict(output_multiplier=.2), dict(block_size=1), dict(mask_token_id=24),
+                       dict(mask_token_id=None), dict(target_layer_ids=[1, 2]),
+                       dict(target_layer_ids=[1, 2, 5])))],
         "eagle3": [dict(norm_before_residual=True), dict(norm_output=True),
                    dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])),
                    dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])],
@@ -391,7 +430,8 @@ def test_refused_configurations(layout):
     flat = [with_layer(config, bad) for bad in LESS["flat"]*(layout.make is not Medusa)]
     other = [config | bad for bad in [*LESS["three"]*(layout.make is Eagle3), *LESS[layout.name]]]
     for bad in [*flat, *other]:
-        refuses("(config|weights|reads|heads|ids|draft)", from_layout, weights, bad, layout, base)
+        refuses("(config|weights|reads|heads|ids|draft|block|mask_token)",
+                from_layout, weights, bad, layout, base)
 
 def test_refused_networks():
     "What a layout cannot express is not written: another class, other layers, switches, the last state"
@@ -401,6 +441,17 @@ def test_refused_networks():
     for other in (dict(reads=(1, 2, 3)), dict(fc_norm=True), dict(norm_output=True)):
         refuses("net", to_layout, on_some_tokens(base, 9, **other), LAYOUTS["eagle3"])
     refuses("reads", to_layout, on_some_tokens(base, 9, reads=(1, 2, 6)), LAYOUTS["specforge"])
+    refuses("net", to_layout, random(DFlash, base), LAYOUTS["dflash"])
+
+@pytest.mark.parametrize("above, inside, block", [(6, {}, 6), (None, dict(block_size=6), 6), (None, {}, 16),
+                                                  (8, dict(block_size=6), 6)])
+def test_the_block_of_dflash(above, inside, block):
+    "Its size stands at the top or in `dflash_config`, which counts where they differ; written to both"
+    base, config = TargetModel(tiny(V)), CONFIG["dflash"] | dict(block_size=above)
+    config["dflash_config"] = config["dflash_config"] | inside
+    net = from_layout(published("dflash"), config, LAYOUTS["dflash"], base)
+    out = to_layout(net, LAYOUTS["dflash"])[1]
+    assert net.block == out["block_size"] == out["dflash_config"]["block_size"] == block
 
 # Forms
 

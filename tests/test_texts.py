@@ -96,6 +96,9 @@ def test_rows_of_one_length():
     assert sorted(counts.sum(1).tolist())[0] < 10 and (counts.sum(1) == 48).sum() == len(x) - 2
     padded = counts.sum(1).argmin()
     assert (x[padded, 30:] == tokenizer().eos_token_id).all() and not counts[padded, 30:].any()
+    parts = [found.part(held) for held in (False, True)]   # the last row is held out, with its marks
+    assert all(np.array_equal(np.concatenate(both), rows) for both, rows in zip(zip(*parts), (x, counts)))
+    assert len(parts[1][0]) == 1
     assert encode_texts(tok(), ["One. " * 200], 48, 512).counts is None
     refuses("data", encode_texts, tok(), [turns("Why?", "Because.")], 48, 512)
 
@@ -127,12 +130,12 @@ def heads():
     return Medusa(TargetModel(tiny(7, layers=2).float()), 2)
 
 def stepped(devices, rows, steps=2, net=None):
-    "The weights after some steps on batches of `rows` texts"
+    "The weights after some steps on batches of `rows` texts; the loss is so small that nothing is clipped"
     net, g = net or heads(), np.random.default_rng(0)
     data = OnlineStates(net.base[0], g.integers(7, size=(16, 12)), (2,))
-    loss_of = lambda net, number: net.loss(data[np.arange(rows*number, rows*(number + 1))], 0)
+    loss_of = lambda net, number: .01 * net.loss(data[np.arange(rows*number, rows*(number + 1))], 0)
     opt = torch.optim.SGD(net.parameters())
-    for step in range(steps): devices.update(net, opt, loss_of, step, .5)
+    for step in range(steps): devices.update(net, opt, loss_of, step, 50.)
     return torch.cat([w.detach().flatten() for w in net.parameters()])
 
 def off(a, b): return (a - b).abs().max() / (stepped(Devices(torch.device("cpu")), 8, 0) - b).abs().max()
@@ -149,6 +152,12 @@ def test_batches_and_processes_make_one_step():
     for thread in threads: thread.start()
     for thread in threads: thread.join(60)
     assert torch.equal(found[0], found[1]) and off(found[0], whole) < .02
+
+def test_the_loss_of_a_step_is_the_mean():
+    "The number that the bar shows, of the batches 3, 4 and 5"
+    net, loss_of = heads(), lambda net, number: number + 0 * sum(w.sum() for w in net.parameters())
+    step = Devices(torch.device("cpu"), 3).update
+    assert step(net, torch.optim.SGD(net.parameters()), loss_of, 1, .1) == 4
 
 def test_other_processes_write_beside_the_first(tmp_path):
     "They begin with what the first has stored, and never write there"

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['LAYER_NUMBERS', 'LAYER_FORM', 'EMBEDDING_NAME', 'OWN_ENTRY', 'SWITCHES', 'EAGLE_FORM', 'EAGLE3_ENTRIES',
-           'THREE_LAYERS', 'MEDUSA_FORM', 'EAGLE3_FORM', 'SPECFORGE_FORM', 'SPECULATORS_EAGLE_FORM', 'DFLASH_FORM',
-           'SPECULATORS_EAGLE3_FORM', 'LAYOUTS', 'Field', 'Constant', 'to_config_value', 'from_config_value',
-           'fill_entry', 'fill_form', 'read_entry', 'read_form', 'Layout', 'layer_facts', 'network_facts',
-           'target_like', 'build_network', 'check_same_network', 'to_layout', 'without_copy', 'check_names_and_shapes',
-           'from_layout', 'check_vocab_maps', 'check_reads', 'check_mask_token', 'maps_if_missing', 'bias_if_missing',
-           'speculators_form', 'to_folder', 'convert', 'load_weights', 'from_folder']
+           'THREE_LAYERS', 'MEDUSA_FORM', 'EAGLE3_FORM', 'SPECFORGE_FORM', 'SPECULATORS_EAGLE_FORM', 'DFLASH_SWITCHES',
+           'DFLASH_FORM', 'SPECULATORS_EAGLE3_FORM', 'LAYOUTS', 'Field', 'Constant', 'to_config_value',
+           'from_config_value', 'fill_entry', 'fill_form', 'read_entry', 'read_form', 'Layout', 'layer_facts',
+           'network_facts', 'target_like', 'build_network', 'check_same_network', 'to_layout', 'without_copy',
+           'check_names_and_shapes', 'from_layout', 'check_vocab_maps', 'check_reads', 'check_mask_token',
+           'maps_if_missing', 'bias_if_missing', 'speculators_form', 'to_folder', 'convert', 'load_weights',
+           'from_folder']
 
 # %% ../../nbs/34a_layouts.ipynb #564a0e54
 import inspect
@@ -79,9 +80,12 @@ def read_entry(entry, got, at):  # -> facts
     raise ValueError(f"config: got {at} {got!r}, wanted {printed!r}")
 
 def read_form(form, config, where=""):  # -> facts
-    "The facts in the fields of a filled form; an entry that is missing or differs is named in the error"
+    """The facts in the fields of a filled form; an entry that is missing or differs is named in the error;
+    of two fields for one fact the later one counts where it has a value"""
     facts = {}
-    for k, entry in form.items(): facts |= read_entry(entry, config.get(k), where + k)
+    for k, entry in form.items():
+        found = read_entry(entry, config.get(k), where + k)
+        facts |= {name: fact for name, fact in found.items() if fact is not None or name not in facts}
     return facts
 
 # %% ../../nbs/34a_layouts.ipynb #c3ad31ac
@@ -178,9 +182,9 @@ def to_layout(net, layout, target=""):  # -> weights, config
     if not isinstance(net, layout.make):
         raise ValueError(f"net: got a {type(net).__name__}, wanted a {layout.make.__name__}")
     base = net.base[0]
+    layout.check(net)
     config = fill_form(layout.form, network_facts(net) | dict(target=target))
     check_same_network(net, build_network(read_form(layout.form, config), layout, base), layout)
-    layout.check(net)
     weights = {layout.public(k): w for k, w in net.state_dict().items()}
     if layout.copies: weights[EMBEDDING_NAME] = base.embed.weight
     return {k: w.detach().clone() for k, w in weights.items()}, config
@@ -292,13 +296,19 @@ SPECULATORS_EAGLE_FORM = speculators_form(
     transformer_layer_architecture="LlamaDecoderLayer",
     layernorms=False,
     fusion_bias=Field("bias", False))
+DFLASH_SWITCHES = ("causal", "use_swa", "attention_sink_bias", "fc_layernorm", "input_embedding_scale",
+                   "output_multiplier", "final_logit_softcapping")   # of later files; not implemented here
 DFLASH_FORM = OWN_ENTRY | LAYER_FORM | {
     "architectures": Constant(["DFlashDraftModel"]),
     "model_type": "qwen3",
+    "is_causal": None,
     "num_hidden_layers": Field("layers"),
     "num_target_layers": Field("num_target_layers", None),
     "block_size": Field("block", 16),
-    "dflash_config": {"mask_token_id": Field("mask_token"), "target_layer_ids": Field("reads", first=1)}}
+    "dflash_config": dict.fromkeys(DFLASH_SWITCHES) | {
+        "block_size": Field("block", None),
+        "mask_token_id": Field("mask_token"),
+        "target_layer_ids": Field("reads", first=1)}}
 SPECULATORS_EAGLE3_FORM = SWITCHES | speculators_form(
     "eagle3", "Eagle3Speculator",
     draft_vocab_size=Field("draft", 32000),
