@@ -1,4 +1,4 @@
-"""Trained drafters on more and more data (`make curve`): python curve.py RECORD WORK STEPS SEED NAME [NAME ...]
+"""Trained drafters on more and more data (`make curve`): curve.py RECORD WORK STEPS SEED NAME [NAME ...]
 
 A run that is in the record is not repeated; what is interrupted goes on. RECORD also has the networks of
 the package. Every network is evaluated on the same texts of the target, which none was trained on."""
@@ -12,12 +12,13 @@ import torch
 
 from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
-from specref.train.harness import StateDataset, TargetModel, evaluate, mixed_precision, read_card, save_network
+from specref.train.harness import (StateDataset, TargetModel, evaluate, mixed_precision, read_card,
+                                   save_network)
 from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network, provenance,
                                     tokenizer_and_model, training_rows)
 from specref.train.texts import find_devices
 
-TEXTS, HELD, LENGTH, DEPTH = 6144, 128, 256, 4
+TEXTS, HELD, LENGTH, DEPTH = 4224, 128, 256, 4
 PEAKS = {}   # where another rate than the recipe's is the best of those tried
 
 def prepare(work):
@@ -31,9 +32,9 @@ def prepare(work):
 def by_text(net, run):
     "Tokens a round of a chain and overlaps by depth, text by text"
     x, counts = run.texts.part(held=True)
-    held, device = run.states(net, x, counts)[:].to(run.devices.device), run.base
+    held = run.states(net, x, counts)[:].to(run.devices.device)
     def alone(i): return StateDataset(held.x[i:i+1], {k: s[i:i+1] for k, s in held.states.items()})
-    with mixed_precision(device): found = [evaluate(net, run.base, alone(i), DEPTH) for i in range(len(x))]
+    with mixed_precision(run.base): found = [evaluate(net, run.base, alone(i), DEPTH) for i in range(len(x))]
     return [round(mean, 4) for mean, _ in found], np.mean([b for _, b in found], 0).round(4).tolist()
 
 def row_of(name, net, run, **made):
@@ -50,7 +51,8 @@ def trained(name, steps, seed, run):
     "The row of a training run; the network is stored, too"
     net, evaluations, _ = run.train(name, steps, seed)
     folder = run.work/f"{name}-{steps}-{seed}"
-    made = dict(steps=steps, seed=seed, peak=run.recipe.peak, texts=len(run.texts.x) - HELD, rows=run.recipe.rows)
+    texts, how = len(run.texts.x) - HELD, run.recipe
+    made = dict(steps=steps, seed=seed, peak=how.peak, texts=texts, rows=how.rows)
     row = row_of(name, net, run, **made, evaluations=evaluations)
     card = dict(name=name, corpus=0., length=LENGTH, threads=torch.get_num_threads(), **made)
     save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=row["tokens"],

@@ -151,7 +151,7 @@ def gradient(model, loss):
 def test_the_consistency_loss_and_its_gradient(objective, goal):
     "The loss, place by place; the distributions that it aims at get no gradient"
     model, data = small_data(3)
-    batch = random_iterates(data, 3, 1)
+    batch = random_iterates(data, 3, 1, corrected=.5)
     text, loss = objective(model, batch)
     want = by_hand(model, batch, getattr(batch, goal))
     assert want > 0 and loss.item() == pytest.approx(want.item(), rel=1e-5)
@@ -175,6 +175,15 @@ def test_the_autoregressive_loss():
     assert consistency_loss(data, alone)(model, 1).item() == pytest.approx(7*want, rel=1e-5)
     both = global_consistency(model, batch)[1].item() + 7*want
     assert consistency_loss(data, recipe)(model, 1).item() == pytest.approx(both, rel=1e-5)
+
+
+def test_the_loss_has_the_numbers_of_the_recipe():
+    model, data = small_data(3)
+    batch = random_iterates(data, 3, 1, corrected=.5, seed=2)
+    text, loss = global_consistency(model, batch)
+    want = loss.item() + 7*autoregressive_loss(text, batch.fixed, .3).item()
+    recipe = ConsistencyRecipe(rows=3, omega=7., corrected=.5, seed=2, smoothing=.3)
+    assert consistency_loss(data, recipe)(model, 1).item() == pytest.approx(want, rel=1e-5)
 
 
 def denoised(data, rows, step, **kw):
@@ -291,21 +300,28 @@ def test_passes_per_token(target, m):
 
 # Training
 
+def single(loss):
+    "The loss in single precision, whether the processor has bfloat16 or not"
+    def loss_of(model, step):
+        with torch.autocast("cpu", enabled=False): return loss(model, step)
+    return loss_of
+
 @cache
 def next_letter():
     "A tiny model that has been trained on texts of successive tokens, and its trajectories"
     torch.manual_seed(0)
     base, ids = llama(2, 32, 64, 4, 64), {d: (np.arange(4000) % 4).astype(np.uint16) for d in DOMAINS}
-    with TemporaryDirectory() as home: fit(base, next_token_loss(ids, 16, 16), 120, 1e-2, f"{home}/base.pt")
+    loss = single(next_token_loss(ids, 16, 16))
+    with TemporaryDirectory() as home: fit(base, loss, 120, 1e-2, f"{home}/base.pt")
     x = torch.stack([(torch.arange(8) + k) % 4 for k in range(4)]).repeat(4, 1)
     return base, x, collect_trajectories(base, x, 2, 8)
 
 def tuned(path, objective, omega=10.):
-    "The tiny model after 100 steps of an objective"
+    "The tiny model after 200 steps of an objective"
     base, x, data = next_letter()
     recipe = ConsistencyRecipe(objective=objective, rows=8, omega=omega, smoothing=0.)
     model = copy.deepcopy(base).train()
-    fit(model, consistency_loss(data, recipe), 100, 1e-2, path, every=10**9)
+    fit(model, single(consistency_loss(data, recipe)), 200, 1e-2, path, every=10**9)
     return collect_trajectories(model, x, 2, 8)
 
 @faithful("CLLM", subject="global", plain={"the autoregressive loss alone": "autoregressive"})
@@ -314,14 +330,15 @@ def test_stationary_tokens_appear(subject, tmp_path):
     _, _, before = next_letter()
     after = tuned(tmp_path/"model.pt", subject)
     assert (before.x == (before.x[:, :1] + np.arange(24)) % 4).all() and (after.x == before.x).all()
-    assert convergence(before)["passes"] == 7.75 and convergence(before)["stationary"] == 0
-    found = convergence(after)
-    assert found["stationary"] > .25 and found["fast_forwarded"] > 1 and found["passes"] < 7
+    assert convergence(before)["passes"] == 7.75 == 8*convergence(before)["passes_per_token"]
+    found = convergence(after)   # with four seeds 3.4 to 4.5 passes, 3.6 to 5.1 tokens fast-forwarded
+    assert convergence(before)["stationary"] == 0 < found["stationary"]
+    assert found["fast_forwarded"] > 1.5 and found["passes"] < 6
 
 
 def test_without_the_autoregressive_loss_the_model_collapses(tmp_path):
-    "With omega = 1/10: one token everywhere, consistent and useless"
-    after = convergence(tuned(tmp_path/"model.pt", "global", .1))
+    "With omega = 1/100: one token everywhere, consistent and useless"
+    after = convergence(tuned(tmp_path/"model.pt", "global", .01))
     assert after["different"] == 1 and after["passes"] <= 2
 
 
@@ -330,9 +347,10 @@ def small(monkeypatch):
     "The module on a tiny base and a short text"
     base, _, _ = next_letter()
     ids = (np.arange(900) % 4).astype(np.uint16)
+    def ids_of(domain, held_out=True): return ids[:1].repeat(900) if held_out else ids
     def drift(model, base): return dict(bits=dict(english=1., code=1.), tv=0.)
     def found(domain, n, length=32, seed=0): return [tuple(int(x) for x in ids[:length])]*n
-    parts = dict(raw_model=lambda name: base, domain_ids=lambda d, held_out=True: ids)
+    parts = dict(raw_model=lambda name: base, domain_ids=ids_of)
     parts |= dict(drift=drift, prompts=found)
     for name, part in parts.items(): monkeypatch.setattr(consistency, name, part)
     return ConsistencyRecipe(texts=3, prompt=6, block=4, steps=2, rows=2)
@@ -347,6 +365,7 @@ def test_one_command(small, tmp_path):
     assert HFModel.load(tmp_path/"data"/"consistency").layers == 2
     data = training_trajectories(tmp_path/"trajectories.npz", small)   # read again
     assert data.iterates.shape == (3, 2, 5, 4) and data.prompt == 6
+    assert (np.diff(data.x[:, :6].astype(int)) % 4 == 1).all()   # prompts of training text
     state = tmp_path/"consistency-global-0.pt"
     before = torch.load(state, weights_only=True)
     train_consistency(tmp_path, small)
@@ -402,6 +421,9 @@ def test_the_record_is_that_of_the_weights():
     "The card's recipe is the default; the counts of the shipped weights are those of the card"
     card = json.loads((stored("consistency")/"recipe.json").read_text())
     assert card["recipe"] == json.loads(json.dumps(vars(ConsistencyRecipe())))
+    moved = [consistency.drift(model, raw_model("large"), 512)["tv"]
+             for model in (consistency_model(), raw_model("large"))]
+    assert moved == pytest.approx([card["tuned"]["tv"], 0], abs=.01)
     again = consistency.held_out_convergence(consistency_model(), n=64)
     for domain, found in again.items():
         assert found == pytest.approx(card["tuned"]["convergence"][domain], rel=.02, abs=.2)

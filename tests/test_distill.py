@@ -287,6 +287,9 @@ def test_texts_at_a_temperature():
     at = source(temperature=0.)
     x = target_texts(at, None, 0, 8)
     assert torch.equal(at.target(input_ids=x).logits.argmax(-1)[:, 3:-1], x[:, 4:])
+    warm = source()
+    assert not torch.equal(target_texts(warm, None, 0, 8), x)
+    assert torch.equal(target_texts(replace(warm, temperature=0.), None, 0, 8), x)   # not those of `warm`
     z = torch.tensor([[1., 3., 2.]])
     assert torch.equal(log_laws(z, 0).exp(), torch.tensor([[0., 1., 0.]]))
     assert torch.allclose(log_laws(z, 2.), (z / 2).log_softmax(-1))
@@ -310,7 +313,7 @@ def test_on_policy_texts_are_refreshed(make, fresh):
 def test_no_gradient_through_sampling():
     "The gradient is the one for the same texts as constants, and none reaches the target"
     at, draft = source(), a_draft()
-    r = DistilRecipe(pool=6, rows=6, refresh=2, look=2)
+    r = DistilRecipe(pool=6, rows=6, refresh=2, look=2, temperature=.7)
     loss = PooledLoss(at, LABELS["target"](at.target), r)
     loss(draft, 0).backward()
     rows = torch.from_numpy(np.random.default_rng((0, 0)).choice(6, 6, replace=False))
@@ -318,8 +321,8 @@ def test_no_gradient_through_sampling():
     other = deepcopy(draft)
     other.zero_grad()
     zq = other(input_ids=torch.tensor(x)).logits
-    terms = [total_variation(log_laws(zp[i, t]), log_laws(zq[i, t])) for i in range(6) for t in range(3, 11)]
-    torch.stack(terms).mean().backward()
+    laws = [log_laws(z[:, 3:11], .7).flatten(0, 1) for z in (zp, zq)]
+    torch.stack([total_variation(a, b) for a, b in zip(*laws)]).mean().backward()
     for w, v in zip(draft.parameters(), other.parameters()): assert torch.allclose(w.grad, v.grad, atol=1e-6)
     assert all(w.grad is None for w in at.target.parameters()) and not loss.x.is_inference()
 
@@ -441,8 +444,26 @@ def test_the_record_at_small_size(tmp_path):
     want = {(*run, seed) for run in [*GRID, *runs_of_lk] for seed in (0, 1)}
     assert {*runs} == want and len(runs) == len(want) == 2*(16 + 2 + 4)
     assert small_record(tmp_path) == record
+    assert len({r["evaluations"][0][1] for r in record["rows"]}) == 1   # every run begins with the same draft
+    ends = {(r["labels"], r["evaluations"][-1][1]) for r in record["rows"][:2*len(GRID)]
+            if (r["source"], r["divergence"], r["seed"]) == ("corpus", "forward KL", 0)}
+    assert len({alpha for _, alpha in ends}) == 2   # both kinds of labels
+    assert all(8*a % 1 == 0 for r in record["rows"] for a in r["greedy"]["alphas"])   # of eight tokens
     assert record["recipe"]["length"] == 12 and len(record["start"]["sampled"]["alphas"]) == 4
     assert all(1 <= r[what]["tokens"] <= 5 for r in record["rows"] for what in ("sampled", "greedy"))
+
+def test_weights_are_chosen_on_held_out_prompts(tmp_path):
+    at, held_ids = tiny(V).float(), {d: x[::-1].copy() for d, x in IDS.items()}
+    record = distil_record(a_draft(), at, IDS, held_ids, tmp_path, (0,), GRID[:1], (), texts=4, length=12,
+                           prompt=4, steps=1, rows=2, pool=2, refresh=1, look=1)
+    held = HeldOutTexts.of(PromptSource(held_ids, at, 12, 4, seed=20), 2)
+    first = record["rows"][0]["evaluations"][0][1]
+    assert first == pytest.approx(held.overlaps(a_draft()).mean().item())
+
+def test_the_best_source_is_that_of_the_targets_labels():
+    rows = ("corpus", "target", .3), ("corpus", "tokens", .9), ("draft", "target", .4)
+    made = [dict(source=s, labels=labels, sampled=dict(alphas=[a])) for s, labels, a in rows]
+    assert best_source(made) == "draft"
 
 RECORD = Path("docs/benchmarks/distill.json")
 

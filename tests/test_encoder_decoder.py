@@ -22,7 +22,7 @@ from specref.models import encoder_decoder
 from specref.models.encoder_decoder import EncoderDecoderModel, SourceDecoder, WithSource, stated_positions
 from specref.models.transformer import Unservable
 from specref.verify.reject import Chain, reject
-from test_transformer import history
+from test_transformer import grown, history
 
 torch.set_num_threads(1)
 V, SOURCE = 11, (5, 6, 7, 3, 9)
@@ -90,6 +90,14 @@ def test_rows_are_plain_rows_after_any_history(kind, chunk):
             before = target.meter.calls
             assert deviation(target, tree) < 1e-10
             assert chunk < 1024 or target.meter.calls <= before + 1
+
+
+@proves("prop-biases")
+@pytest.mark.parametrize("kind", KINDS)
+def test_stored_branches_keep_their_positions(kind):
+    "A tree that grows behind one context: new nodes attend to stored ones, whose places are not their positions"
+    target, nodes = EncoderDecoderModel(network(kind), SOURCE, paths=False), ((0, 8), (0, 4), (0, 9), (3, 3), (4, 1))
+    for n in (3, 4, 5): assert deviation(target, grown((2, 5, 6), nodes[:n])) < 1e-10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,6 +188,10 @@ def test_the_source_is_read_once(kind):
     m, other = run.ledger.models["target"], target.with_source((4, 4))
     assert m.calls == len(run.ledger.rounds) and m.layer_tokens == 2 * m.tokens + 1 * len(SOURCE)
     assert other.meter.calls == 0 and not np.allclose(other.law((2, 5)), target.law((2, 5)))
+    target.forget()
+    before = target.meter.layer_tokens
+    target.law((2, 5))   # the encoder runs again, and is counted again
+    assert target.meter.layer_tokens - before == 2 * 2 + 1 * len(SOURCE) and calls.count("encoder") == 3
 
 
 def test_a_pass_reads_the_rows_of_the_source():
@@ -218,6 +230,17 @@ def test_bad_input_is_refused_in_words():
     refuses("model", EncoderDecoderModel, other, SOURCE)
 
 
+def test_start_and_end_are_those_of_generate():
+    "The decoder's start of its settings, else the first token of a text; one end token or several"
+    model = network("Bart")
+    settings = model.generation_config
+    settings.bos_token_id, settings.eos_token_id = 3, [1, 7]
+    target = EncoderDecoderModel(model, SOURCE, check=False)
+    assert target.start == (2,) and target.end == (1, 7)
+    settings.decoder_start_token_id = model.config.decoder_start_token_id = None
+    assert EncoderDecoderModel(model, SOURCE, check=False).start == (3,)
+
+
 def test_load(tmp_path):
     model = network("Marian")
     model.save_pretrained(tmp_path)
@@ -227,3 +250,6 @@ def test_load(tmp_path):
     assert isinstance(target.model, SourceDecoder) and target.temperature == .5
     assert np.allclose(target.law((2, 5)), EncoderDecoderModel(model, SOURCE, temperature=.5).law((2, 5)))
     refuses("path", EncoderDecoderModel.load, tmp_path/"none", SOURCE)
+    fewer = {name: w for name, w in model.state_dict().items() if "decoder.layers.1.fc1" not in name}
+    model.save_pretrained(tmp_path/"fewer", state_dict=fewer)
+    refuses("path", EncoderDecoderModel.load, tmp_path/"fewer", SOURCE)

@@ -20,12 +20,12 @@ from specref.core.tree import Tree, iid, without_replacement
 from specref.models.embedded import DOMAINS, embedded, prompts, windows
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.online import (SERIES, CountedDraft, MergedDrafts, NetworkVersion, OnlineDrafter,
+from specref.train.online import (REPLAYS, SERIES, CountedDraft, MergedDrafts, NetworkVersion, OnlineDrafter,
                                   ReplayItem, accepted_nodes, agrees, boost_record, coverage,
                                   decode_and_learn, draft_series, first_to_last, kept_loss, merged_tree,
                                   no_drop, no_nodes, one_domain_draft, rejected_nodes, replay_batch, retrace,
                                   sampled_domains, serve, shift_record, shifting_order, sibling_acceptance,
-                                  soft_kl, uniform_order)
+                                  soft_kl, stream_record, uniform_order)
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching, acceptance_prob_iid
 
@@ -184,6 +184,13 @@ def test_an_update_is_one_step_on_the_stored_positions(loss):
     for _ in range(20): new = new.update(items)
     with torch.no_grad(): assert mean(new.net) < mean(net) - .1
 
+def test_the_optimiser_is_part_of_a_version():
+    "Two updates of one step are one of two steps: the averages of Adam go on"
+    items, start = items_of(HFModel(tiny(V), check=False)), net_of()
+    parts = NetworkVersion(start).update(items).update(items)
+    whole = NetworkVersion(start, steps=2).update(items)
+    assert all(map(torch.equal, parts.net.parameters(), whole.net.parameters()))
+
 def test_versions_are_values():
     "An old drafter drafts with the old weights after an update, and updates from a version are the same"
     target, start = HFModel(tiny(V), check=False), NetworkVersion(net_of(), lr=1e-2, steps=2)
@@ -239,6 +246,30 @@ def test_a_stream_is_served_in_order(boost_data):
         for a, tested, ends, _ in rows: assert 0 <= a <= tested <= 16 and a + ends == 16
     first, last = ({name: rows[part] for name, rows in found.items()} for part in (slice(8), slice(8, 16)))
     assert len({str(rows) for rows in first.values()}) == 1 and len({str(rows) for rows in last.values()}) > 1
+
+class Noted:
+    "A draft with the rows `q` that notes what it is updated on"
+    model = None
+    def __init__(self, q): self.q, self.items = q, ()
+    def rows(self, x): return self.q
+    def update(self, items):
+        self.items += items
+        return self
+
+@pytest.mark.parametrize("name, letters", dict(rejected="Y", accepted="A", both="AY", none="").items())
+def test_what_a_stream_stores(boost_data, name, letters):
+    "The contexts whose token has this status, each with the target's row after it; the counts of a request"
+    base, data = boost_data
+    x, draft = torch.from_numpy(data.x[5:6]), Noted(torch.randn(1, 48, V).softmax(-1))
+    with torch.no_grad(): p = base.model(input_ids=x).logits[0].softmax(-1)
+    ids, rng = tuple(x[0].tolist()), Seeded(0)
+    status = retrace(ids[32:], p[31:-1].numpy(), draft.q[0, 31:-1].numpy(), 2, rng.at(5).verify)
+    drafter = OnlineDrafter(draft, 2, every=2)
+    counts = stream_record(data, np.array([5, 5]), base, drafter, REPLAYS[name], rng)
+    a, y, b = map(status.count, "AYB")
+    assert counts == [[a, a + y, y + b, version] for version in (0, 1)] and a and y and b
+    assert [text for text, _ in draft.items] == 2*[ids[:32+k] for k in range(16) if status[k] in letters]
+    assert all(np.allclose(row, p[len(text) - 1], atol=1e-5) for text, row in draft.items)
 
 def test_the_order_of_a_shifting_stream():
     "English first, as many as asked for, then all code; the seed gives another order"
@@ -336,12 +367,13 @@ def test_matching_in_one_pass(boost_data):
 def test_the_record_of_a_comparison(boost_data, tmp_path):
     "Both series share the first draft; the boosted second has fewer positions"
     base, data = boost_data
-    found = boost_record(small_llama, base, data, data, tmp_path, steps=20)
+    held = StateDataset(data.x[:6], {k: states[:6] for k, states in data.states.items()})
+    found = boost_record(small_llama, base, data, held, tmp_path, steps=20)
     bagged, boosted = (found[name] for name in SERIES)
     assert bagged["kept"] == [data.x.size]*3 and boosted["kept"][1] < data.x.size
     for name in ("coverage", "acceptance"):
         one, other = (np.array(part[name]) for part in (bagged, boosted))
-        assert (one[:, 0] == other[:, 0]).all() and (one[:, 1] >= one[:, 0]).all()
+        assert (one[:, 0] == other[:, 0]).all() and (one[:, 1] >= one[:, 0]).all() and one.shape == (6, 2)
         assert (one[:, 1] != other[:, 1]).any()
     assert (np.array(found["top"]["coverage"]) >= np.array(bagged["coverage"])[:, :1]).all()
 

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from torch.nn import functional as F
 
-from helpers import cold, faithful, kinds, proves, refuses, seeds, twins
+from helpers import cold, constant, faithful, kinds, proves, refuses, seeds, twins
 from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, mean_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
 from specref.core.tree import edge_laws, iid, likeliest_points
 from specref.draft.jacobi import Jacobi
+from specref.models.embedded import stored
 from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.train import specdec
 from specref.train.specdec import (CHARACTERS, END_CHAR, GAP_CHAR, MASK_CHAR, PAD_CHAR, VOWELS, SlotModel,
@@ -60,6 +61,11 @@ def test_blocks_are_exact(draw, kind, seed):
     assert loop_law(target, drafter, reject, (0,), 3, stop=(2,)) == target_law(target, (0,), 3, stop=(2,))
     trees = law_of(lambda rng: drafter((0,), rng))
     assert all(stated == true for _, stated, true in edge_laws(trees))
+
+def test_no_slot_is_drafted_behind_an_end_token():
+    slots = TableSlots(constant(1, 3, 1), 3)
+    assert SpecDec(slots, end=(1,))((0,), Seeded(0)).token == [None, 1]
+    assert SpecDec(slots, end=(2,))((0,), Seeded(0)).token == [None, 1, 1, 1]
 
 def test_soft_rows_for_likeliest_tokens_are_detected():
     target, table = random_table(3, 1, zeros=False), random_table(3, 5, zeros=False)
@@ -316,6 +322,13 @@ def test_rows_of_training_are_those_of_drafting():
         drafted = SlotModel(net, char_ids(line, VOWELS), 5)((PAD_CHAR, *char_ids(line)[:first]))
         assert np.allclose(z[n, first:first + 5].softmax(-1).numpy(), drafted, atol=1e-10)
 
+def test_slots_at_a_temperature():
+    _, net = small()
+    def rows(t): return np.array(SlotModel(net, char_ids(LINES[0], VOWELS), 3, t)((PAD_CHAR, 70)))
+    warm, zero = rows(1.), rows(0)
+    assert np.allclose(rows(.5), warm**2 / (warm**2).sum(-1, keepdims=True), atol=1e-12)
+    assert (zero.argmax(-1) == warm.argmax(-1)).all() and {*zero.flat} == {0, 1}
+
 def test_slot_matches_counts_accepted_tokens():
     "The mean over cuts is that of rounds at temperature 0 on the target's own texts"
     model, net = small()
@@ -336,10 +349,28 @@ def test_slot_matches_counts_accepted_tokens():
 
 def test_the_task():
     assert ids_text(char_ids("Bad idea", VOWELS)) == "B·d ·d··" and ids_text(char_ids("Bad")) == "Bad"
+    assert ids_text(char_ids("A text, EITHER", VOWELS)) == "· t·xt, ··TH·R"
     assert GAP_CHAR not in char_ids("any text?") and max(char_ids("~ ")) == CHARACTERS - 1
     train, held = task_lines(), task_lines(held_out=True)
     assert len(train) > 20_000 and len(held) > 1000 and all(24 <= len(line) <= 64 for line in held)
     assert len({*train}) == len(train)
+
+def test_the_loss_of_translation_by_hand():
+    "The characters of a line and its end, each after the start token and those before"
+    (model, _), terms = small(), []
+    for line in LINES:
+        text = [*char_ids(line), END_CHAR]
+        rows = model(input_ids=torch.tensor([char_ids(line, VOWELS)]),
+                     decoder_input_ids=torch.tensor([[PAD_CHAR, *text[:-1]]])).logits[0].log_softmax(-1)
+        terms += [-rows[i, x] for i, x in enumerate(text)]
+    assert abs(translation_loss([*LINES], 3)(model, 0) - torch.stack(terms).mean()) < 1e-5
+
+def test_the_share_of_glancing_goes_down(monkeypatch):
+    shares = []
+    monkeypatch.setattr(specdec, "slot_loss", lambda net, x, y, k, share, gen: shares.append(share))
+    loss = drafter_loss([(LINES[0], [5, END_CHAR])], TranslationRecipe())
+    for step in (0, 300, 600): loss(None, step)
+    assert np.allclose(shares, (.5, .4, .3))
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
@@ -389,6 +420,7 @@ def test_the_shipped_drafter(subject):
 def test_the_shipped_models_are_small():
     assert sum(w.numel() for w in shipped_drafter().parameters()) < sum(
         w.numel() for w in translation_model().parameters()) < 1.3e6
+    assert sum(file.stat().st_size for file in stored("translation").rglob("*")) < 4e6
 
 def test_bad_input_is_refused():
     _, net = small()

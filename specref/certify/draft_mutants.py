@@ -7,13 +7,13 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'GUESSED', 'CASCADE_MUTANTS', 'OTHER_SELECTION', 'PART_MUTANTS', 'STEP_SECONDS', 'CONFIDENT_AFTER_0',
            'TWO_DRAWN', 'TWO_FOR_ONE', 'LENGTH_MUTANTS', 'TWO_AHEAD', 'FREE_AHEAD', 'SHARED_NUMBER', 'SCALED_CHAIN',
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
-           'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'SIBLINGS', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
+           'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
            'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'DRAFT_SLOW', 'BINARY_AHEAD', 'DRAFT_WIRES', 'DRAFT_GALLERY',
            'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'DraftMutant', 'breaks', 'submitted_while', 'stated_as', 'nested_setting',
            'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all',
            'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock',
            'UnlikelyLastDropped', 'scaled_chain', 'is_likeliest', 'committed_again', 'draft_row', 'unknown_as_first',
-           'same_ids', 'one_tokenisation', 'begins_with', 'slots', 'updated', 'two_drafts', 'selected', 'mean_row',
+           'same_ids', 'one_tokenisation', 'begins_with', 'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row',
            'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'survival', 'block_survives']
 
 # %% ../../nbs/28_wrong_drafts.ipynb #8d9fbbe7
@@ -276,7 +276,7 @@ VOCABULARY_MUTANTS = [
            drafter=stated_as(BY_STRING.drafter, begins_with))]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #7be0a91f
-def slots(ctx, rng):
+def two_slots(ctx, rng):
     "Two tokens of one pass: the row of the second has read a mask, here token 0, and not the first"
     tree = Tree(ctx)
     for masks in ((), (0,)):
@@ -310,20 +310,20 @@ def selected(text):
 def mean_row(text): return sum(model.law(text) for model in VERSIONS) / 2
 
 # %% ../../nbs/28_wrong_drafts.ipynb #c3f20d84
-SLOTS, UPDATED, SIBLINGS = (Setting(WIDE[0], d, reject, 2) for d in (slots, updated, two_drafts))
+SLOTS, UPDATED, OF_TWO = (Setting(WIDE[0], d, reject, 2) for d in (two_slots, updated, two_drafts))
 SELECTOR = Setting(WIDE[0], Chain(TableModel(3, selected), 2), reject, 2)
 LIKELIEST = Setting(WIDE[0], StaticTree(WIDE[1], (-1, 0, 0), likeliest_points), reject, 2)
 
 NETWORK_MUTANTS = [
     breaks("stated", "token of a mask's row stated with the row after the token before it", SLOTS,
-           drafter=stated_as(slots, WIDE[1].law)),
+           drafter=stated_as(two_slots, WIDE[1].law)),
     breaks("stated", "selector's row not renormalised: the whole row stated", SELECTOR,
            drafter=stated_as(SELECTOR.drafter, WIDE[1].law)),
     breaks("stated", "two likeliest tokens of a row, stated with the soft row", LIKELIEST,
            drafter=stated_as(LIKELIEST.drafter, WIDE[1].law)),
     breaks("stated", "weights updated inside a draft, and each edge states the newest row", UPDATED,
            drafter=stated_as(updated, VERSIONS[1].law)),
-    breaks("stated", "siblings of two drafts, each stated with the mean of both rows", SIBLINGS,
+    breaks("stated", "siblings of two drafts, each stated with the mean of both rows", OF_TWO,
            drafter=stated_as(two_drafts, mean_row))]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #86946c10

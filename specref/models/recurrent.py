@@ -233,24 +233,33 @@ class RecurrentModel(StateReader):
     def instead(self): return "its own `generate` decodes it"
     def fault(self, n: int) -> str:
         "What is wrong with chains after n tokens, in words; a model that needs it reads token by token"
-        wrong = self.deviation(n)
-        if not wrong or self.stepwise: return wrong
+        off, allowed, noise, wrong = self.deviation(n)
+        if off > min(allowed, 16 * noise) and not self.stepwise and self.try_steps(n, off, wrong): return ""
+        if wrong: return wrong
+        return self.warn_quantized(off) if off > allowed else self.warn_paths(off, noise)
+    def try_steps(self, n: int, off: float, wrong: str) -> bool:
+        "Read one token a pass from now on, if this is right and at least four times closer"
         self.stepwise = True
-        if self.deviation(n): self.stepwise = False
-        else: warnings.warn(f"model: got {type(self.model).__name__}, {wrong}. It reads one token a pass")
-        return "" if self.stepwise else wrong
-    def deviation(self, n: int) -> str:
-        "How far passes from kept states are off plain ones, in words; empty within rounding"
+        single, allowed = self.deviation(n)[:2]
+        self.stepwise = bool(single <= min(allowed, off / 4))
+        got = f"{type(self.model).__name__}, {wrong or self.words(off)}"
+        if self.stepwise: warnings.warn(f"model: got {got}. It reads one token a pass")
+        return self.stepwise
+    def words(self, off):
+        return f"whose passes from a kept state are {off:.2g} off its plain passes; wanted the same of both"
+    def deviation(self, n: int) -> tuple[float, float, float, str]:  # how far, allowed, a rounding, a fault
+        "How far passes from kept states are off plain ones, and what is wrong with this, in words"
         self.forget()
         try: got, want, lost = self.compare_chains(max(1, min(n, self.most - 10)))
-        except Exception as e: return f"wanted one whose state can be kept: {type(e).__name__}: {e}"
-        off, blind = abs(got - want).max(), abs(lost - want[-1]).max()
-        if off <= self.rounding(abs(want).max(), blind): return self.warn_paths(off, abs(want).max())
-        if self.quantized and off <= blind / 4: return self.warn_quantized(off)
-        return f"whose passes from a kept state are {off:.2g} off its plain passes; wanted the same of both"
-    def warn_paths(self, off: float, largest: float) -> str:  # no fault
+        except Exception as e:
+            return inf, 0, 0, f"wanted one whose state can be kept: {type(e).__name__}: {e}"
+        off, blind, largest = abs(got - want).max(), abs(lost - want[-1]).max(), abs(want).max()
+        allowed, noise = self.rounding(largest, blind), self.rounding(largest, 0) / 4
+        right = off <= allowed or self.quantized and off <= blind / 4
+        return off, allowed, noise, "" if right else self.words(off)
+    def warn_paths(self, off: float, noise: float) -> str:  # no fault
         "A step of one token and a scan of several may be different formulas, further apart than rounding"
-        if off > 256 * largest * torch.finfo(torch.float32).eps:
+        if off > 256 * noise:
             got = f"{type(self.model).__name__}, whose logits differ by {off:.2g} with the tokens of a pass"
             warnings.warn(f"model: got {got}, more than rounding explains")
         return ""

@@ -122,7 +122,7 @@ class PromptSource:
     temperature: float = 1.
     seed: int = 0
     share: float = .5   # of the target's texts in a mixture
-    sampled: dict = field(default_factory=dict)   # the target's texts, which do not change
+    sampled: dict = field(default_factory=dict, init=False)   # the target's texts, which do not change
     def continued(self, model, step, n):  # -> (n, length)
         "The prompts of a step, continued by a model at the temperature; no gradient passes"
         gen = torch.Generator().manual_seed(1_000_003*self.seed + step)

@@ -194,7 +194,8 @@ class BlockDraft(FeatureDraft):
         old, state = self.memory.buffer.get("state"), {-1: self.net.zero_state(f[:1])[0]}
         for _, rows in groupby(sorted(new, key=depth), depth):
             rows = [*rows]
-            above = torch.stack([state[u] if u in state else old[0, u] for u, _ in map(edge.__getitem__, rows)])
+            parents = [edge[r][0] for r in rows]
+            above = torch.stack([state[u] if u in state else old[0, u] for u in parents])
             x, at = tensor([[edge[r][1] % self.V] for r in rows]), [r - start for r in rows]
             state.update(zip(rows, self.net.run_lstm(f[at, None], x, above)[1]))
         return torch.stack([state[r] for r in new])[None]

@@ -386,7 +386,7 @@ class TrainingRun:
         devices, look = self.devices, max(100, n // 20)
         several = dict(update=devices.update, batches=devices.batches) if devices.batches > 1 else {}
         several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed)
-        several |= dict(look=look, patience=max(3, n // look // 2))   # no progress in half of the run ends it
+        several |= dict(look=look, patience=max(3, n // look // 2))   # half of the run without progress
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
 # %% ../../nbs/34_drafters.ipynb #e86cc7e9
