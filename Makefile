@@ -58,11 +58,14 @@ sweep: $(READY)  ## every causal architecture of transformers, tiny, against its
 own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weights, two steps; recorded
 	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
 
+curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 trained three times as long as the shipped ones (hours); recorded
+	OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py docs/benchmarks/curve.json build/curve 1800 0 eagle hass eagle3 eagle31
+
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
