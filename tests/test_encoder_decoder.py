@@ -95,8 +95,9 @@ def test_rows_are_plain_rows_after_any_history(kind, chunk):
 @proves("prop-biases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_branches_keep_their_positions(kind):
-    "A tree that grows behind one context: new nodes attend to stored ones, whose places are not their positions"
-    target, nodes = EncoderDecoderModel(network(kind), SOURCE, paths=False), ((0, 8), (0, 4), (0, 9), (3, 3), (4, 1))
+    "A tree that grows behind one context: new nodes attend to stored ones out of order"
+    target = EncoderDecoderModel(network(kind), SOURCE, paths=False)
+    nodes = (0, 8), (0, 4), (0, 9), (3, 3), (4, 1)
     for n in (3, 4, 5): assert deviation(target, grown((2, 5, 6), nodes[:n])) < 1e-10
 
 
@@ -188,10 +189,15 @@ def test_the_source_is_read_once(kind):
     m, other = run.ledger.models["target"], target.with_source((4, 4))
     assert m.calls == len(run.ledger.rounds) and m.layer_tokens == 2 * m.tokens + 1 * len(SOURCE)
     assert other.meter.calls == 0 and not np.allclose(other.law((2, 5)), target.law((2, 5)))
+
+
+def test_a_source_that_is_read_again_is_counted_again():
+    target = EncoderDecoderModel(network("T5"), SOURCE, check=False)
+    target.law((2, 5))
     target.forget()
     before = target.meter.layer_tokens
-    target.law((2, 5))   # the encoder runs again, and is counted again
-    assert target.meter.layer_tokens - before == 2 * 2 + 1 * len(SOURCE) and calls.count("encoder") == 3
+    target.law((2, 5))
+    assert target.meter.layer_tokens - before == 2 * 2 + 1 * len(SOURCE)
 
 
 def test_a_pass_reads_the_rows_of_the_source():

@@ -83,6 +83,9 @@ CLAIMS = {
     "EAGLE-3 over HASS": ("EAGLE-3", "HASS"),
     "EAGLE-3.1 over HASS": ("EAGLE-3.1", "HASS"),
     "EAGLE-3.1 over the small chain": ("EAGLE-3.1", "speculative sampling"),
+    "EAGLE-3 over P-EAGLE": ("EAGLE-3", "P-EAGLE"),
+    "DFlash 2 over DFlash": ("DFlash 2", "DFlash"),
+    "DSpark over DFlash": ("DSpark", "DFlash"),
 }
 
 def interval(x, draws=10_000):  # (n,) -> mean, low, high
