@@ -1,6 +1,7 @@
 "33_masks: slots and masks, what sees them, rows of training and drafting, exact laws, the released rule"
 import json
 from dataclasses import asdict, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 
 from helpers import faithful, pairs, proves, refuses, tiny
+from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import ModelView, random_table, target_law
@@ -21,7 +23,7 @@ from specref.train.harness import StateDataset, TargetModel, train_network
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
                                  redraw_distance, slot_chain, space_evaluation, space_loss, space_model,
-                                 with_mask)
+                                 space_target, with_mask)
 from specref.train.medusa import Medusa
 from specref.verify.reject import Chain, reject
 
@@ -96,6 +98,7 @@ def test_cuts_and_spans():
     "Different places, none so late that a label is missing; a span is a run of the text"
     x = torch.arange(40).repeat(3, 1)
     cuts = random_cuts(x, L, 9)
+    assert len({tuple(row) for row in cuts.tolist()}) == 3   # each text has its own
     assert cuts.shape == (3, 9) and all(len({*row}) == 9 for row in cuts.tolist()) and cuts.max() <= 35
     assert group_labels(x, cuts, L)[0, 0].tolist() == [int(cuts[0, 0]) + j + 1 for j in range(1, L + 1)]
     part = random_span(StateDataset(x, {}, x > 20), 12)
@@ -171,6 +174,22 @@ def test_the_first_token_is_exact(subject):
             return tuple(tree.law[1]), reject(target(tree), tree, rng.verify).node > 0
         found = law_of(lambda rng: first(rng.at(0)))
         assert found == {(tuple(target.law((0,))), True): 1}
+
+def test_rows_of_slots_are_those_of_their_context():
+    "Also of one as long as the context before"
+    target = random_table(3, seed=0)
+    draft = SlotRows(target, (3,))
+    for ctx in ((0,), (1,), (1, 2), (2, 2)):
+        rows, want = draft(slot_chain(ctx, (0,))), target(slot_chain(ctx, (3,)))
+        assert all((rows[i] == want[i]).all() for i in range(2))
+
+@pytest.mark.parametrize("make", [PassDraft, lambda net, target: SlotRows(target, net.ids.tolist())])
+def test_slots_end_with_the_positions(make):
+    "A draft of one token has a slot chain of L: it stops before the slots have no position left"
+    draft = drafting(network(), 1., make)
+    draft.target.most = 12
+    run = generate(draft.target, Chain(draft, 1), reject, (0, 1), 11, Seeded(0))
+    assert draft.most == 12 - L and len(run) == 11
 
 def expected(target, ctx, rows):
     "1 + Σ_x min(p, q_1)(x) (1 + Σ min(p, q_2) ...), over the paths of a round"
@@ -324,6 +343,12 @@ def test_the_distance_of_the_released_rule(pair):
     found = law_of(token)
     assert sum(abs(found.get(x, 0) - p[x]) for x in range(len(p))) / 2 == redraw_distance(p, q)
 
+def test_a_rejection_is_followed_by_the_row_of_its_node():
+    "The first token is accepted, the second has probability 0: the row after the first is sampled"
+    tree, p = Tree((0,)), (exact(1, 0, 0), exact(0, 1, 1), exact(1, 1, 1))
+    for node in (0, 1): tree.add(node, 0, exact(1, 0, 0))
+    assert law_of(lambda rng: redraw(p, tree, rng).token) == {1: Fraction(1, 2), 2: Fraction(1, 2)}
+
 def test_a_chain_that_is_cut_has_no_next_candidates():
     "At the longest text of the model no tree is drafted, and decoding goes on"
     target = HFModel(tiny(V + 1), V=V, check=False)
@@ -431,6 +456,9 @@ def test_the_shipped_model_fills_in_masks(subject):
     assert found["loss"] < found["before"] + .2 and subject().config.vocab_size == 513
     assert sum(file.stat().st_size for file in (DATA/"space").iterdir()) < 3e6
 
+def test_the_mask_is_no_token_of_the_target():
+    assert space_target().V == 512 == Space(512).mask
+
 # Bad input
 
 def test_bad_input_is_refused():
@@ -441,6 +469,7 @@ def test_bad_input_is_refused():
     refuses("target", PassDraft, PaSS(base), HFModel(base.model, check=False))
     refuses("target", SlotRows, base, (5,))
     refuses("k", Space, V, 0)
+    refuses("q", redraw_distance, exact(1, 1), exact(1, 1, 1))
     refuses("V", Space, 0)
     refuses("mask", Space, V, 2, -1)
     refuses("x", random_cuts, texts(1, 4), L, 3)

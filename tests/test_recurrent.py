@@ -344,6 +344,8 @@ def test_what_is_refused():
     refuses("gamma", refeeding, .5, 0, 1)
     refuses("alpha", refeeding, 1.5, 2, 1)
     refuses("lag", refeeding, .5, 2, -1)
+    refuses("c", recurrent_speedup, .5, 2, -.1)
+    refuses("per_token", recurrent_speedup, .5, 2, .1, 0, -1)
 
 
 @pytest.mark.parametrize("name, dtype", [("Mamba", torch.float64), ("Jamba", torch.float32),

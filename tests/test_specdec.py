@@ -426,3 +426,6 @@ def test_bad_input_is_refused():
     _, net = small()
     refuses("k", SlotModel, net, (5, 6), 0)
     refuses("temperature", SlotModel, net, (5, 6), 3, -1.)
+    for source in ((), (5,) * 129, (5, CHARACTERS)): refuses("source", SlotModel, net, source)
+    assert len(SlotModel(net, (5,) * 128, 3)((PAD_CHAR, *[70] * 125))) == 3   # the last positions
+    for ctx in ((), (PAD_CHAR, *[70] * 126)): refuses("ctx", SlotModel(net, (5, 6), 3), ctx)

@@ -336,6 +336,7 @@ def recurrent_speedup(alpha: Number, gamma: int, c: Number, lag: int = 0, per_to
     >>> print(f"{recurrent_speedup(.8, 4, .05):.2f} {recurrent_speedup(.8, 4, .05, lag=8):.2f}")
     1.88 2.69
     """
+    check_between(0, inf, c=c, per_token=per_token)
     tokens, passes = refeeding(alpha, gamma, lag)
     cost = passes + per_token * (tokens + gamma + 1 - passes)
     return float(capped_geometric(alpha, gamma) / (gamma * c + cost))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from ..core.check import check_at_least, check_type
+from ..core.check import check_at_least, check_same_vocab, check_type
 from ..core.law import residual
 from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
@@ -231,6 +231,7 @@ def redraw_distance(p, q):  # (V,), (V,) -> total variation
     >>> print(redraw_distance(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
     7/50
     """
+    check_same_vocab(p, q)
     beta = np.minimum(p, q).sum()
     return (1 - beta) * abs(p - residual(p, q)).sum() / 2 if beta < 1 else 0 * beta
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import MarianConfig, MarianMTModel
-from ..core.check import check_at_least, check_between, write_json
+from ..core.check import as_tokens, check_at_least, check_between, write_json
 from ..core.loop import Drafter
 from ..core.target import Meter
 from ..core.tree import Tree, likeliest_points
@@ -162,10 +162,16 @@ class SlotModel:
     def __init__(self, net, source, k=25, temperature=1.):
         check_at_least(1, k=k)
         check_between(0, np.inf, temperature=temperature)
-        self.net, self.x, self.depth, self.temperature = net.eval(), torch.tensor([source]), k, temperature
-        self.config = net.body.config
+        self.net, self.config, self.depth, self.temperature = net.eval(), net.body.config, k, temperature
         self.V, self.most = self.config.vocab_size, self.config.max_position_embeddings
+        self.x = torch.tensor([self.within(source=as_tokens(self.V, source=source))])
         self.meter, self.states = Meter(), None
+    def within(self, more=0, **given):  # -> the tokens given
+        "Refuse none, and more than there are positions for them and `more` tokens"
+        (name, tokens), = given.items()
+        most = self.most - more
+        if 0 < len(tokens) <= most: return tokens
+        raise ValueError(f"{name}: got {len(tokens)} tokens, wanted 1 to {most}, the drafter's positions")
     def slots(self, text):  # -> (k, V) logits
         "One pass of the decoder over the text and the masks; the first call runs the encoder"
         if self.states is None:
@@ -178,7 +184,7 @@ class SlotModel:
         return self.net(self.states, self.x, y)[0, -self.depth:]
     @torch.inference_mode()
     def __call__(self, ctx):  # -> k rows of (V,)
-        z = self.slots(ctx[1:])   # without the start token
+        z = self.slots(self.within(self.depth - 1, ctx=ctx)[1:])   # without the start token
         return [softmax_row(row / (self.temperature or 1), self.temperature == 0) for row in z]
 
 # %% ../../nbs/33c_specdec.ipynb #04b314b5
