@@ -4,7 +4,7 @@ from hypothesis import given, settings, strategies as st
 
 from helpers import cold, models, proves
 from specref.core import law
-from specref.verify import kseq
+from specref.verify import kseq, transport
 from specref.core.rng import law_of
 from specref.core.loop import generate, loop_law
 from specref.app.systems import SYSTEMS
@@ -31,8 +31,9 @@ def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
     system = SYSTEMS[name](draft, gamma=gamma, shape=shape, exact=True)
     want = target_law(target, ctx, n, stop)
     drafter, verify = system.drafter, system.verify
-    with pytest.MonkeyPatch.context() as patch:   # half of the time: K-SEQ's T(ρ), and checks of inputs
+    with pytest.MonkeyPatch.context() as patch:   # half of the time: plans, and checks of inputs
         patch.setattr(kseq, "expected_trials", once(kseq.expected_trials, 2))
+        patch.setattr(transport, "best_levels", once(transport.best_levels, 2))
         patch.setattr(law, "why_not_law", once(law.why_not_law, 1))
         if merged: found = loop_law(target, drafter, verify, ctx, n, stop)
         else: found = law_of(lambda rng: generate(target, drafter, verify, ctx, n, rng, stop=stop))

@@ -490,7 +490,7 @@ def transformer():
     "The embedded target and draft by temperature, three prompts, the greedy texts"
     embedded = pytest.importorskip("specref.models.embedded")
     models = {t: [embedded.embedded(name, temperature=t) for name in ("target", "small")] for t in (0, 1)}
-    starts = embedded.prompts("english", 3, seed=1)
+    starts = embedded.prompts("english", 2, seed=1)
     return models, starts, [autoregressive(models[0][0], ctx, N, Seeded(0)).tokens for ctx in starts]
 
 

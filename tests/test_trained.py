@@ -781,7 +781,7 @@ def check_card(name, card, facts, one):
 def sampled(changed):
     "Texts sampled from a target after held-out prompts, and its states"
     base = TargetModel(load_network("medusa2").adapter.merged() if changed else raw_model("target"))
-    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 20, seed=7)])
+    start = torch.tensor([p for d in DOMAINS for p in prompts(d, 10, seed=7)])
     x = sample_texts(base.model, start, 80, torch.Generator().manual_seed(0), half=False)
     return base, states_of(base.model, x)
 
