@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'SERVING', 'TRAINED', 'SHIPPED_DRAFTERS', 'DTYPES', 'EMBEDDED_TRAINING',
-           'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small', 'block_notes',
-           'spare_mask', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree', 'falcon_tree',
+           'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small', 'spare_mask',
+           'block_recipe', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree', 'falcon_tree',
            'head_tree', 'spark_chain', 'candidate_drafter', 'trained_system', 'load_network', 'TrainedDrafter',
            'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded', 'train_drafter',
            'train_for', 'with_options', 'training_rows', 'store_drafter', 'TrainingRun', 'encode_corpus', 'provenance']
@@ -80,11 +80,15 @@ def choose_draft_vocab(net, texts):
 def adapted(net, held): return AdaptedStates(net, held.x, held.counts)
 def few_texts(net, held): return first_texts(held)
 def start_small(net, texts): return net.start_from(raw_model("small"))
-def block_notes(net, held): return net.notes(held)
 def spare_mask(net, texts):
     "Masks are the last token that no training text contains; where all are used, a trained vector"
     unused = np.setdiff1d(np.arange(net.base[0].V), texts)
     return net.set_mask_token(int(unused[-1])) if len(unused) else net
+
+def block_recipe(make, draft_model):
+    "The one recipe of the block drafters; their cards have entries of a whole block"
+    return Recipe(make, draft_model, 1e-2, dict(anchors=48), prepare=spare_mask,
+                  card_notes=lambda net, held: net.notes(held))
 
 RECIPES = {
     "medusa": Recipe(Medusa, MedusaDraft, 3e-3, card_notes=accuracy_table),
@@ -108,12 +112,9 @@ RECIPES = {
     "pard": Recipe(Pard, PardDraft, 2e-3, prepare=start_small),
     "uno": Recipe(Uno, UnoDraft, 5e-3, rows=4, eval_data=few_texts,
                   target_model=lambda net: net.gated[0]),
-    "dflash": Recipe(DFlash, DiffusionDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
-                     card_notes=block_notes),
-    "dflash2": Recipe(DFlash2, DiffusionDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
-                    card_notes=block_notes),
-    "dspark": Recipe(DSpark, SparkDraft, 1e-2, dict(anchors=48), prepare=spare_mask,
-                    card_notes=block_notes),
+    "dflash": block_recipe(DFlash, DiffusionDraft),
+    "dflash2": block_recipe(DFlash2, DiffusionDraft),
+    "dspark": block_recipe(DSpark, SparkDraft),
 }
 
 # %% ../../nbs/34_drafters.ipynb #0d235af5
