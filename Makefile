@@ -59,7 +59,7 @@ own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weig
 	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
 
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 trained three times as long as the shipped ones (hours); recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py docs/benchmarks/curve.json build/curve 1800 0 eagle hass eagle3 eagle31
+	OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py docs/benchmarks/curve.json build/curve 4160 1800 0 eagle hass eagle3 eagle31
 
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py

@@ -1,10 +1,12 @@
-"""Trained drafters on more and more data (`make curve`): curve.py RECORD WORK STEPS SEED NAME [NAME ...]
+"""Trained drafters on more and more data (`make curve`): curve.py RECORD WORK TEXTS STEPS SEED NAME[@PEAK]...
 
 A run that is in the record is not repeated; what is interrupted goes on. RECORD also has the networks of
-the package. Every network is evaluated on the same texts of the target, which none was trained on."""
+the package. Every network is evaluated on the same texts of the target, which none was trained on; PEAK is
+the highest learning rate, where it is not the recipe's."""
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +16,22 @@ from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
 from specref.train.harness import StateDataset, TargetModel, evaluate, mixed_precision, read_card
 from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network,
-                                    tokenizer_and_model, training_rows)
+                                    tokenizer_and_model, training_rows, with_options)
 from specref.train.texts import find_devices
 
-TEXTS, HELD, LENGTH, DEPTH = 4160, 128, 256, 4
+HELD, LENGTH, DEPTH = 128, 256, 4
+FIRST = 4160   # the texts before those that are held out
 
-def prepare(work):  # -> TrainingRun without a recipe
-    "The target and its texts, of which the last are held out"
+def prepare(work, texts):  # -> TrainingRun without a recipe
+    "The target and its texts: so many to train on, then those that are held out"
     devices = find_devices()
     tok, model = tokenizer_and_model("target", "float32", devices.device)
     base = TargetModel(model)
-    folder = Path(work)/f"{base.key}-{LENGTH}"
-    texts = training_rows(tok, base, folder, None, TEXTS + HELD - 64, LENGTH)   # which adds 64
-    return TrainingRun(None, base, replace(texts, held=HELD, plain=None), folder, devices)
+    folder, held = Path(work)/f"{base.key}-{LENGTH}", np.arange(FIRST, FIRST + HELD)
+    made = training_rows(tok, base, folder, None, max(texts, FIRST) + HELD - 64, LENGTH)   # which adds 64
+    others = np.setdiff1d(np.arange(len(made.x)), held)[:texts]
+    own = replace(made, x=made.x[np.r_[others, held]], held=HELD, plain=None)
+    return TrainingRun(None, base, own, folder, devices)
 
 def row_of(net, run, **made):
     "What was made, with its tokens a round of a chain, text by text, and its overlaps by depth"
@@ -44,23 +49,27 @@ def shipped(name, run):
     made = {k: card["recipe"][k] for k in ("steps", "seed", "peak", "texts", "rows")}
     return row_of(net.to(run.devices.device), run, name=name, **made, evaluations=card["evaluations"])
 
-def trained(name, steps, seed, run):
+def trained(name, run, made):
     "The row of a training run"
-    net, evaluations, _ = run.train(name, steps, seed)
-    made = dict(steps=steps, seed=seed, peak=run.recipe.peak, texts=TEXTS, rows=run.recipe.rows)
+    net, evaluations, _ = run.train(name, made["steps"], made["seed"])
     return row_of(net, run, name=name, **made, evaluations=evaluations)
 
-def add_run(record, name, steps, seed, run):
-    "Add a run to the record, and with the first run of a name the network of the package"
-    rows = json.loads(record.read_text())["rows"] if record.exists() else []
-    known = {(r["name"], r["steps"], r["seed"], r["texts"]) for r in rows}
-    if name not in {r["name"] for r in rows}: rows.append(shipped(name, run))
-    if (name, steps, seed, TEXTS) not in known: rows.append(trained(name, steps, seed, run))
+def add_row(record, make, **key):  # read again after the training: several runs may write one record
+    "Add the row that `make` gives, unless the record has one that agrees with `key`"
+    def rows(): return json.loads(record.read_text())["rows"] if record.exists() else []
+    if any(all(row[k] == x for k, x in key.items()) for row in rows()): return
+    row = make()
     about = provenance_of_run(threads=torch.get_num_threads(), held=HELD, length=LENGTH, depth=DEPTH)
-    if len(rows) > len(known): write_json(record, about | dict(rows=rows))
+    write_json(record, about | dict(rows=rows() + [row]))
 
 if __name__ == "__main__":
-    record, work, steps, seed, *names = sys.argv[1:]
+    record, work, texts, steps, seed, *names = sys.argv[1:]
     torch.set_num_threads(8 if torch.cuda.is_available() else 1)
-    run = prepare(work)
-    for name in names: add_run(Path(record), name, int(steps), int(seed), replace(run, recipe=RECIPES[name]))
+    run = prepare(work, int(texts))
+    for name in names:
+        name, _, peak = name.partition("@")
+        recipe = with_options(RECIPES[name], None, float(peak) if peak else None)
+        own = replace(run, recipe=recipe)
+        made = dict(texts=int(texts), steps=int(steps), seed=int(seed), peak=recipe.peak, rows=recipe.rows)
+        add_row(Path(record), partial(shipped, name, own), name=name)
+        add_row(Path(record), partial(trained, name, own, made), name=name, **made)
