@@ -16,7 +16,7 @@ from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
 from specref.train.harness import StateDataset, TargetModel, evaluate, mixed_precision, read_card
 from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network,
-                                    tokenizer_and_model, training_rows, with_options)
+                                    store_drafter, tokenizer_and_model, training_rows, with_options)
 from specref.train.texts import find_devices
 
 HELD, LENGTH, DEPTH = 128, 256, 4
@@ -49,9 +49,11 @@ def shipped(name, run):
     made = {k: card["recipe"][k] for k in ("steps", "seed", "peak", "texts", "rows")}
     return row_of(net.to(run.devices.device), run, name=name, **made, evaluations=card["evaluations"])
 
-def trained(name, run, made):
-    "The row of a training run"
-    net, evaluations, _ = run.train(name, made["steps"], made["seed"])
+def trained(name, run, made, folder):
+    "The row of a training run, whose network is stored in `folder` as `specref train` stores it"
+    net, evaluations, held = run.train(name, made["steps"], made["seed"])
+    usual = dict(data=None, length=LENGTH, parts=1, dtype=None, online=False)
+    store_drafter(run, net, evaluations, held, folder, **usual | made)
     return row_of(net, run, name=name, **made, evaluations=evaluations)
 
 def add_row(record, make, **key):  # read again after the training: several runs may write one record
@@ -72,4 +74,5 @@ if __name__ == "__main__":
         own = replace(run, recipe=recipe)
         made = dict(texts=int(texts), steps=int(steps), seed=int(seed), peak=recipe.peak, rows=recipe.rows)
         add_row(Path(record), partial(shipped, name, own), name=name)
-        add_row(Path(record), partial(trained, name, own, made), name=name, **made)
+        folder = Path(work)/"data"/f"{texts}-{steps}-{seed}"/name
+        add_row(Path(record), partial(trained, name, own, made, folder), name=name, **made)
