@@ -15,7 +15,7 @@ from house import Notebook, marked, notebooks, order, text   # noqa: F401  conf.
 PARTS = {   # the last chapter of each
     'Foundations': 6, 'Models': 9, 'Verification': 15, 'Testing': 19, 'Drafting, untrained': 29,
     'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
-FIGURES = 'laws', 'cost'   # those of figures.js
+FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
 SEARCHED = dict(   # what readers type and the page's headings do not say; plurals find the singular too
@@ -55,6 +55,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     recurrent='Mamba, Griffin, Jamba, hybrid models, state space models, rollback',
     own_texts='chat templates, JSONL, conversations, gradient accumulation, accelerate',
     serving='vLLM, SGLang, serve, fine-tuned models',
+    roofline='batch sizes, memory bound, compute bound, MoE, MLA, prefill, arithmetic intensity',
     measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}

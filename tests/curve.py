@@ -1,8 +1,8 @@
 """Trained drafters on more and more data (`make curve`): curve.py RECORD WORK TEXTS STEPS SEED NAME[@PEAK]...
 
-A run that is in the record is not repeated; what is interrupted goes on. RECORD also has the networks of
-the package. Every network is evaluated on the same texts of the target, which none was trained on; PEAK is
-the highest learning rate, where it is not the recipe's."""
+A run that is in the record, or that made a network of the package, is not repeated; what is interrupted
+goes on. Every network is evaluated on the same texts of the target, which none was trained on; PEAK is the
+highest learning rate, where it is not the recipe's."""
 import json
 import sys
 from dataclasses import replace
@@ -15,8 +15,8 @@ import torch
 from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
 from specref.train.harness import StateDataset, TargetModel, evaluate, mixed_precision, read_card
-from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network,
-                                    store_drafter, tokenizer_and_model, training_rows, with_options)
+from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network, store_drafter,
+                                    tokenizer_and_model, training_rows, with_options)
 from specref.train.texts import find_devices
 
 HELD, LENGTH, DEPTH = 128, 256, 4
@@ -43,14 +43,12 @@ def row_of(net, run, **made):
     return made | dict(tokens=float(np.mean(tokens)), overlaps=np.mean(overlaps, 0).round(4).tolist(),
                        by_text=np.round(tokens, 4).tolist())
 
-def shipped(name, run):
-    "The row of the package's own network"
-    card, net = read_card(SHIPPED_DRAFTERS/name), load_network(name, model=run.base.model).float()
-    made = {k: card["recipe"][k] for k in ("steps", "seed", "peak", "texts", "rows")}
-    return row_of(net.to(run.devices.device), run, name=name, **made, evaluations=card["evaluations"])
-
 def trained(name, run, made, folder):
     "The row of a training run, whose network is stored in `folder` as `specref train` stores it"
+    card = read_card(SHIPPED_DRAFTERS/name)
+    if made.items() <= card["recipe"].items():
+        net = load_network(name, model=run.base.model).float().to(run.devices.device)
+        return row_of(net, run, name=name, **made, evaluations=card["evaluations"])
     net, evaluations, held = run.train(name, made["steps"], made["seed"])
     usual = dict(data=None, length=LENGTH, parts=1, dtype=None, online=False)
     store_drafter(run, net, evaluations, held, folder, **usual | made)
@@ -73,6 +71,5 @@ if __name__ == "__main__":
         recipe = with_options(RECIPES[name], None, float(peak) if peak else None)
         own = replace(run, recipe=recipe)
         made = dict(texts=int(texts), steps=int(steps), seed=int(seed), peak=recipe.peak, rows=recipe.rows)
-        add_row(Path(record), partial(shipped, name, own), name=name)
         folder = Path(work)/"data"/f"{texts}-{steps}-{seed}"/name
         add_row(Path(record), partial(trained, name, own, made, folder), name=name, **made)

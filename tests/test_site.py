@@ -8,6 +8,8 @@ from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.core.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
+from specref.serve.roofline import SHAPES, Workload, pays
+from specref.verify.reject import capped_geometric
 
 sys.path.append(str(ROOT/'docs'))
 import stage
@@ -423,6 +425,19 @@ def test_interactive_cost(site, browser):
         speed, most = speedup(α, γ, c), speedup(α, g, c) if g else 1
         found = move(alpha=α, gamma=γ, c=c)
         assert found == dict(speed=f'{speed:.3f}', best=str(g), most=f'{most:.3f}'), (α, γ, c)
+
+
+@reads
+def test_interactive_batch(site, browser):
+    "The speed-up and the largest batch that gains are those of `specref.serve.roofline`"
+    move = figure(site, browser, 'batch')
+    cases = (32, 500, .8, 4, .05), (1, 0, .6, 1, .5), (700, 0, .9, 6, .02), (9, 32000, .3, 9, .4)
+    for batch, context, α, γ, c in cases:
+        tau = capped_geometric(α, γ)
+        def gain(b): return pays(SHAPES['Llama-3.1-8B'], 'H100 SXM', Workload(b, context, γ, tau), c)
+        last = max((b for b in range(1, 1025) if gain(b)), default='none')
+        found = move(batch=batch, context=context, alpha=α, gamma=γ, c=c)
+        assert found == dict(speed=f'{gain(batch).speedup:.3f}', last=str(last)), (batch, context, α, γ, c)
 
 
 @reads

@@ -119,6 +119,11 @@ class ModelSize:
     weight_bytes: float
     row_bytes: float
     row_flops: float
+    @property
+    def used(self): return self.weights   # weights that a token is multiplied with
+    @property
+    def held(self): return self.weights   # weights in memory
+    def read(self, tokens): return self.weights   # weights that a pass over so many tokens reads
 
 def llama_size(layers, hidden, heads, key_heads, mlp, V, bytes=2):
     """The size of a Llama: its layers and its head, all in `bytes` a number
@@ -137,8 +142,9 @@ def pass_seconds(size, machine, rows, tokens=1, batch=1):
     check_between(0, inf, rows=rows)
     check_at_least(1, tokens=tokens)
     check_between(0, inf, batch=batch)
-    weight_read, row_read = (b / machine.bandwidth for b in (size.weights*size.weight_bytes, size.row_bytes))
-    weight_use, row_use = (f / machine.flops for f in (2*size.weights, size.row_flops))
+    weight_read = size.read(tokens*batch) * size.weight_bytes / machine.bandwidth
+    row_read = size.row_bytes / machine.bandwidth
+    weight_use, row_use = (f / machine.flops for f in (2*size.used, size.row_flops))
     return max(weight_read, weight_use*tokens*batch) + max(row_read, row_use*tokens) * rows * batch
 
 # %% ../../nbs/06_cost.ipynb #dd8d4672

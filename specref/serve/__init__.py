@@ -1,0 +1,1 @@
+"Serving: where speculation pays, by the bytes and operations of a pass"
