@@ -2,6 +2,8 @@
 from specref.core.cost import Machine, ModelSize
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
+from specref.serve.simulator import (Arrival, ServingEngine, best_length, fixed_length, queue_wait,
+                                     random_requests, roofline_seconds, run_server, static_steps)
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
 LLAMA = SHAPES["Llama-2-7B"]
@@ -36,4 +38,22 @@ ROWS = [
     ("measured", lambda: fit_engine([1], [1])),
     ("measured", lambda: fit_engine([1, 2], [1, 2, 3])),
     ("measured", lambda: fit_engine([1, 2], [1, 0])),
+    # chapter 50a: the simulated engine
+    ("arrival", lambda: Arrival(-1, 1, 1)),
+    ("prompt", lambda: Arrival(0, 0, 1)),
+    ("answer", lambda: Arrival(0, 1, 0)),
+    ("texts", lambda: ServingEngine(len, texts=0)),
+    ("tokens", lambda: ServingEngine(len, tokens=0)),
+    ("draft", lambda: roofline_seconds(SIZE, MACHINE, draft=-1)),
+    ("rest", lambda: roofline_seconds(SIZE, MACHINE, rest=-1)),
+    ("alpha", lambda: run_server([Arrival(0, 1, 1)], ServingEngine(len), fixed_length(1), 2, None)),
+    ("gamma", lambda: fixed_length(-1)),
+    ("alpha", lambda: best_length(len, 2)),
+    ("most", lambda: best_length(len, .5, -1)),
+    ("rate", lambda: queue_wait(-1, {1: 1})),
+    ("rate", lambda: random_requests(0, 3, 1, 5)),
+    ("n", lambda: random_requests(1, 0, 1, 5)),
+    ("answer", lambda: random_requests(1, 3, 1, .5)),
+    ("texts", lambda: static_steps(0, 5)),
+    ("mean", lambda: static_steps(2, .5)),
 ]
