@@ -1,11 +1,16 @@
 "Serving: invalid arguments, each call with the name of the argument"
 from specref.core.cost import Machine, ModelSize
+from specref.core.rng import Seeded
+from specref.core.target import random_table
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.simulator import (Arrival, ServingEngine, best_length, fixed_length, queue_wait,
                                      random_requests, roofline_seconds, run_server, static_steps)
+from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
+TABLE = random_table(3, 0)
+FREE = Problem(TABLE, (0,), lambda text, ended: 1, 2)
 LLAMA = SHAPES["Llama-2-7B"]
 
 ROWS = [
@@ -56,4 +61,17 @@ ROWS = [
     ("answer", lambda: random_requests(1, 3, 1, .5)),
     ("texts", lambda: static_steps(0, 5)),
     ("mean", lambda: static_steps(2, .5)),
+    # chapter 51: particles
+    ("length", lambda: Problem(TABLE, (0,), max, 0)),
+    ("ctx", lambda: Problem(TABLE, (), max, 2)),
+    ("potential", lambda: smc(Problem(TABLE, (0,), lambda text, ended: -1, 2), 1, Seeded(0))),
+    ("particles", lambda: smc(FREE, 0, Seeded(0))),
+    ("threshold", lambda: smc(FREE, 1, Seeded(0), threshold=2)),
+    ("particles", lambda: steer(FREE, 0, Seeded(0))),
+    ("copies", lambda: steer(FREE, 1, Seeded(0), 0)),
+    ("n", lambda: survivors([1, 2], 0, Seeded(0))),
+    ("gamma", lambda: smc_speculative(FREE, TABLE, 1, 0, Seeded(0))),
+    ("particles", lambda: smc_speculative(FREE, TABLE, 0, 1, Seeded(0))),
+    ("length", lambda: not_before(-1)),
+    *[("pattern", lambda bad=bad: parsed(bad)) for bad in ("(a", "a)", "[a", "*a", "a|+", "\\")],
 ]
