@@ -4,6 +4,7 @@ from specref.core.rng import Seeded
 from specref.core.target import random_table
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
+from specref.serve.servers import export_drafter, read_metrics
 from specref.serve.simulator import (Arrival, ServingEngine, best_length, fixed_length, queue_wait,
                                      random_requests, roofline_seconds, run_server, static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
@@ -11,6 +12,8 @@ from specref.serve.steering import Problem, not_before, parsed, smc, smc_specula
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
 TABLE = random_table(3, 0)
 FREE = Problem(TABLE, (0,), lambda text, ended: 1, 2)
+COUNTS = [f"vllm:spec_decode_num_drafts_total {n}\nvllm:spec_decode_num_draft_tokens_total {n}\n"
+          f"vllm:spec_decode_num_accepted_tokens_total {9 - n}" for n in (5, 3)]
 LLAMA = SHAPES["Llama-2-7B"]
 
 ROWS = [
@@ -74,4 +77,13 @@ ROWS = [
     ("particles", lambda: smc_speculative(FREE, TABLE, 0, 1, Seeded(0))),
     ("length", lambda: not_before(-1)),
     *[("pattern", lambda bad=bad: parsed(bad)) for bad in ("(a", "a)", "[a", "*a", "a|+", "\\")],
+    # chapter 50b: servers
+    ("server", lambda: export_drafter("eagle", "llama.cpp", "nowhere"), "vllm"),
+    ("gamma", lambda: export_drafter("eagle", "vllm", "nowhere", gamma=0)),
+    ("drafter", lambda: export_drafter("falcon", "vllm", "nowhere"), "eagle3"),
+    ("drafter", lambda: export_drafter("nobody", "vllm", "nowhere")),
+    ("out", lambda: export_drafter("eagle", "sglang", ".")),
+    ("metrics", lambda: read_metrics("")),
+    ("metrics", lambda: read_metrics("vllm:spec_decode_num_drafts_total 0.0")),
+    ("before", lambda: read_metrics(*COUNTS)),
 ]

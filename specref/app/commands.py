@@ -9,7 +9,7 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries',
            'indent', 'certify_recorded', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
            'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_tour', 'add_record', 'add_compare', 'add_train',
-           'add_own_model', 'add_convert', 'main', 'run_command']
+           'add_own_model', 'add_convert', 'add_export', 'add_metrics', 'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -366,6 +366,8 @@ def parser():
     add_compare(commands)
     add_train(commands)
     add_convert(commands)
+    add_export(commands)
+    add_metrics(commands)
     return top
 
 def add_command(commands, name, runs, does, function=None):  # -> add_argument
@@ -484,6 +486,21 @@ def add_convert(commands):
     add("--layout", required=True, help="medusa, eagle, eagle3, specforge, speculators/eagle, ...")
     add("--out", type=check_folder, required=True, help="the new folder")
     add("--target", help="the path or name of the checkpoint that it was trained for")
+
+def add_export(commands):
+    does = "store a trained drafter for a server, with the server's configuration"
+    add = add_command(commands, "export", "serve.servers:export_drafter", does)
+    add("drafter", help="the folder that `specref train` wrote, or the name of an embedded drafter")
+    add("--for", dest="server", required=True, help="vllm or sglang")
+    add("--out", type=check_folder, required=True, help="the new folder")
+    add("--target", help="the path or name of the checkpoint that it was trained for")
+    add("--gamma", type=int, help="draft tokens a round; 3 without it")
+
+def add_metrics(commands):
+    does = "print a server's counts of drafts and acceptances in the names of the ledger"
+    add = add_command(commands, "metrics", "serve.servers:print_metrics", does)
+    add("file", nargs="?", help="what the server prints at /metrics; the standard input without it")
+    add("--before", help="an earlier file of the same server, whose counts are subtracted")
 
 # %% ../../nbs/63_commands.ipynb #5e4b010f
 def main(argv=None):
