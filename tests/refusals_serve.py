@@ -2,6 +2,8 @@
 from specref.core.cost import Machine, ModelSize
 from specref.core.rng import Seeded
 from specref.core.target import random_table
+from specref.draft.vocab import TextTokenizer
+from specref.serve.characters import CharacterModel
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.servers import export_drafter, read_metrics
@@ -86,4 +88,7 @@ ROWS = [
     ("metrics", lambda: read_metrics("")),
     ("metrics", lambda: read_metrics("vllm:spec_decode_num_drafts_total 0.0")),
     ("before", lambda: read_metrics(*COUNTS)),
+    # chapter 52: characters
+    ("tokenizer", lambda: CharacterModel(TABLE, ("a", "b"))),
+    ("most", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), most=0)),
 ]
