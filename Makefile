@@ -26,11 +26,15 @@ site: $(READY)  ## write README.md, and the book: _site/index.html opens from di
 	$(PY) docs/stage.py _site
 
 TRAININGS := lengths layerskip kangaroo looped vocab translation consistency space medusa medusa2 hydra hydra++ mlp mtp \
-    deepseek spire eagle hass eagle3 eagle31 falcon pass peagle pard uno dflash dflash2 dspark
+    deepseek spire falcon pass peagle pard uno dflash dflash2 dspark
+LONGER := 10240 6000 0 eagle hass eagle3 eagle31
+CURVE = OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py
+RECORDED = $(CURVE) docs/benchmarks/curve.json build/curve
 
 train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
+	$(CURVE) --anew build/longer.json build/curve $(LONGER)
 
 bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
@@ -58,8 +62,12 @@ sweep: $(READY)  ## every causal architecture of transformers, tiny, against its
 own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weights, two steps; recorded
 	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
 
-curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 trained three times as long as the shipped ones (hours); recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py docs/benchmarks/curve.json build/curve 4160 1800 0 eagle hass eagle3 eagle31
+curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
+	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
+	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
+	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3@0.01 eagle31 || exit 1; done
+	$(RECORDED) $(LONGER)
+	$(RECORDED) 20480 6000 0 eagle eagle3
 
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py

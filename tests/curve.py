@@ -1,8 +1,10 @@
-"""Trained drafters on more and more data (`make curve`): curve.py RECORD WORK TEXTS STEPS SEED NAME[@PEAK]...
+"""Trained drafters on more and more data (`make curve`)
 
-A run that is in the record, or that made a network of the package, is not repeated; what is interrupted
-goes on. Every network is evaluated on the same texts of the target, which none was trained on; PEAK is the
-highest learning rate, where it is not the recipe's."""
+curve.py [--anew] RECORD WORK TEXTS STEPS SEED NAME[@PEAK]...
+
+A run that is in the record is not repeated, and without `--anew` none that made a network of the package;
+what is interrupted goes on. Every network is evaluated on the same texts of the target, which none was
+trained on; PEAK is the highest learning rate, where it is not the recipe's."""
 import json
 import sys
 from dataclasses import replace
@@ -43,12 +45,13 @@ def row_of(net, run, **made):
     return made | dict(tokens=float(np.mean(tokens)), overlaps=np.mean(overlaps, 0).round(4).tolist(),
                        by_text=np.round(tokens, 4).tolist())
 
+def shipped(name, run, made):
+    "The row of the package's own network"
+    net = load_network(name, model=run.base.model).float().to(run.devices.device)
+    return row_of(net, run, name=name, **made, evaluations=read_card(SHIPPED_DRAFTERS/name)["evaluations"])
+
 def trained(name, run, made, folder):
     "The row of a training run, whose network is stored in `folder` as `specref train` stores it"
-    card = read_card(SHIPPED_DRAFTERS/name)
-    if made.items() <= card["recipe"].items():
-        net = load_network(name, model=run.base.model).float().to(run.devices.device)
-        return row_of(net, run, name=name, **made, evaluations=card["evaluations"])
     net, evaluations, held = run.train(name, made["steps"], made["seed"])
     usual = dict(data=None, length=LENGTH, parts=1, dtype=None, online=False)
     store_drafter(run, net, evaluations, held, folder, **usual | made)
@@ -63,7 +66,8 @@ def add_row(record, make, **key):  # read again after the training: several runs
     write_json(record, about | dict(rows=rows() + [row]))
 
 if __name__ == "__main__":
-    record, work, texts, steps, seed, *names = sys.argv[1:]
+    anew = "--anew" in sys.argv
+    record, work, texts, steps, seed, *names = (given for given in sys.argv[1:] if given != "--anew")
     torch.set_num_threads(8 if torch.cuda.is_available() else 1)
     run = prepare(work, int(texts))
     for name in names:
@@ -72,4 +76,6 @@ if __name__ == "__main__":
         own = replace(run, recipe=recipe)
         made = dict(texts=int(texts), steps=int(steps), seed=int(seed), peak=recipe.peak, rows=recipe.rows)
         folder = Path(work)/"data"/f"{texts}-{steps}-{seed}"/name
-        add_row(Path(record), partial(trained, name, own, made, folder), name=name, **made)
+        mine = not anew and made.items() <= read_card(SHIPPED_DRAFTERS/name)["recipe"].items()
+        make = partial(shipped, name, own, made) if mine else partial(trained, name, own, made, folder)
+        add_row(Path(record), make, name=name, **made)

@@ -1,4 +1,6 @@
 "Serving: invalid arguments, each call with the name of the argument"
+from math import inf
+
 from specref.core.cost import Machine, ModelSize
 from specref.core.rng import Seeded
 from specref.core.target import random_table
@@ -73,12 +75,15 @@ ROWS = [
     ("particles", lambda: smc(FREE, 0, Seeded(0))),
     ("threshold", lambda: smc(FREE, 1, Seeded(0), threshold=2)),
     ("particles", lambda: steer(FREE, 0, Seeded(0))),
-    ("copies", lambda: steer(FREE, 1, Seeded(0), 0)),
+    ("extensions", lambda: steer(FREE, 1, Seeded(0), 0)),
     ("n", lambda: survivors([1, 2], 0, Seeded(0))),
     ("gamma", lambda: smc_speculative(FREE, TABLE, 1, 0, Seeded(0))),
     ("particles", lambda: smc_speculative(FREE, TABLE, 0, 1, Seeded(0))),
     ("length", lambda: not_before(-1)),
-    *[("pattern", lambda bad=bad: parsed(bad)) for bad in ("(a", "a)", "[a", "*a", "a|+", "\\")],
+    *[("pattern", lambda bad=bad: parsed(bad))
+      for bad in ("(a", "a)", "[a", "[^a]", "[]", "*a", "a|+", "\\", "\\d")],
+    ("potential", lambda: smc(Problem(TABLE, (0,), lambda text, ended: inf, 2), 1, Seeded(0))),
+    ("draft", lambda: smc_speculative(FREE, random_table(4, 0), 1, 1, Seeded(0))),
     # chapter 50b: servers
     ("server", lambda: export_drafter("eagle", "llama.cpp", "nowhere"), "vllm"),
     ("gamma", lambda: export_drafter("eagle", "vllm", "nowhere", gamma=0)),
@@ -90,5 +95,7 @@ ROWS = [
     ("before", lambda: read_metrics(*COUNTS)),
     # chapter 52: characters
     ("tokenizer", lambda: CharacterModel(TABLE, ("a", "b"))),
-    ("most", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), most=0)),
+    ("tokenizer", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b")))),
+    ("beam", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), beam=0)),
+    ("ctx", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), begin=())),
 ]

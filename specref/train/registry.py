@@ -102,7 +102,7 @@ RECIPES = {
     "spire": Recipe(Spire, SpireDraft, 1e-2),
     "eagle": Recipe(Eagle, FeatureDraft, 1e-2),
     "hass": Recipe(Hass, FeatureDraft, 1e-2),
-    "eagle3": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320), prepare=choose_draft_vocab),
+    "eagle3": Recipe(Eagle3, FeatureDraft, 5e-3, dict(draft=320), prepare=choose_draft_vocab),
     "eagle31": Recipe(Eagle3, FeatureDraft, 1e-2, dict(draft=320, fc_norm=True, norm_output=True),
                       prepare=choose_draft_vocab),
     "falcon": Recipe(Falcon, BlockDraft, 1e-2, dict(inner=128)),
