@@ -10,7 +10,7 @@ from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fi
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.servers import export_drafter, read_metrics
 from specref.serve.simulator import (Arrival, ServingEngine, best_length, fixed_length, queue_wait,
-                                     random_requests, roofline_seconds, run_server, static_steps)
+                                     random_requests, roofline_seconds, rounds_law, run_server, static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
@@ -38,6 +38,8 @@ ROWS = [
     ("context", lambda: Workload(context=-1)),
     ("gamma", lambda: Workload(gamma=-1)),
     ("tau", lambda: Workload(gamma=2, tau=3.5)),
+    ("size", lambda: critical_batch(model_size(SHAPES["Mixtral-8x7B"]), MACHINE, 2, 2, .1), "crossings"),
+    ("size", lambda: slack(model_size(SHAPES["Mixtral-8x7B"]), MACHINE, 2)),
     ("nodes", lambda: Workload(gamma=4, nodes=3)),
     ("tau", lambda: critical_batch(SIZE, MACHINE, 2, 4, .1)),
     ("gamma", lambda: critical_batch(SIZE, MACHINE, 0, 1, .1)),
@@ -55,7 +57,10 @@ ROWS = [
     ("prompt", lambda: Arrival(0, 0, 1)),
     ("answer", lambda: Arrival(0, 1, 0)),
     ("texts", lambda: ServingEngine(len, texts=0)),
-    ("tokens", lambda: ServingEngine(len, tokens=0)),
+    ("tokens", lambda: ServingEngine(len, texts=64, tokens=63)),
+    ("requests", lambda: run_server([], ServingEngine(len), fixed_length(1), .5, None)),
+    ("requests", lambda: run_server([Arrival(0, 5, 5)], ServingEngine(len, rows=9), fixed_length(1), 0, None)),
+    ("gamma", lambda: rounds_law(3, -1, .5)),
     ("draft", lambda: roofline_seconds(SIZE, MACHINE, draft=-1)),
     ("rest", lambda: roofline_seconds(SIZE, MACHINE, rest=-1)),
     ("alpha", lambda: run_server([Arrival(0, 1, 1)], ServingEngine(len), fixed_length(1), 2, None)),
@@ -90,8 +95,11 @@ ROWS = [
     ("drafter", lambda: export_drafter("falcon", "vllm", "nowhere"), "eagle3"),
     ("drafter", lambda: export_drafter("nobody", "vllm", "nowhere")),
     ("out", lambda: export_drafter("eagle", "sglang", ".")),
-    ("metrics", lambda: read_metrics("")),
-    ("metrics", lambda: read_metrics("vllm:spec_decode_num_drafts_total 0.0")),
+    ("text", lambda: read_metrics("")),
+    ("text", lambda: read_metrics("vllm:spec_decode_num_drafts_total 0.0")),
+    ("text", lambda: read_metrics("\n".join(COUNTS[0].splitlines()[:2]))),
+    ("text", lambda: read_metrics(COUNTS[0], before=COUNTS[0])),
+    ("before", lambda: read_metrics("sglang:spec_accept_length 2.9", before="")),
     ("before", lambda: read_metrics(*COUNTS)),
     # chapter 52: characters
     ("tokenizer", lambda: CharacterModel(TABLE, ("a", "b"))),

@@ -48,6 +48,7 @@ def test_the_critical_batch(w, gamma, high, c):
         if batch > at: assert found < 1 or tau == gamma + 1 and not c or tau == 1 + gamma*c
         if at and batch <= at: assert found >= 1
     if at: assert gain(at) == 1 and at <= room
+    if tau == gamma + 1 and not c: assert gain(2*room) == 1
 
 
 @proves("thm-critical-context")
@@ -154,6 +155,10 @@ def test_pays():
     assert late.plain == found.plain + 7 and late.round == pytest.approx(7 + 2*.25*found.plain + verify)
     assert not pays(SIZE, Device(50, 4., 8., ""), WORK).fits
     assert bool(pays(SHAPES["Llama-2-7B"], DEVICES["L4"], Workload(tau=2.)))
+    tied = dict(SHAPES["Llama-2-7B"], tie_word_embeddings=True)
+    both = [pays(config, "L4", Workload()).memory for config in (SHAPES["Llama-2-7B"], tied)]
+    assert both[0] - both[1] == 2*32000*4096
+    assert Workload(gamma=1, nodes=7, tau=4.).read == 7   # a block of seven in one pass
 
 
 def test_devices_and_shares_scale():

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['VLLM', 'SGLANG', 'SERVERS', 'VLLM_COUNTS', 'SGLANG_MEANS', 'LINE', 'ServerForm', 'eagle_entries', 'forms',
-           'vllm_options', 'sglang_options', 'export_drafter', 'read_counts', 'read_metrics', 'print_metrics']
+           'vllm_options', 'sglang_options', 'write_yaml', 'export_drafter', 'read_counts', 'read_metrics',
+           'print_metrics']
 
 # %% ../../nbs/50b_servers.ipynb #978881ad
 import json
@@ -50,21 +51,25 @@ def sglang_options(how, target, drafter, gamma):
 SERVERS = {"vllm": (VLLM, vllm_options, "vllm serve --config"),
            "sglang": (SGLANG, sglang_options, "python -m sglang.launch_server --config")}
 
-# %% ../../nbs/50b_servers.ipynb #3886efab
+# %% ../../nbs/50b_servers.ipynb #d5421f4a
+def write_yaml(path, entries):
+    "One entry a line; JSON is YAML"
+    lines = [f"{key}: {json.dumps(value)}\n" for key, value in entries.items()]
+    write_whole(path, lambda file: file.write_text("".join(lines)))
+
 def export_drafter(drafter, server, out, target=None, gamma=3):
     "Store a drafter in a server's format in a new folder `out`, with its configuration; print the command"
     recipes, options, command = look_up(SERVERS, server=server)
     check_at_least(1, gamma=gamma)
+    out = Path(out).resolve()
+    if out.exists(): raise ValueError(f"out: got {out.name}, which is there already, wanted a new folder")
     _, model = tokenizer_and_model("target" if target is None else target)
     recipe = load_drafter(drafter, model).recipe
     if recipe not in recipes:
         raise ValueError(f"drafter: got {recipe}, wanted one that {server} reads: {', '.join(recipes)}")
-    out, how = Path(out), recipes[recipe]
-    if out.exists(): raise ValueError(f"out: got {out.name}, which is there already, wanted a new folder")
+    how = recipes[recipe]
     convert(drafter, how.layout, out/"drafter", target)
-    entries = options(how, str(target or "TARGET"), str(out/"drafter"), gamma)
-    lines = [f"{key}: {json.dumps(value)}\n" for key, value in entries.items()]   # JSON is YAML
-    write_whole(out/"serve.yaml", lambda file: file.write_text("".join(lines)))
+    write_yaml(out/"serve.yaml", options(how, str(target or "TARGET"), str(out/"drafter"), gamma))
     print(f"{command} {out/'serve.yaml'}")
 
 # %% ../../nbs/50b_servers.ipynb #14ec0fb3
@@ -86,6 +91,8 @@ def read_counts(text):  # -> {name or (name, position): [numbers]}
 def read_metrics(text: str, before: str | None = None) -> dict:
     """A server's speculation in the ledger's names, since the text `before` if it is given
 
+    The means of several engines of SGLang are averaged as they are, since it gives no counts.
+
     >>> text = ('vllm:spec_decode_num_drafts_total{engine="0"} 10.0\\n'
     ...         'vllm:spec_decode_num_draft_tokens_total{engine="0"} 20.0\\n'
     ...         'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 12.0\\n')
@@ -95,9 +102,11 @@ def read_metrics(text: str, before: str | None = None) -> dict:
     found, old = read_counts(text), read_counts(before or "")
     means = {name: sum(found[name])/len(found[name]) for name in SGLANG_MEANS.values() if name in found}
     count = {name: sum(xs) - sum(old.get(name, [])) for name, xs in found.items() if name not in means}
-    if means and not count: return means
-    if not count.get("num_drafts") or not count.get("num_draft_tokens"):
-        raise ValueError("metrics: got no count of drafts above 0, wanted those of a server that drafts")
+    if means and not count:
+        if before is not None: raise ValueError("before: got means, wanted counts, which can be subtracted")
+        return means
+    if "num_accepted_tokens" not in count or not all(map(count.get, ("num_drafts", "num_draft_tokens"))):
+        raise ValueError("text: got no drafts (since `before`), wanted the counts of a server that drafts")
     if min(count.values()) < 0:
         raise ValueError("before: got larger counts, wanted an earlier text of the same server")
     drafts, accepted = count["num_drafts"], count["num_accepted_tokens"]

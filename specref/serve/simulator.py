@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Arrival', 'EngineStep', 'ServingEngine', 'roofline_seconds', 'measured_seconds', 'Served', 'Text', 'next_step',
-           'accepted', 'advance', 'admit_requests', 'run_server', 'Run', 'fixed_length', 'rounds_law', 'queue_wait',
-           'random_requests', 'static_steps', 'best_length']
+           'accepted', 'advance', 'check_requests', 'admit_requests', 'run_server', 'Run', 'fixed_length', 'rounds_law',
+           'queue_wait', 'random_requests', 'static_steps', 'best_length']
 
 # %% ../../nbs/50a_simulator.ipynb #6bb29906
 from collections import deque
@@ -45,7 +45,9 @@ class ServingEngine:
     texts: int = 64
     tokens: int = 2048
     rows: float = inf
-    def __post_init__(self): check_at_least(1, texts=self.texts, tokens=self.tokens)
+    def __post_init__(self):
+        check_at_least(1, texts=self.texts)
+        check_at_least(self.texts, tokens=self.tokens)
 
 # %% ../../nbs/50a_simulator.ipynb #4f4cf17b
 def roofline_seconds(size: ModelSize, machine: Machine, draft: float | ModelSize = 0., rest: float = 0.):
@@ -65,10 +67,10 @@ def roofline_seconds(size: ModelSize, machine: Machine, draft: float | ModelSize
     return seconds
 
 def measured_seconds(costs: Costs):
-    "The seconds of steps from measured costs, for which all texts are alike"
+    "The seconds of steps from measured costs, as if their tokens were those of one text, whatever its rows"
     def seconds(step):
         read = (step.gamma + 1)*step.texts + step.chunk
-        return step.gamma*costs.draft*(step.texts > 0) + costs.seconds(read) + costs.rest
+        return step.gamma*costs.draft*(step.texts > 0) + costs.seconds(read) + costs.rest*(step.gamma > 0)
     return seconds
 
 # %% ../../nbs/50a_simulator.ipynb #7c66b847
@@ -100,7 +102,9 @@ def next_step(running, tokens, length):  # -> EngineStep, {text: prompt tokens}
     decoding = [text for text in running if text.decodes]
     rows = sum(text.rows for text in decoding)
     gamma = length(len(decoding), rows) if decoding else 0
-    left, chunks = max(1, tokens - (gamma + 1)*len(decoding)), {}
+    if decoding: gamma = max(0, min(gamma, tokens//len(decoding) - 1))
+    waits = len(decoding) < len(running)   # a prompt gets at least one token
+    left, chunks = max(int(waits), tokens - (gamma + 1)*len(decoding)), {}
     for text in running:
         part = min(left, text.request.prompt - text.read)
         if part: chunks[text] = part
@@ -123,25 +127,31 @@ def advance(running, chunks, gamma, alpha, time, rng):
             text.read += chunks[text]
             if text.decodes: text.emitted, text.first = 1, time
 
+def check_requests(requests, engine):
+    "At least one, and none that does not fit into the memory alone"
+    need = max((r.prompt + r.answer for r in requests), default=0)
+    if not need: raise ValueError("requests: got none, wanted at least one")
+    if need > engine.rows:
+        raise ValueError(f"requests: got one of {need} rows, wanted at most {engine.rows} as the engine has")
+
 def admit_requests(waiting, running, engine, time):
     "Move requests that have arrived from the queue to the texts that are served, while they fit"
     def need(request): return request.prompt + request.answer
     held = sum(need(text.request) for text in running)
     while waiting and waiting[0].arrival <= time and len(running) < engine.texts:
-        if running and held + need(waiting[0]) > engine.rows: break
+        if held + need(waiting[0]) > engine.rows: break
         held += need(waiting[0])
         running.append(Text(waiting.popleft()))
 
 def run_server(requests, engine: ServingEngine, length: Callable, alpha: float, rng):  # -> Run
     "Serve all requests; `length(texts, rows)` draft tokens a step, each accepted with probability `alpha`"
     check_between(0, 1, alpha=alpha)
+    check_requests(requests, engine)
     waiting, running = deque(sorted(requests, key=lambda r: r.arrival)), []
     time, steps, done = 0, [], []
     while waiting or running:
+        if not running: time = max(time, waiting[0].arrival)
         admit_requests(waiting, running, engine, time)
-        if not running:
-            time = waiting[0].arrival
-            continue
         step, chunks = next_step(running, engine.tokens, length)
         time += engine.seconds(step)
         advance(running, chunks, step.gamma, alpha, time, rng)
@@ -172,21 +182,23 @@ def fixed_length(gamma):
     check_at_least(0, gamma=gamma)
     return lambda texts, rows: gamma
 
-# %% ../../nbs/50a_simulator.ipynb #ede02e45
-@cache
+# %% ../../nbs/50a_simulator.ipynb #a88ab67d
 def rounds_law(tokens, gamma, alpha):  # -> {rounds: probability}
     """The distribution of the rounds that emit so many tokens, the last draft cut to what is missing
 
     >>> rounds_law(3, 1, .5)
     {3: 0.25, 2: 0.75}
     """
-    if tokens <= 0: return {0: 1}
-    law, most = {}, min(gamma, tokens - 1)
-    for k in range(most + 1):
-        chance = alpha**k * (1 if k == most else 1 - alpha)
-        for rounds, p in rounds_law(tokens - k - 1, gamma, alpha).items():
-            law[rounds + 1] = law.get(rounds + 1, 0) + chance*p
-    return law
+    check_at_least(0, tokens=tokens, gamma=gamma)
+    check_between(0, 1, alpha=alpha)
+    laws = [{0: 1}]   # for so many tokens
+    for n in range(1, tokens + 1):
+        law, most = {}, min(gamma, n - 1)
+        for k in range(most + 1):
+            chance = alpha**k * (1 if k == most else 1 - alpha)
+            for rounds, p in laws[n-k-1].items(): law[rounds + 1] = law.get(rounds + 1, 0) + chance*p
+        laws.append(law)
+    return laws[tokens]
 
 def queue_wait(rate, services):  # {seconds: probability} -> mean seconds in the queue
     """The formula of Pollaczek and Khinchine for random arrivals; infinite where the server is overloaded
@@ -214,12 +226,12 @@ def static_steps(texts, mean):
     """Steps of a static batch of geometric answers, in the mean: of the longest (Proposition static)
 
     >>> static_steps(texts=1, mean=100), round(static_steps(texts=64, mean=100))
-    (100.0, 472)
+    (100.0, 473)
     """
     check_at_least(1, texts=texts)
     check_between(1, inf, mean=mean)
     most = int(60*mean) + 1
-    return float(sum(1 - (1 - (1 - 1/mean)**k)**texts for k in range(most)))
+    return round(float(sum(1 - (1 - (1 - 1/mean)**k)**texts for k in range(most))), 6)
 
 # %% ../../nbs/50a_simulator.ipynb #798e9c08
 def best_length(seconds: Callable, alpha: float, most: int = 8) -> Callable:
