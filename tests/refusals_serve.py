@@ -59,7 +59,7 @@ ROWS = [
     ("texts", lambda: ServingEngine(len, texts=0)),
     ("tokens", lambda: ServingEngine(len, texts=64, tokens=63)),
     ("requests", lambda: run_server([], ServingEngine(len), fixed_length(1), .5, None)),
-    ("requests", lambda: run_server([Arrival(0, 5, 5)], ServingEngine(len, rows=9), fixed_length(1), 0, None)),
+    ("requests", lambda: run_server([Arrival(0, 5, 5)], ServingEngine(len, rows=9), fixed_length(1), 1, 0)),
     ("gamma", lambda: rounds_law(3, -1, .5)),
     ("draft", lambda: roofline_seconds(SIZE, MACHINE, draft=-1)),
     ("rest", lambda: roofline_seconds(SIZE, MACHINE, rest=-1)),
