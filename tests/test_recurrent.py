@@ -17,6 +17,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 import sweep
 from helpers import proves, refuses, tiny
@@ -74,8 +75,10 @@ def bare(name, dtype=torch.float64, scale=.3):
 @contextmanager
 def in_double():
     "Where a network computes in float32 whatever its dtype, it computes in float64"
-    wider = patch.object(torch.Tensor, "float", torch.Tensor.double)
-    with wider, patch.object(torch, "float32", torch.float64): yield
+    scan = RecurrentGemmaRglru._rnn_scan   # its default was read when the module was imported
+    with (patch.object(torch.Tensor, "float", torch.Tensor.double),
+          patch.object(torch, "float32", torch.float64),
+          patch.object(scan, "__defaults__", (torch.float64,))): yield
 
 
 def line(ctx, drafted=()):
