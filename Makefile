@@ -65,6 +65,7 @@ own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weig
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
 	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
+	$(RECORDED) 2048 600 1 eagle3 eagle31
 	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3@0.01 eagle31 || exit 1; done
 	$(RECORDED) $(LONGER)
 	$(RECORDED) 20480 6000 0 eagle eagle3
