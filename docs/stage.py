@@ -57,7 +57,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     serving='vLLM, SGLang, serve, fine-tuned models',
     roofline='batch sizes, memory bound, compute bound, MoE, MLA, prefill, arithmetic intensity',
     characters='bytes, byte-level, tokenization, token healing, covers',
-    servers='vLLM, SGLang, Prometheus, metrics, serve a drafter, deployment',
+    servers='SGLang, Prometheus, metrics, serve a drafter, deployment',
     steering='SMC, sequential Monte Carlo, particle filters, grammars, regular expressions, infilling',
     simulator='queueing, Little, continuous batching, chunked prefill, goodput, TTFT, TPOT, SLO',
     measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
