@@ -9,7 +9,7 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries',
            'indent', 'certify_recorded', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
            'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_tour', 'add_record', 'add_compare', 'add_train',
-           'add_own_model', 'add_convert', 'add_export', 'add_metrics', 'main', 'run_command']
+           'add_own_model', 'add_trained', 'add_convert', 'add_export', 'add_metrics', 'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -479,21 +479,23 @@ def add_own_model(add):
     add("--device", help="where it is trained; without it the GPU if there is one")
     add("--online", action="store_true", help="compute the target's states for every batch, store none")
 
+def add_trained(add):
+    "A trained drafter, and the folder into which it is stored in another form"
+    add("drafter", help="the folder that `specref train` wrote, or the name of an embedded drafter")
+    add("--out", type=check_folder, required=True, help="the new folder")
+    add("--target", help="the path or name of the checkpoint that it was trained for")
+
 def add_convert(commands):
     does = "store a trained drafter in the format that another library or a server reads"
     add = add_command(commands, "convert", "train.checkpoints:convert", does)
-    add("drafter", help="the folder that `specref train` wrote, or the name of an embedded drafter")
+    add_trained(add)
     add("--layout", required=True, help="medusa, eagle, eagle3, specforge, speculators/eagle, ...")
-    add("--out", type=check_folder, required=True, help="the new folder")
-    add("--target", help="the path or name of the checkpoint that it was trained for")
 
 def add_export(commands):
     does = "store a trained drafter for a server, with the server's configuration"
     add = add_command(commands, "export", "serve.servers:export_drafter", does)
-    add("drafter", help="the folder that `specref train` wrote, or the name of an embedded drafter")
+    add_trained(add)
     add("--for", dest="server", required=True, help="vllm or sglang")
-    add("--out", type=check_folder, required=True, help="the new folder")
-    add("--target", help="the path or name of the checkpoint that it was trained for")
     add("--gamma", type=int, help="draft tokens a round; 3 without it")
 
 def add_metrics(commands):
