@@ -4,7 +4,8 @@ from itertools import count
 
 FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run',
          '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1280,900', '--hide-scrollbars',
-         '--remote-debugging-pipe']
+         '--disable-renderer-backgrounding', '--disable-background-timer-throttling',
+         '--disable-backgrounding-occluded-windows', '--remote-debugging-pipe']
 
 
 class Browser:
@@ -60,7 +61,7 @@ class Browser:
             self('Input.dispatchKeyEvent', type=step, key=key, code=key, windowsVirtualKeyCode=code)
 
     def close(self):
-        self.process.terminate()
+        self.process.kill()   # one that hangs does not answer a polite request
         self.process.wait()
         for end in self.out, self.inp: os.close(end)
 
