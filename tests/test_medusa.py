@@ -377,14 +377,14 @@ def by_text(net, base, data):  # -> (texts,)
 @faithful("Medusa-2", subject=lambda: load_network("medusa2"), plain={
     "the original target": with_original_target, "the heads in reverse": heads_in_reverse})
 def test_the_shipped_pair(base, human, first_and_untrained, subject):
-    """Medusa-2's heads are nearly as good as Medusa-1's on the changed target, to .03 tokens, and worse on
-    the original, by three standard errors"""
+    """Medusa-2's heads are better on the changed target than Medusa-1's on the original, and better than they
+    are there themselves, by three standard errors"""
     two, (first, untrained) = subject(), first_and_untrained
     changed = TargetModel(two.adapter.merged())
     theirs = batch_of(changed, human.x)
     second = by_text(two, changed, theirs)
     gain = second - by_text(two, base, human)
-    assert min(first, second.mean()) > untrained + .2 and second.mean() > first - .03
+    assert second.mean() > first > untrained + .2
     assert gain.mean() > 3*gain.std(ddof=1)/len(gain)**.5 > 0
     p, q = (base.head(s.states[base.layers]).softmax(-1) for s in (human, theirs))
     assert .001 < (p - q).abs().sum(-1).mean() / 2 < .2

@@ -92,7 +92,7 @@ def block_recipe(make, draft_model):
 
 RECIPES = {
     "medusa": Recipe(Medusa, MedusaDraft, 3e-3, card_notes=accuracy_table),
-    "medusa2": Recipe(Medusa2, MedusaDraft, 3e-3, dict(rank=4, alpha=8, warm=.5), rows=4, eval_data=adapted,
+    "medusa2": Recipe(Medusa2, MedusaDraft, 3e-3, dict(rank=4, alpha=2), eval_data=adapted,
                       target_model=lambda net: net.adapter.merged(), card_notes=accuracy_table),
     "hydra": Recipe(Hydra, PathDraft, 3e-3, dict(gain=14.)),
     "hydra++": Recipe(HydraPlus, PrefixDraft, 2e-3, dict(gain=14., inner=128)),
