@@ -35,10 +35,14 @@ train: $(READY)  ## make the shipped models anew; goes on where it was interrupt
 	$(PY) -m specref train
 	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
 	$(CURVE) --anew build/longer.json build/curve $(LONGER)
+	$(PY) -c "from specref.serve.byte_latent import train_bytes; train_bytes()"
 
 bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
 	$(PY) -m specref compare
+
+engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter on serving
+	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
 
 export: $(READY)  ## write specref/ from nbs/
 	.venv/bin/nbdev-export
@@ -74,7 +78,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

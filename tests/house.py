@@ -384,7 +384,7 @@ def unfaithful(root=ROOT):
     files = [f for f in (root/'specref/app/systems.py', root/'specref/train/registry.py') if f.is_file()]
     bodies = [ast.parse(f.read_text(encoding='utf-8')).body for f in files]
     assigned = [n for body in bodies for n in body if isinstance(n, ast.Assign)]
-    tables = [n.value for n in assigned if n.targets[0].id in ('SYSTEMS', 'TRAINED')]
+    tables = [n.value for n in assigned if n.targets[0].id in ('SYSTEMS', 'BYTE_SYSTEMS', 'TRAINED')]
     systems = {k.value for t in tables for k in t.keys}
     yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys()))
     unknown = sorted(tests.keys() - systems)

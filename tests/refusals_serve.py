@@ -5,13 +5,17 @@ from specref.core.cost import Machine, ModelSize
 from specref.core.rng import Seeded
 from specref.core.target import random_table
 from specref.draft.vocab import TextTokenizer
+from specref.serve.byte_latent import PatchRule
 from specref.serve.characters import CharacterModel
+from specref.serve.patches import HiddenBlockDraft, LocalDraft, PatchEnd, byte_target
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.servers import export_drafter, read_metrics
-from specref.serve.simulator import (Arrival, ServingEngine, best_length, fixed_length, queue_wait,
-                                     random_requests, roofline_seconds, rounds_law, run_server, static_steps)
+from specref.serve.simulator import (Arrival, ServingEngine, best_length, curve_seconds, fixed_length,
+                                     queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
+                                     static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
+from specref.verify.reject import Chain
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
 TABLE = random_table(3, 0)
@@ -71,6 +75,8 @@ ROWS = [
     ("rate", lambda: random_requests(0, 3, 1, 5)),
     ("n", lambda: random_requests(1, 0, 1, 5)),
     ("answer", lambda: random_requests(1, 3, 1, .5)),
+    ("rows", lambda: curve_seconds([dict(batch=1, gamma=0, seconds=1.)])),
+    ("rows", lambda: curve_seconds([dict(batch=b, gamma=2, seconds=1.) for b in (1, 2)])),
     ("texts", lambda: static_steps(0, 5)),
     ("mean", lambda: static_steps(2, .5)),
     # chapter 51: particles
@@ -106,4 +112,16 @@ ROWS = [
     ("tokenizer", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b")))),
     ("beam", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), beam=0)),
     ("ctx", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), begin=())),
+    # chapters 52a and 52b: bytes
+    ("threshold", lambda: PatchRule()),
+    ("most", lambda: PatchRule(1., most=0)),
+    ("patcher", lambda: PatchEnd(None)),
+    ("beyond", lambda: PatchEnd(len, -1)),
+    ("target", lambda: LocalDraft(TABLE), "PatchTarget"),
+    ("target", lambda: HiddenBlockDraft(TABLE)),
+    ("size", lambda: HiddenBlockDraft(byte_target(), 9), "8"),
+    ("tree", lambda: Chain(HiddenBlockDraft(byte_target(), 1), 2)((65, 66), Seeded(0))),
+    ("temperature", lambda: byte_target(-1)),
+    ("ctx", lambda: byte_target().law((65, 256))),
+    ("ctx", lambda: byte_target().law(())),
 ]

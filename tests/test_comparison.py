@@ -105,3 +105,10 @@ def test_the_record_is_written_whole(short, tmp_path, capsys):
     assert claims == [(t, "Hydra over Medusa", draft) for t in (0., 1.) for draft in ("", "again")]
     for first, again in zip(got["claims"][::2], got["claims"][1::2]): assert first["gain"] == again["gain"]
     assert got["cards"].keys() == {"Medusa", "Hydra", "Medusa again", "Hydra again"}
+
+
+def test_equal_training_is_paired_at_the_best_rates():
+    rows = [dict(name=name, steps=600, seed=seed, tokens=float(np.mean(x)), by_text=x)
+            for name, seed, x in (("a", 0, [2, 3]), ("a", 0, [2, 1]), ("a", 1, [9, 9]), ("b", 0, [1, 1]))]
+    a, b = (c.equal_training(rows, 600, name, 0) for name in "ab")
+    assert a["by_text"] == [2, 3] and c.paired_gain(a, b) == (1.5, .5)

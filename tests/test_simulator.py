@@ -1,4 +1,5 @@
 "Chapter 50a: the simulated server against Little's law, exact distributions and the formulas of queues"
+import json
 from fractions import Fraction as F
 from itertools import pairwise
 
@@ -6,14 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from engine import measure_engine
 from helpers import proves
 from specref.core.cost import Costs, Machine, ModelSize
 from specref.core.rng import Seeded, law_of
 from specref.draft.length import goodput
 from specref.serve.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
 from specref.serve.simulator import (Arrival, EngineStep as Step, Run, Served, ServingEngine, Text, advance,
-                                     best_length, fixed_length, measured_seconds, queue_wait,
-                                     random_requests, roofline_seconds, rounds_law, run_server, static_steps)
+                                     best_length, curve_seconds, fixed_length, measured_seconds,
+                                     queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
+                                     static_steps)
 from specref.verify.reject import capped_geometric
 
 sizes = st.integers(1, 6)
@@ -151,3 +154,22 @@ def test_what_a_run_says():
     assert (run.seconds, run.tokens_per_s, run.mean_latency) == (4, 1.5, 3)
     assert (run.goodput(1, .5), run.goodput(3, .5), run.goodput(3, .1)) == (.25, .5, .25)
     assert Device(1, 2., 4., "").machine(.5) == Machine(1., 2.)
+
+
+CURVE = [dict(batch=b, gamma=g, seconds=s) for b, g, s in
+         ((1, 0, 10.), (4, 0, 16.), (8, 0, 20.), (1, 4, 20.), (4, 4, 44.), (8, 4, 80.))]
+
+@pytest.mark.parametrize("step,seconds", [
+    (Step(4), 16), (Step(8, 4), 80), (Step(2), 12), (Step(12), 24),
+    (Step(1, 2), 15), (Step(0, chunk=8), 20), (Step(4, chunk=4), 20), (Step(4, 4, chunk=4), 48)])
+def test_measured_rounds_are_interpolated(step, seconds):
+    "At measured points, between batches and lengths, beyond the largest batch, and with a chunk of a prompt"
+    assert curve_seconds(CURVE)(step) == pytest.approx(seconds)
+
+
+def test_the_engine_is_measured(tmp_path):
+    measure_engine(tmp_path/"engine.json", batches=(1, 2), gammas=(0, 2), n=4, repeats=1)
+    rows = json.loads((tmp_path/"engine.json").read_text())["rows"]
+    assert [(row["batch"], row["gamma"]) for row in rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert all(row["seconds"] > 0 and 1 <= row["tokens"] <= 1 + row["gamma"] for row in rows)
+    assert curve_seconds(rows)(Step(2, 2)) == rows[-1]["seconds"]

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from helpers import random_table
-from specref.app.systems import GREEDY_RULES, LOSSY, SYSTEMS
+from specref.app.systems import BYTE_SYSTEMS, GREEDY_RULES, LOSSY, SYSTEMS
 from specref.certify.certificates import certificate, certify_system
 from specref.core.loop import System, Verdict
 from specref.core.rng import Seeded
@@ -14,11 +14,12 @@ from specref.verify.reject import Chain
 OURS = {"autoregressive", "mass-transfer tree", "heuristic length"}   # no paper; the last is transformers'
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", SYSTEMS | BYTE_SYSTEMS)
 def test_every_system_is_certified(name):
     "For V = 4; the notebook has V = 3. The system has a drafter, a verifier and its papers"
-    assert certificate(SYSTEMS[name], V=4, n=2, seeds=(3, 4), stop=()).exact
-    system = SYSTEMS[name](random_table(3, 1))
+    build = (SYSTEMS | BYTE_SYSTEMS)[name]
+    assert certificate(build, V=4, n=2, seeds=(3, 4), stop=()).exact
+    system = build(random_table(3, 1))
     assert isinstance(system, System) and (system.cites or name in OURS)
     assert len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
 

@@ -1,0 +1,204 @@
+"Chapter 52b: drafts inside the patch are accepted, drafts past it are verified; a cache is the whole pass"
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from helpers import faithful, proves, seeds
+from specref.core.law import exact
+from specref.core.loop import autoregressive, generate, loop_law, rounds
+from specref.core.rng import Seeded, tv_outcomes
+from specref.core.target import Meter, random_table, target_law
+from specref.core.tree import Tree
+from specref.draft.length import ScheduledChain
+from specref.serve.byte_latent import (BOS, ByteLatent, ByteModel, Patcher, PatchRule, block_logits,
+                                       latest_patch)
+from specref.serve.patches import (ByteTarget, HiddenBlockDraft, LocalDraft, PatchEnd, PatchReading,
+                                   PatchTable, blt_dv, blt_s)
+from specref.verify.reject import reject
+from test_byte_latent import small
+
+MODEL = small(ByteModel, layers=1, d=32, window=8)
+NET = small(ByteLatent, d=32, layers=(1, 2, 2), rows=64, window=8, block=4)
+RULE = PatchRule(rise=0.)
+
+
+def random_patches(seed, V=3):
+    "A table whose rows depend on the text and on where the patches that it has read lie"
+    def ends(text): return np.random.default_rng([seed, 7, *text[-2:]]).random() < .4
+    def f(text, patches):
+        key = [seed, *(x + 1 for x in text), 0, *map(len, patches)]
+        return exact(*map(int, np.random.default_rng(key).choice([1, 2, 3, 5, 9], V)))
+    return PatchTable(V, ends, f)
+
+def chain(table, beyond, most=3, draft=LocalDraft):
+    return ScheduledChain(draft(table), PatchEnd(table.patcher, beyond), most)
+
+
+@proves("thm-inside", "def-local")
+@given(seeds, st.integers(0, 3))
+@settings(max_examples=12)
+def test_the_distribution_is_that_of_the_model(seed, beyond):
+    table = random_patches(seed)
+    assert loop_law(table, chain(table, beyond), reject, (0, 1), 3) == target_law(table, (0, 1), 3)
+
+
+@proves("thm-inside")
+@given(seeds, seeds)
+@settings(max_examples=30)
+def test_plain_decoding_has_a_round_for_each_patch(seed, draws):
+    table, ctx = random_patches(seed), (0, 1)
+    run = rounds(table, chain(table, 0, most=50), reject, ctx, Seeded(draws))
+    for _ in range(6):
+        round = next(run)
+        assert round.verdict.node == len(round.tree) - 1   # all were accepted
+        before, ctx = ctx, ctx + round.tokens
+        assert table.patcher(ctx[:-1])[-1] or len(round.tree) > 50   # the emitted token begins a patch
+        assert not any(table.patcher(ctx[:-1])[len(before) + 1:-1])   # and none before it does
+
+
+@faithful("BLT-S", subject=lambda table: LocalDraft(table), plain={
+    "the model itself": lambda table: table, "another model": lambda table: random_table(3, 1)})
+def test_rows_differ_past_the_patch_alone(subject):
+    same = dict.fromkeys((True, False), 0)
+    for seed in range(20):
+        table, ctx = random_patches(seed), (0, 1)
+        inside = table.patches(ctx) == table.patches(ctx[:-1])
+        same[inside] += (table(Tree(ctx))[0] == subject(table)(Tree(ctx))[0]).all()
+        assert not inside or same[True]
+    assert same[True] > 4 and not same[False]
+
+
+class Outdated(PatchTable):
+    "Verifies with the patches of the draft"
+    def __call__(self, tree): return self.local(tree, self.meter)
+
+class MisstatedDraft(LocalDraft):
+    "Draws from the local decoder and states the model's own rows"
+    def __call__(self, tree): return self.target(tree)
+
+@pytest.mark.parametrize("wrong", ["target", "stated"])
+def test_mutants_have_another_distribution(wrong):
+    found = []
+    for seed in range(6):
+        right = random_patches(seed)
+        table = Outdated(right.V, right.ends, right.f) if wrong == "target" else right
+        drafter = chain(table, 2)
+        if wrong == "stated":
+            def drafter(ctx, rng, drawn=chain(table, 2), own=MisstatedDraft(table)):
+                tree = drawn(ctx, rng)
+                rows, new = own(tree), Tree(ctx)
+                for i in range(1, len(tree)): new.add(i - 1, tree.token[i], rows[i-1])
+                return new
+        found.append(tv_outcomes(loop_law(table, drafter, reject, (0, 1), 3), target_law(right, (0, 1), 3)))
+    assert max(found) > .02
+
+
+def test_a_draft_ends_where_it_is_said():
+    def f(text, patches): return exact(1, 0) if len(text) < 5 else exact(0, 1)
+    table = PatchTable(2, lambda text: text[-1] == 1, f)
+    lengths = [len(chain(table, beyond, most=9)((1, 0), Seeded(0))) - 1 for beyond in (0, 1, 3)]
+    assert lengths == [4, 5, 7]   # 0 0 0 1, and past it 1 ...
+    assert len(chain(table, 0)((0, 1), Seeded(0))) == 1   # the next byte begins a patch
+
+
+# The network
+
+def patcher(): return Patcher(MODEL, RULE)
+def whole(text):
+    with torch.inference_mode(): return NET(torch.tensor([(BOS, *text)]), torch.tensor([patcher()(text)]))[0]
+TEXT = tuple(b"a text that is long enough to have some patches in it")
+
+
+steps = st.tuples(st.integers(0, 40), st.lists(st.integers(0, 255), max_size=4))
+
+@given(st.lists(steps, min_size=1, max_size=5))
+@settings(max_examples=15)
+def test_the_cache_is_the_pass_over_all(steps):
+    reading, meter = PatchReading(NET, patcher()), Meter()
+    for keep, more in steps:
+        text = (*TEXT[:keep], *more)
+        assert (reading.turn(text, meter) - whole(text)).abs().max() < 1e-12
+        assert (reading.copy().turn((*text, 9), Meter(), local=True)[:-1] - whole(text)).abs().max() < 1e-12
+
+
+def test_a_crop_that_keeps_patches_is_found(monkeypatch):
+    "The mutant: patches that were complete because of rejected bytes stay"
+    def crop(self, n, starts): self.x, self.encoder.n, self.decoder.n = self.x[:n], n, n
+    monkeypatch.setattr(PatchReading, "crop", crop)
+    reading, meter = PatchReading(NET, patcher()), Meter()
+    reading.turn((*TEXT[:20], 3, 200, 7, 99, 15, 80), meter)
+    assert (reading.turn(TEXT[:30], meter) - whole(TEXT[:30])).abs().max() > 1e-6
+
+
+def test_work_is_counted():
+    reading, meter = PatchReading(NET, patcher()), Meter()
+    reading.turn(TEXT, meter)
+    patches = sum(patcher()(TEXT)) - 1
+    assert tuple(meter)[:3] == (1, 1 + len(TEXT), 3*(1 + len(TEXT)) + 2*patches)
+    reading.turn(TEXT, meter)
+    assert meter.calls == 1   # all was known
+
+
+@pytest.mark.parametrize("n", [10, 11, 12, 13])
+def test_local_rows_read_the_patches_of_the_context(n):
+    "Against one pass over the text whose rows read no later patch; the target's own rows stay as they were"
+    target, text = ByteTarget(NET, patcher()), TEXT[:n+8]
+    draft, tree = LocalDraft(target), tree_of(TEXT[:n], TEXT[n:n+8])
+    draft(tree)[0]
+    starts = torch.tensor([patcher()(text)])
+    known = int(starts[0, :n+1].sum()) - 1   # patches complete in the context without its last byte
+    with torch.inference_mode():
+        h, o = NET.read(torch.tensor([(BOS, *text)]), starts)
+        z = NET.decode(h, o, latest_patch(starts).clamp(max=known - 1))[0, n:]
+    assert abs(np.array([*draft(tree)]) - z.softmax(-1).numpy()).max() < 1e-12
+    assert abs(np.array([*target(tree)]) - whole(text)[n:].softmax(-1).numpy()).max() < 1e-12
+    assert draft.meter.calls == 1 and draft.meter.tokens == 9
+
+
+@faithful("BLT-DV", subject=lambda target: HiddenBlockDraft(target, 4), plain={
+    "the local decoder byte by byte": LocalDraft})
+def test_hidden_blocks_are_those_of_the_training(subject):
+    target = ByteTarget(NET, patcher())
+    starts = patcher()(TEXT)
+    for n in [n for n in range(8, 30) if not starts[n+1]][:4]:   # the patch read is the latest
+        draft = subject(target)
+        rows = draft(tree_of(TEXT[:n], (1, 2, 3)))
+        x, cut = torch.tensor([(BOS, *TEXT[:n+4])]), torch.tensor([[n]])
+        with torch.inference_mode():
+            hidden = torch.ones(1, 4, dtype=torch.bool)
+            text, block = block_logits(NET, x, torch.tensor([patcher()(TEXT[:n+4])]), cut, hidden)
+        wanted = torch.cat([text[0, n:n+1], block[0, 1:]]).softmax(-1).numpy()
+        assert abs(np.array([*rows]) - wanted).max() < 1e-12
+        assert draft.meter.calls == 1
+
+def tree_of(ctx, tokens):
+    tree = Tree(ctx)
+    for i, x in enumerate(tokens): tree.add(i, x)
+    return tree
+
+
+@pytest.mark.parametrize("make", [lambda t: blt_s(t, 0), lambda t: blt_s(t, 6), lambda t: blt_dv(t, 4)],
+                         ids=["plain", "BLT-S", "BLT-DV"])
+def test_greedy_text_is_that_of_the_model(make):
+    target = ByteTarget(NET, patcher(), temperature=0)
+    text = generate(target, make(target).drafter, reject, TEXT[:12], 24, Seeded(0))
+    alone = autoregressive(ByteTarget(NET, patcher(), temperature=0), TEXT[:12], 24, Seeded(0))
+    assert text == alone
+
+
+def test_passes_fall_with_drafts_past_the_patch():
+    passes = []
+    for beyond in (0, 8):
+        target = ByteTarget(NET, patcher())
+        text = generate(target, blt_s(target, beyond).drafter, reject, TEXT[:12], 60, Seeded(1))
+        passes.append(len(text.ledger.rounds))
+    assert passes[1] < .8*passes[0]
+
+
+def test_branches_are_read_path_by_path():
+    target, tree = ByteTarget(NET, patcher()), Tree(TEXT[:9])
+    for u, x in ((0, 50), (0, 60), (1, 70), (2, 80), (2, 90)): tree.add(u, x)
+    rows = target(tree)
+    for i in range(len(tree)):
+        assert abs(rows[i] - whole(tree.text(i))[-1].softmax(-1).numpy()).max() < 1e-12
