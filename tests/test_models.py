@@ -18,13 +18,14 @@ def counting(n=4000): return {d: np.arange(n, dtype=np.uint16) * 7 % 50 for d in
 
 
 def test_shipped_files():
-    "Beside the trained drafters: each checkpoint names what made it, and all weights stay under 50 MB"
+    "Beside the trained drafters: each checkpoint names what made it, and the package stays under the 100 MB of an index"
     weights = [f for f in DATA.glob("**/*.safetensors") if DATA/"drafters" not in f.parents]
     made = [json.loads((f.parent/"recipe.json").read_text()) for f in weights]
     digest = hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()
-    assert len(made) == 13 and {m["corpus_sha256"] for m in made} == {digest}
+    assert len(made) == 14 and {m["corpus_sha256"] for m in made} == {digest}
     assert all(m["torch"] and m["transformers"] and m["python"] and m["recipe"] for m in made)
-    assert sum(f.stat().st_size for f in weights) < 50e6
+    assert sum(f.stat().st_size for f in weights) < 58e6
+    assert sum(f.stat().st_size for f in DATA.glob("**/*") if f.is_file()) < 100e6
     assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()
 
 

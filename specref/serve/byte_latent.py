@@ -216,7 +216,7 @@ def blocks_in_view(cuts, T, block, window):  # (n, M) -> (n, S) positions, (n, S
 
 def block_logits(net, x, starts, cuts, hidden):  # (n, T) ... -> (n, T, 256), (n, M block, 256)
     "The next byte after each row of the texts, and each byte of the blocks, some of which are `hidden`"
-    (n, T), use = x.shape, latest_patch(starts)
+    T, use = x.shape[1], latest_patch(starts)
     at, see = blocks_in_view(cuts, T, net.block, net.decoder.window)
     h, o = net.read(x, starts)
     block = torch.where(hidden[..., None], net.mask, net.embed(x.gather(1, at[:, T:])))
