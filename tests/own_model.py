@@ -58,7 +58,8 @@ if __name__ == "__main__":
     tok, model = tokenizer(), random_model()
     tok.chat_template = TEMPLATE
     runs = {name: trained(name, layout, model, tok)
-            for name, layout in (("eagle3", "speculators/eagle3"), ("eagle", "eagle"))}
+            for name, layout in (("eagle3", "speculators/eagle3"), ("eagle", "eagle"), ("dflash", "dflash"),
+                                 ("medusa", "medusa"))}
     found = dict(target=sum(w.numel() for w in model.parameters()), shape=SHAPE, runs=runs,
                  memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
                  python=platform.python_version(), torch=torch.__version__,

@@ -18,7 +18,7 @@ def counting(n=4000): return {d: np.arange(n, dtype=np.uint16) * 7 % 50 for d in
 
 
 def test_shipped_files():
-    "Beside the trained drafters: each checkpoint names what made it, and the package stays under the 100 MB of an index"
+    "Beside the trained drafters: each checkpoint names what made it; all files stay below an index's 100 MB"
     weights = [f for f in DATA.glob("**/*.safetensors") if DATA/"drafters" not in f.parents]
     made = [json.loads((f.parent/"recipe.json").read_text()) for f in weights]
     digest = hashlib.sha256((DATA/"corpus.jsonl.xz").read_bytes()).hexdigest()
