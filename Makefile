@@ -44,6 +44,9 @@ bench: $(READY)  ## race every system and transformers' own on this machine, the
 engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter on serving
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
 
+passes: $(READY)  ## time forward passes on this CPU, for the chapter on them
+	OMP_NUM_THREADS=1 $(PY) -W ignore tests/passes.py docs/benchmarks/passes.json
+
 export: $(READY)  ## write specref/ from nbs/
 	.venv/bin/nbdev-export
 
@@ -70,7 +73,7 @@ curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of tra
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
 	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
 	$(RECORDED) 2048 600 1 eagle3 eagle31
-	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3@0.01 eagle31 || exit 1; done
+	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3 eagle31 || exit 1; done
 	$(RECORDED) $(LONGER)
 	$(RECORDED) 20480 6000 0 eagle eagle3
 
@@ -78,7 +81,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

@@ -37,9 +37,9 @@ from ..core.tree import Tree, iid
 from ..verify.reject import Chain, reject
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
-from ..models.embedded import domain_ids, embedded, prompts, raw_model
+from ..models.embedded import EMBEDDED, domain_ids, embedded, prompts, raw_model
 from ..models.recipe import llama
-from ..models.transformer import HFModel
+from ..models.llama import PackedLlama, llama_pass
 from ..draft.datastore import Datastore
 from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
@@ -74,8 +74,8 @@ class Lap:
 
 def lap(run, texts, n, temperature, seed):  # run(temperature, prompt, n, seed) -> ledger or None
     "Time `run` on each of `texts`"
-    ledgers, clock = [], [perf_counter()]
-    with ModelSeconds(*map(raw_model, ("target", "small", "large"))) as inside:
+    ledgers, clock, modules = [], [perf_counter()], [*map(raw_model, EMBEDDED)]
+    with ModelSeconds(*modules, *map(llama_pass, modules)) as inside:
         for k, prompt in enumerate(texts):
             ledgers.append(run(temperature, prompt, n, seed + k))
             clock.append(perf_counter())
@@ -272,10 +272,10 @@ def large_model_share(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):
 
 def round_times(target, draft, build, turns):  # -> [(seconds of a round, those outside the models)]
     "The times of `turns` rounds of speculative sampling on two torch models, after two that are not counted"
-    drafter, seen = build(HFModel(draft, check=False)), []
-    running = rounds(HFModel(target, check=False), drafter, reject, tuple(range(1, 65)), Seeded(0))
+    drafter, seen = build(PackedLlama(draft, check=False)), []
+    running = rounds(PackedLlama(target, check=False), drafter, reject, tuple(range(1, 65)), Seeded(0))
     for _ in range(turns + 2):
-        with ModelSeconds(target, draft) as inside:
+        with ModelSeconds(llama_pass(target), llama_pass(draft)) as inside:
             start = perf_counter()
             next(running)
             seconds = perf_counter() - start

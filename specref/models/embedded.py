@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 from .. import require
+from .llama import PackedLlama
 from .transformer import HFModel, RowCache
 
 # %% ../../nbs/08_models.ipynb #8d9d38b7
@@ -55,14 +56,14 @@ def load_raw_model(name, dtype):
     return HFModel.load(stored(name), dtype=dtype).model
 
 def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bool = False, **kw) -> HFModel:
-    """An embedded model with an empty cache, ready to decode; keywords as for `HFModel`
+    """An embedded model with an empty cache, ready to decode; keywords as for `PackedLlama`
 
     >>> target, draft = embedded("target", temperature=0), embedded("small", temperature=0)
     >>> text = generate(target, Chain(draft, 4), reject, prompts("code", 1)[0], n=8, rng=Seeded(0))
     >>> tokenizer().decode(text)
     'False(hasatt'
     """
-    return HFModel(raw_model(name, dtype), check=check, **kw)
+    return PackedLlama(raw_model(name, dtype), check=check, **kw)
 
 # %% ../../nbs/08_models.ipynb #e57f0fdb
 def is_embedded(name):

@@ -97,9 +97,10 @@ class RowCache(Cache):
         "Move `rows` behind the first n, and drop the rest"
         self.n, still = n + len(rows), next((i for i, r in enumerate(rows) if r != n + i), len(rows))
         n, rows = n + still, torch.tensor(rows[still:])
-        for b in self.buffer.values() if len(rows) else ():
+        for b in self.tensors() if len(rows) else ():
             rows = rows.to(b.device)
             b.narrow(-2, n, len(rows)).copy_(b.index_select(-2, rows))
+    def tensors(self): return self.buffer.values()   # with all rows
 
 # %% ../../nbs/07_transformer.ipynb #1f5db645
 class Unservable(ValueError):
@@ -250,15 +251,21 @@ class CachedModel(Target):
         start, first = fed if self.cached else 0, max(fed, min(len(trie.text), end) - 1)
         x, at = [x for _, x in trie.edge[start:end]], trie.depth[start:end]
         self.check_request(x, max(at) + 1)
-        options = dict(logits_to_keep=end - first) if "logits_to_keep" in self.takes else {}
+        logits = self.run_network(x, at, end, end - first)
+        trie.answers.update((r, RowAnswer(logits[r - end, :self.V])) for r in range(first, end))
+        self.memory.n = end
+        self.count(start, end - start)
+
+    def run_network(self, x: Sequence[int], at: Sequence[int], end: int, k: int) -> torch.Tensor:  # (k, V)
+        "The logits of the last `k` of the rows of tokens `x` at positions `at`, which end at `end`"
+        start = end - len(x)
+        options = dict(logits_to_keep=k) if "logits_to_keep" in self.takes else {}
         if not self.by_paths:
             options |= dict(position_ids=self.tensor([at]), attention_mask=self.mask(start, end))
         if self.cached: options |= dict(past_key_values=self.memory, use_cache=True)
         out = self.model(input_ids=self.tensor([x]), output_hidden_states=bool(self.keep), **options)
-        for k in self.keep: self.memory.put(k, out.hidden_states[k][:, fed - start:])
-        trie.answers.update((r, RowAnswer(out.logits[0, r - end, :self.V])) for r in range(first, end))
-        self.memory.n = end
-        self.count(start, end - start)
+        for i in self.keep: self.memory.put(i, out.hidden_states[i][:, self.memory.n - start:])
+        return out.logits[0]
 
     def mask(self, start: int, end: int) -> torch.Tensor | dict | None:  # or {kind of layer: tensor}
         "None for a plain run; past a window, what a plain text hides at these positions is hidden too"
@@ -395,7 +402,6 @@ class HFModel(CachedModel):
         "The raw logits after every node, before any warp"
         return np.stack([answer.logits.double().cpu().numpy() for answer in self.answers(tree)])
 
-    @torch.inference_mode()
     def read(self, answer: RowAnswer, tree: Tree, i: int) -> Law:  # (V,)
         "The distribution after node i, computed once"
         if answer.law is None:

@@ -1,0 +1,113 @@
+"""Milliseconds of a forward pass: transformers, `LlamaPass` and its parts, bfloat16 (`make passes`)
+
+passes.py RECORD"""
+import sys
+from functools import partial
+from math import prod
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specref.app.tour import provenance_of_run
+from specref.core.check import write_json
+from specref.models.llama import JoinedRows, LlamaPass, root_mean_square
+from specref.models.transformer import RowCache
+
+SHAPES = {"embedded target": (24, 192, 512, 6, 512), "embedded small draft": (1, 256, 1024, 8, 512),
+          "Llama of 340 million": (24, 1024, 2816, 16, 32000)}   # layers, width, MLP, heads, vocabulary
+CONTEXT, ROWS = 200, (1, 5, 25)
+
+def random_llama(layers, hidden, inner, heads, V, dtype=torch.float32):
+    "A module of this shape with random weights"
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=V, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+                         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=512,
+                         tie_word_embeddings=True)
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+def additive(m):  # -> (1, 1, m, CONTEXT + m), or None
+    "The mask of a chain of m rows behind the context"
+    hide = torch.full((m, CONTEXT + m), torch.finfo(torch.float32).min).triu(CONTEXT + 1)
+    return None if m == 1 else hide[None, None]
+
+def module_pass(model, m):  # -> a function without arguments
+    "transformers' forward of m rows behind a context, with the cache of `CachedModel`"
+    memory, ids = RowCache(), torch.arange(CONTEXT + m)[None] % model.config.vocab_size
+    model(input_ids=ids[:, :CONTEXT], past_key_values=memory, use_cache=True)
+    memory.n, at = CONTEXT, torch.arange(CONTEXT, CONTEXT + m)[None]
+    given = dict(position_ids=at, attention_mask=additive(m), past_key_values=memory, use_cache=True)
+    return lambda: model(input_ids=ids[:, CONTEXT:], **given).logits[0]
+
+def joined_pass(net, m):
+    "The same pass by `LlamaPass`"
+    memory, V = JoinedRows(len(net.layers), net.groups, net.width), len(net.embed)
+    ids, at = torch.arange(CONTEXT + m) % V, torch.arange(CONTEXT + m)
+    net(ids[:CONTEXT], at[:CONTEXT], memory, 1, causal=True)
+    memory.n, mask = CONTEXT, additive(m)
+    mask = None if mask is None else mask.to(net.embed.dtype)
+    return lambda: net(ids[CONTEXT:], at[CONTEXT:], memory, m, mask)
+
+def parts(net, m):  # -> {part: function}: what one layer does
+    "The operations of one layer for m rows, timed alone; `products` read the weights of all layers in turn"
+    x, width = torch.randn(m, net.embed.shape[1]), net.width
+    a = torch.randn(m, net.heads + 2*net.groups, width)
+    (cos, sin), t = net.turns[:m].unbind(1), a[:, :net.heads + net.groups]
+    rows, y = torch.randn(2*net.groups, CONTEXT + m, width), torch.randn(m, 2*net.inner)
+    q, k, v = a[:, :net.heads].transpose(0, 1)[None], rows[None, :net.groups], rows[None, net.groups:]
+    mask, norm, heads = additive(m), net.layers[0].norm, a[:, :net.heads].reshape(m, -1)
+    def attention(): return F.scaled_dot_product_attention(q, k, v, mask)[0].transpose(0, 1).reshape(m, -1)
+    def products():
+        for layer in net.layers:
+            layer.qkv(x), layer.out.add(x, heads), layer.gate_up(x), layer.down.add(x, y[:, :net.inner])
+    return {"products": products, "two norms": lambda: [root_mean_square(x, norm, net.eps) for _ in range(2)],
+            "rotation": lambda: t.mul_(cos).addcmul_(t.roll(width // 2, -1), sin),
+            "copy of k and v": lambda: rows[:, CONTEXT:].copy_(a[:, net.heads:].transpose(0, 1)),
+            "attention": attention,
+            "gate": lambda: F.silu(y.narrow(1, 0, net.inner)) * y.narrow(1, net.inner, net.inner)}
+
+def medians(calls, laps):  # {name: function} -> {name: milliseconds}
+    "The functions in turn; the first lap does not count"
+    took = {name: [] for name in calls}
+    for _ in range(laps + 1):
+        for name, call in calls.items():
+            start = perf_counter()
+            call()
+            took[name].append(1e3*(perf_counter() - start))
+    return {name: float(np.median(times[1:])) for name, times in took.items()}
+
+def many(call, n):
+    for _ in range(n): call()
+
+def bandwidth(size=2**27):  # -> bytes a second
+    "The speed of reading a tensor that no cache holds"
+    w = torch.ones(size // 4)
+    return size / medians(dict(read=w.sum), 20)["read"] * 1e3
+
+def measured_shape(name, shape, laps):  # -> rows
+    "Every contestant at every number of rows"
+    model = random_llama(*shape)
+    net, half = LlamaPass(model), LlamaPass(random_llama(*shape, dtype=torch.bfloat16))
+    size = prod(net.head.shape) + sum(
+        prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
+    for m in ROWS:
+        calls = dict(transformers=module_pass(model, m), ours=joined_pass(net, m))
+        calls["bfloat16"] = joined_pass(half, m)
+        runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
+        alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
+        layer = {part: ms / (len(net.layers) if part == "products" else 50)
+                 for part, ms in medians(alone, laps).items()}
+        yield dict(model=name, rows=m, **medians(calls, laps), layer=layer, layers=len(net.layers),
+                   weight_bytes=4*size)
+
+def measure_passes(path, laps=40, threads=1):
+    "Medians over paired laps, written to `path`"
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        rows = [row for name, shape in SHAPES.items() for row in measured_shape(name, shape, laps)]
+        write_json(path, provenance_of_run(threads=threads, laps=laps, context=CONTEXT,
+                                           read_bytes_per_second=bandwidth()) | dict(rows=rows))
+
+if __name__ == "__main__": measure_passes(sys.argv[1])

@@ -1,0 +1,146 @@
+"Chapter 07a: the joined pass is the module's function, on any history of trees, for every kind of layer"
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import rotate_half
+
+from helpers import proves, seeds
+from specref.core.tree import Tree
+from specref.models import llama
+from specref.models.embedded import embedded, raw_model
+from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, can_pack, llama_pass,
+                                   packed_product)
+from specref.models.transformer import HFModel
+
+SCALED = dict(rope_type="llama3", rope_theta=1e4, factor=8., low_freq_factor=1., high_freq_factor=4.,
+              original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4., original_max_position_embeddings=50)
+KINDS = [("llama", {}), ("llama", dict(attention_bias=True, mlp_bias=True)),
+         ("mistral", dict(sliding_window=None)), ("llama", dict(rope_parameters=SCALED)),
+         ("llama", dict(rope_parameters=YARN)), ("qwen2", {}), ("qwen3", dict(head_dim=16)),
+         ("llama", dict(num_key_value_heads=4, tie_word_embeddings=True))]
+
+
+def module(kind="llama", seed=0, **sizes):
+    torch.manual_seed(seed)
+    given = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=200)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given | sizes)).double().eval()
+    for w in made.parameters(): torch.nn.init.normal_(w, std=.5)
+    return made
+
+def history(rng, turns=6, V=60):
+    "Trees, each below a path of the one before, or below another text"
+    ctx = tuple(range(1, 50))
+    for _ in range(turns):
+        tree = Tree(ctx)
+        for _ in range(rng.integers(9)): tree.add(int(rng.integers(len(tree))), int(rng.integers(V)))
+        yield tree
+        ctx = (*tree.text(int(rng.integers(len(tree)))), int(rng.integers(V)))
+        if rng.random() < .2: ctx = ctx[:rng.integers(2, len(ctx))]
+
+def deviation(one, other, rng):
+    pairs = [(one.logits(tree), other.logits(tree)) for tree in history(rng)]
+    return max(abs(a - b).max() / abs(b).max() for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind, sizes", KINDS, ids=str)
+@given(seed=seeds)
+@settings(max_examples=5)
+def test_the_pass_is_the_module(kind, sizes, seed):
+    made = module(kind, seed, **sizes)
+    ours, theirs = PackedLlama(made, keep=(0, 1, 2), check=False), HFModel(made, keep=(0, 1, 2), check=False)
+    rng = np.random.default_rng(seed)
+    assert deviation(ours, theirs, rng) < 1e-12
+    text = theirs.trie.text
+    for k, h in theirs.states(text[:-1]).items():
+        assert (ours.states(text[:-1])[k] - h).abs().max() < 1e-10
+    for name in ((0, "keys"), (1, "values")):   # the rows that other drafters read
+        mine, own = (m.memory.buffer[name].narrow(-2, 0, m.memory.n) for m in (ours, theirs))
+        assert (mine - own).abs().max() < 1e-10 and ours.memory.row_bytes == theirs.memory.row_bytes
+    assert (*ours.meter,) == (*theirs.meter,)
+
+
+class Causal(PackedLlama):
+    "A tree in the order of a text"
+    def mask(self, start, end): return None
+
+class Unmoved(PackedLlama):
+    "The rows of an accepted branch stay where they were"
+    def feed(self, tree, with_answers=True):
+        self.memory.tensors = lambda: []
+        return super().feed(tree, with_answers)
+
+class Unsigned(PackedLlama):
+    "Sines without the signs of the rolled halves"
+    def __init__(self, made, **kw):
+        super().__init__(made, **kw)
+        self.network = LlamaPass(made)
+        def rotations(n, own=self.network.rotations):
+            cos, sin = own(n).unbind(1)
+            return torch.stack([cos, sin.flip(-1)], 1)
+        self.network.rotations, self.network.turns = rotations, rotations(64)
+
+@pytest.mark.parametrize("wrong", [Causal, Unmoved, Unsigned])
+def test_mutants_deviate(wrong):
+    made = module()
+    pairs = [(wrong(made, check=False), HFModel(made, check=False)) for _ in range(3)]
+    found = [deviation(*pair, np.random.default_rng(seed)) for seed, pair in enumerate(pairs)]
+    assert max(found) > 1e-3
+
+
+def test_the_check_at_the_start_compares_with_the_module():
+    with pytest.raises(llama.Unservable, match="off its plain passes"): Unsigned(module()).check()
+
+
+@proves("prop-roll")
+@given(st.lists(st.floats(-9, 9, width=32), min_size=8, max_size=8), st.integers(0, 500))
+def test_a_roll_has_the_same_products_and_sums(t, position):
+    net = llama_pass(module())
+    t, at = torch.tensor([t]), torch.tensor([[position]])
+    cos, sin = net.rotary(t, at)
+    own, signed = LlamaPass.rotations(net, 501)[position, :, 0]
+    assert torch.equal(t*cos[0] + rotate_half(t)*sin[0], t*own.float() + t.roll(4, -1)*signed.float())
+
+
+BOUNDS = [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, .05)]
+
+@pytest.mark.parametrize("dtype, bound", BOUNDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("m", [1, 2, 30])
+def test_joined_maps_have_the_products(dtype, bound, bias, m):
+    torch.manual_seed(0)
+    maps = [torch.nn.Linear(40, n, bias=bias).to(dtype) for n in (24, 8)]
+    x = torch.randn(m, 40).to(dtype)
+    with torch.inference_mode():
+        joined, want = PackedLinear(*maps), torch.cat([f(x) for f in maps], 1)
+        assert (joined.product is packed_product) == can_pack(maps[0].weight)
+        assert (joined(x) - want).abs().max() < bound and joined(x).dtype == dtype
+
+
+def test_rounding_is_that_of_the_module():
+    "Embedded target: both single-precision passes have errors of the same size, far below 1e-5"
+    exact, single = HFModel(raw_model("target", torch.float64), check=False), raw_model("target")
+    errors = [deviation(one, exact, np.random.default_rng(0))
+              for one in (PackedLlama(single, check=False), HFModel(single, check=False))]
+    assert max(errors) < 1e-5 and Fraction(1, 3) < errors[0]/errors[1] < 3
+
+
+def test_the_memory_grows_with_its_views():
+    memory, like = JoinedRows(2, 3, 4), torch.ones(1)
+    for new, keys, values in memory.reserve(5, like): new[:] = 7
+    memory.n = 5
+    (_, *rows), (new, keys, values) = memory.reserve(100, like)
+    assert memory.joined.shape == (2, 6, 210, 4) and all((x[:, :, :5] == 7).all() for x in rows)
+    new[3], keys[0, 2] = 8, 9
+    assert (values[0, 0, 5:] == 8).all() and (memory.buffer[1, "keys"][0, 2, :105] == 9).all()
+    assert memory.row_bytes == 2*6*4*4
+
+
+def test_modules_are_packed_once():
+    assert embedded("small").network is embedded("small", temperature=0).network
+    assert isinstance(embedded("target"), PackedLlama)
