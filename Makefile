@@ -74,6 +74,7 @@ curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of tra
 	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
 	$(RECORDED) 2048 600 1 eagle3 eagle31
 	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3 eagle31 || exit 1; done
+	$(RECORDED) 4160 1800 0 eagle3@0.01
 	$(RECORDED) $(LONGER)
 	$(RECORDED) 20480 6000 0 eagle eagle3
 

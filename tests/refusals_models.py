@@ -12,12 +12,14 @@ from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
 from specref.models.bridge import GeneratorDrafter, TorchEnumerator, speculate
 from specref.models.embedded import embedded
+from specref.models.llama import PackedLlama
 from specref.models.transformer import HFModel
 
 V, INF, NAN = 8, float("inf"), float("nan")
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 SIZES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, **NONE)
 IDS = torch.tensor([[1, 2, 3]])
+DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=2.)
 
 
 @cache
@@ -37,6 +39,15 @@ def after(ctx, x):
     tree = Tree(ctx)
     tree.add(0, x)
     return HFModel(net())(tree)
+
+
+def packed(kind="llama", **config):
+    made = transformers.AutoConfig.for_model(kind, vocab_size=V, **SIZES | config)
+    return lambda: PackedLlama(transformers.AutoModelForCausalLM.from_config(made))
+def packed_with_adapter():
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=V, **SIZES))
+    model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
+    return PackedLlama(model)
 
 
 def no_callback(tokens): raise AssertionError("the error was raised after a round")
@@ -80,6 +91,10 @@ ROWS = [
     ("device", lambda: HFModel.load("anywhere", device="cpu", device_map="auto")),
     ("path", lambda: HFModel.load("/nowhere", revision="main")),
     ("name", lambda: embedded("huge"), "wanted one of"),
+    ("model", packed("gemma"), "architecture is gemma"), ("model", packed("mistral"), "a sliding window"),
+    ("model", packed(hidden_act="gelu"), "has gelu"), ("model", packed_with_adapter, "plain linear maps"),
+    ("model", packed(rope_parameters=DYNAMIC), "rotation dynamic"),
+    ("model", lambda: PackedLlama("gpt2"), "architecture is str"),
     # the arguments of `generate`
     ("num_beams", called(num_beams=2)),
     ("use_cache", called(use_cache=False)),

@@ -9,11 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import rotate_half
 
 from helpers import proves, seeds
+from specref.app.tour import OWN_TARGETS
 from specref.core.tree import Tree
 from specref.models import llama
 from specref.models.embedded import embedded, raw_model
 from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, can_pack, llama_pass,
-                                   packed_product)
+                                   packed_or_plain, packed_product)
 from specref.models.transformer import HFModel
 
 SCALED = dict(rope_type="llama3", rope_theta=1e4, factor=8., low_freq_factor=1., high_freq_factor=4.,
@@ -139,6 +140,27 @@ def test_the_memory_grows_with_its_views():
     new[3], keys[0, 2] = 8, 9
     assert (values[0, 0, 5:] == 8).all() and (memory.buffer[1, "keys"][0, 2, :105] == 9).all()
     assert memory.row_bytes == 2*6*4*4
+
+
+class Adapted(torch.nn.Linear):
+    "A map with an adapter, whose weight alone is not its function"
+    def forward(self, x): return super().forward(x) + 1
+
+def test_what_no_packed_product_serves_is_left_to_the_module():
+    "An adapter in a projection, double precision, another architecture"
+    single, gpt = module().float(), AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1))
+    assert [type(packed_or_plain(m, check=False)) for m in (single, module(), gpt)] == (
+        [PackedLlama if can_pack(single.get_input_embeddings().weight) else HFModel, HFModel, HFModel])
+    single.model.layers[1].mlp.up_proj.__class__ = Adapted
+    assert type(packed_or_plain(single, check=False)) is HFModel
+
+
+@pytest.mark.parametrize("name", sorted(OWN_TARGETS))
+def test_the_targets_that_draft_for_themselves(name):
+    "Also a looped one, whose layers share weights"
+    made = OWN_TARGETS[name]()
+    assert deviation(PackedLlama(made, check=False), HFModel(made, check=False), np.random.default_rng(0)) < 1e-5
+    assert len({id(x) for x in llama_pass(made).layers}) == len({id(x.mlp.up_proj) for x in made.model.layers})
 
 
 def test_modules_are_packed_once():

@@ -33,7 +33,7 @@ from ..draft.pipeline import looped_model
 from ..train.consistency import consistency_model
 from ..train.masks import space_model
 from ..models.embedded import DOMAINS, embedded, prompts, raw_model, tokenizer
-from ..models.transformer import HFModel
+from ..models.llama import packed_or_plain
 from ..draft.shapes import drawn_at, measure_rank_acceptance
 from .systems import SYSTEMS, end_tokens, plan_by
 from .names import ModelOptions, Pair, counted_noun, earlier_text, encode_prompt, fresh_copy
@@ -86,7 +86,7 @@ class PlainStop(Stop):
 def target_of(recipe, temperature):  # -> HFModel
     "The embedded target, or the model that was trained to draft for itself"
     model = OWN_TARGETS[recipe]() if recipe in OWN_TARGETS else raw_model()
-    return HFModel(model, temperature, check=False)
+    return packed_or_plain(model, temperature, check=False)
 OWN_TARGETS = {"LayerSkip": layerskip_model, "SPEED": looped_model, "CLLM": consistency_model,
                "SPACE": space_model}
 

@@ -275,8 +275,8 @@ def generate_law(model: PreTrainedModel, ctx: Sequence[int], **options) -> Outco
 
     >>> model, ctx = embedded("small").model, prompts("english", 1, length=8)[0]
     >>> law = generate_law(model, ctx, max_new_tokens=1, do_sample=True, top_k=3)
-    >>> print(f"{tv_outcomes(law, target_law(embedded('small', top_k=3), ctx, n=1)):.6f}")
-    0.000000
+    >>> print(f"{tv_outcomes(law, target_law(embedded('small', top_k=3), ctx, n=1)):.5f}")
+    0.00000
     """
     def once(rng):
         with TorchEnumerator(rng): return new_tokens(model, ctx, **options)

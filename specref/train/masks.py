@@ -25,6 +25,7 @@ from ..core.target import Meter, Rows, Target
 from ..core.tree import Tokens, Tree, iid
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
+from ..models.llama import packed_or_plain
 from ..models.transformer import HFModel, RowAnswer, raw_weights
 from .features import NetworkDraft, to_float32
 from .harness import DraftNetwork, StateDataset
@@ -318,4 +319,4 @@ def space_model(dtype=torch.float32):
 def space_target(dtype=torch.float32, **kw):
     "That model as a target of the 512 tokens; keywords as for `HFModel`"
     model = space_model(dtype)
-    return HFModel(model, V=model.config.vocab_size - 1, check=False, **kw)
+    return packed_or_plain(model, V=model.config.vocab_size - 1, check=False, **kw)

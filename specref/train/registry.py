@@ -40,6 +40,7 @@ from ..draft.vocab import train_second
 from .consistency import train_consistency
 from .specdec import train_translation
 from ..models.recipe import token_dtype, train_models, write_samples
+from ..models.llama import packed_or_plain
 from ..models.transformer import HFModel
 from .harness import (TargetModel, read_card, state_dataset, load_checkpoint, evaluate,
                                    file_digest, mixed_precision, save_network, train_network)
@@ -219,7 +220,8 @@ class TrainedDrafter:
         return {name: partial(trained_system(name), **card) for name in own}
     def target(self, **kw):  # -> HFModel
         "The target that it drafts for; keywords as for `HFModel`"
-        return HFModel(RECIPES[self.recipe].target_model(self.net), keep=self.net.reads, check=False, **kw)
+        model = RECIPES[self.recipe].target_model(self.net)
+        return packed_or_plain(model, keep=self.net.reads, check=False, **kw)
     def draft(self, target): return RECIPES[self.recipe].draft_model(self.net, target)
 
 def load_system(system: str, temperature: float = 1., folder: str | Path = SHIPPED_DRAFTERS,
