@@ -50,7 +50,7 @@ def trained(name, layout, model, tok):
         to_folder(net, LAYOUTS[layout], out/"public", "target")
         again = from_folder(out/"public", LAYOUTS[layout], base)
         same = all(map(torch.equal, net.parameters(), again.parameters()))
-        size = (out/"public"/"model.safetensors").stat().st_size
+        size = sum(f.stat().st_size for f in (out/"public").glob("*.safetensors"))
     return dict(seconds=round(seconds, 1), layout=layout, same=same, bytes=size,
                 weights=sum(w.numel() for w in net.parameters()))
 
