@@ -66,7 +66,7 @@ sweep: $(READY)  ## every causal architecture of transformers, tiny, against its
 	@mkdir -p build
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
 
-own-model: $(READY)  ## EAGLE-3 and EAGLE for a random model of 1.2 billion weights, two steps; recorded
+own-model: $(READY)  ## four drafters for a random model of 1.2 billion weights, two steps; recorded
 	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
 
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded

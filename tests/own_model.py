@@ -1,4 +1,4 @@
-"EAGLE-3 and EAGLE trained for two steps on a random model of 1.2 billion weights (`make own-model`)"
+"Four drafters trained for two steps on a random model of 1.2 billion weights (`make own-model`)"
 import json
 import platform
 import resource

@@ -186,3 +186,19 @@ def test_stored_networks_are_small_and_better_than_the_byte_model():
     assert stored("bytes/model.safetensors").stat().st_size < 8e6
     text = tuple(byte_ids("code")[:1500].tolist())
     assert byte_bits(byte_latent_rows, text) < byte_bits(byte_model_rows, text) < 2.5
+
+
+def test_a_batch_is_each_text():
+    "Texts of fewer patches are padded with patches without bytes, which no row reads"
+    x = torch.cat([BYTES, (BYTES + 5) % 256])
+    x[:, 0], starts = BOS, torch.cat([STARTS, patches_at(7)])
+    with torch.inference_mode(): both = NET(x, starts)
+    for i in range(2): assert (both[i] - rows_of(NET, x[i:i+1], starts[i:i+1])).abs().max() < 1e-12
+
+
+def test_a_patch_begins_as_the_largest_numbers_of_its_bytes():
+    h, ids = torch.randn(2, 7, 3), torch.tensor([[0, 1, 1, 1, 2, 2, 3], [0, 1, 1, 2, 2, 2, 2]])
+    found = byte_latent.largest_of_patch(h, ids, 3)
+    for i in range(2):
+        for k in range(3): assert torch.equal(found[i, k], h[i, ids[i] == k].max(0).values)
+    assert not byte_latent.largest_of_patch(h, ids.clamp(max=1), 3)[:, 2].any()
