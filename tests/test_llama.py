@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import rotate_half
 
 from helpers import proves, seeds
-from specref.app.tour import OWN_TARGETS
+from specref.app.tour import OWN_TARGETS, target_of
 from specref.core.tree import Tree
 from specref.models import llama
 from specref.models.embedded import embedded, raw_model
@@ -159,8 +159,10 @@ def test_what_no_packed_product_serves_is_left_to_the_module():
 def test_the_targets_that_draft_for_themselves(name):
     "Also a looped one, whose layers share weights"
     made = OWN_TARGETS[name]()
-    assert deviation(PackedLlama(made, check=False), HFModel(made, check=False), np.random.default_rng(0)) < 1e-5
-    assert len({id(x) for x in llama_pass(made).layers}) == len({id(x.mlp.up_proj) for x in made.model.layers})
+    ours, theirs = PackedLlama(made, check=False), HFModel(made, check=False)
+    assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-5 and target_of(name, 1.).V == 512
+    layers, own = ours.network.layers, made.model.layers
+    assert len({id(x) for x in layers}) == len({id(x.mlp.up_proj) for x in own})
 
 
 def test_modules_are_packed_once():
