@@ -1,4 +1,5 @@
 "Chapter 07a: the joined pass is the module's function, on any history of trees, for every kind of layer"
+from copy import deepcopy
 from fractions import Fraction
 
 import numpy as np
@@ -163,6 +164,11 @@ def test_the_targets_that_draft_for_themselves(name):
     assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-5 and target_of(name, 1.).V == 512
     layers, own = ours.network.layers, made.model.layers
     assert len({id(x) for x in layers}) == len({id(x.mlp.up_proj) for x in own})
+
+
+def test_a_copy_shares_the_packed_weights():
+    made = embedded("small", temperature=0)
+    assert (deepcopy(made).law((1, 2, 3)) == made.law((1, 2, 3))).all()
 
 
 def test_modules_are_packed_once():

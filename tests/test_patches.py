@@ -202,3 +202,21 @@ def test_branches_are_read_path_by_path():
     rows = target(tree)
     for i in range(len(tree)):
         assert abs(rows[i] - whole(tree.text(i))[-1].softmax(-1).numpy()).max() < 1e-12
+
+
+def test_rows_have_the_temperature_and_weights_before_it():
+    rows, z = ByteTarget(NET, patcher(), temperature=.5)(tree_of(TEXT[:9], TEXT[9:11])), whole(TEXT[:11])[9:]
+    for i in range(3):
+        assert abs(rows[i] - (2*z[i]).softmax(-1).numpy()).max() < 1e-12
+        assert abs(rows.raw(i) - (z[i] - z[i].max()).exp().numpy()).max() < 1e-12
+
+
+@pytest.mark.parametrize("draft", [LocalDraft, lambda target: HiddenBlockDraft(target, 4)],
+                         ids=["BLT-S", "BLT-DV"])
+def test_another_context_is_another_draft(draft):
+    "Also one that begins alike, after the draft has read the first"
+    both, alone = (draft(ByteTarget(NET, patcher())) for _ in range(2))
+    both(tree_of(TEXT[:20], TEXT[20:22]))
+    wanted = alone(tree_of(TEXT[:12], TEXT[12:14]))
+    found = both(tree_of(TEXT[:12], TEXT[12:14]))
+    assert all(abs(found[i] - wanted[i]).max() < 1e-12 for i in range(3))

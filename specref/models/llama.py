@@ -33,6 +33,7 @@ class PackedLinear:
         self.product, self.product_sum = (packed_product, packed_sum) if packed else (F.linear, linear_sum)
     def __call__(self, x): return self.product(x, self.weight, self.bias)   # (m, width) -> (m, outputs)
     def add(self, y, x): return self.product_sum(y, x, self.weight, self.bias)   # y + the product
+    def __deepcopy__(self, memo): return self   # nothing changes it, and packed weights have no copy
 
 def packed_product(x, weight, bias):
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
