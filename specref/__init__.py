@@ -28,6 +28,7 @@ PUBLIC = {   # module: the names that stand here as well
     "verify.coupled": "coupled PositionKeyed",
     "verify.lossy": "AcceptanceRule lenient typical top_beta",
     "models.transformer": "HFModel",
+    "models.llama": "PackedLlama",
     "models.embedded": "embedded tokenizer prompts",
     "models.bridge": "speculate generate_law",
     "draft.shapes": "StaticTree DynamicTree sequoia opt_tree",

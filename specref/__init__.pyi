@@ -68,6 +68,7 @@ from .verify.lossy import lenient as lenient
 from .verify.lossy import typical as typical
 from .verify.lossy import top_beta as top_beta
 from .models.transformer import HFModel as HFModel
+from .models.llama import PackedLlama as PackedLlama
 from .models.embedded import embedded as embedded
 from .models.embedded import tokenizer as tokenizer
 from .models.embedded import prompts as prompts

@@ -13,7 +13,7 @@ from helpers import proves, seeds
 from specref.app.tour import OWN_TARGETS, target_of
 from specref.core.tree import Tree
 from specref.models import llama
-from specref.models.embedded import embedded, raw_model
+from specref.models.embedded import DATA, embedded, raw_model
 from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, can_pack, llama_pass,
                                    packed_or_plain, packed_product)
 from specref.models.transformer import HFModel
@@ -164,6 +164,11 @@ def test_the_targets_that_draft_for_themselves(name):
     assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-5 and target_of(name, 1.).V == 512
     layers, own = ours.network.layers, made.model.layers
     assert len({id(x) for x in layers}) == len({id(x.mlp.up_proj) for x in own})
+
+
+def test_a_checkpoint_is_loaded_with_the_options_of_a_model():
+    loaded = PackedLlama.load(DATA/"small", top_k=3, keep=(1,))
+    assert (loaded.law((1, 2)) > 0).sum() == 3 and loaded.keep == (1,) and loaded.unchecked == loaded.windows
 
 
 def test_a_copy_shares_the_packed_weights():

@@ -8,6 +8,7 @@ __all__ = ['FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'can_pack', 'Pac
            'llama_pass', 'packed_or_plain', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 import numpy as np
 import torch
@@ -189,18 +190,18 @@ class PackedLlama(HFModel):
     >>> type(target).__name__, target.law((1, 2, 3)).shape
     ('PackedLlama', (512,))
     """
-    def __init__(self, model: PreTrainedModel, *args, **options):
+    def __init__(self, model: PreTrainedModel, temperature: float = 1., **options):
         wrong = why_not_llama(model)
         if wrong:
             got = type(model).__name__
             raise Unservable(f"model: got {got}, wanted a Llama: {wrong}; `HFModel` serves it")
         self.network = llama_pass(model.eval())
-        super().__init__(model, *args, **options)
+        super().__init__(model, temperature, **options)
     def forget(self) -> None:
         net = self.network
         self.trie, self.memory = RowTrie(), JoinedRows(len(net.layers), net.groups, net.width)
 
-    def run_network(self, x, at, end, k):  # (m,), (m,) -> (k, V)
+    def run_network(self, x: Sequence[int], at: Sequence[int], end: int, k: int) -> torch.Tensor:  # (k, V)
         start, mask = end - len(x), self.mask(end - len(x), end)
         plain = mask is None and len(x) > 1
         if plain and start: mask = self.additive(np.tri(len(x), end, start, dtype=bool))

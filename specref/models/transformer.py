@@ -512,7 +512,8 @@ class HFModel(CachedModel):
     def load(cls, path: str | os.PathLike, dtype: torch.dtype = torch.float32,
              device: str | torch.device | None = None, **kw) -> "HFModel":
         "A checkpoint with all of its weights; `kw` are options of this class, or of `from_pretrained`"
-        own = {k: kw.pop(k) for k in signature(cls).parameters if k in kw}
+        named = signature(HFModel).parameters | signature(cls).parameters
+        own = {k: kw.pop(k) for k in named if k in kw}
         if device is not None and "device_map" in kw:
             raise ValueError(f"device: got {device} and a device_map, wanted one of the two")
         try:
