@@ -291,3 +291,8 @@ def test_a_tape_replays_a_seeded_run(name, seed, V):
     once, again = decode(Recorder(Seeded(seed), table)), decode(Tape(table))
     assert once == again == decode(Seeded(seed)) and once.steps == again.steps
     assert {a[1] for a in table if a[0] != "key"} <= {"draft", "verify"}
+
+
+def test_a_bar_counts_paths_against_their_estimate(capsys):
+    law = law_of(lambda rng: [rng.coin(Fraction(1, 3)) for _ in range(5)] == [True]*5, progress=True)
+    assert law == {True: Fraction(1, 243), False: Fraction(242, 243)} and "32/32" in capsys.readouterr().err

@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['OUTSIDE', 'MAX_PATHS', 'FIRST_PATHS', 'TIMES', 'CELL_BLOCK', 'ATOMS', 'Rng', 'Streams', 'Irreproducible',
-           'Enumerator', 'Outcomes', 'paths_of', 'law_of', 'law_of_paths', 'mean_of', 'PathSampler', 'estimated_paths',
-           'in_time', 'too_many', 'check_paths', 'tv_outcomes', 'cell_ends', 'Uniforms', 'numpy_generator', 'Seeded',
-           'Tape', 'verdict_tape', 'held', 'slots', 'atomic', 'difference', 'Replay', 'Careful', 'paths_in_stages',
-           'merged_law', 'step_law']
+           'Enumerator', 'Outcomes', 'paths_of', 'law_of', 'bar_step', 'law_of_paths', 'mean_of', 'PathSampler',
+           'estimated_paths', 'in_time', 'too_many', 'check_paths', 'tv_outcomes', 'cell_ends', 'Uniforms',
+           'numpy_generator', 'Seeded', 'Tape', 'verdict_tape', 'held', 'slots', 'atomic', 'difference', 'Replay',
+           'Careful', 'paths_in_stages', 'merged_law', 'step_law']
 
 # %% ../../nbs/01_chance.ipynb #4cbfebc2
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import cache, cached_property, partial
 from time import perf_counter
 from types import FunctionType
 from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
+from .. import require
 from .check import check_at_least
 from .law import Law, Number
 
@@ -132,14 +134,19 @@ def paths_of(f, limit=np.inf, before=None):  # -> (outcome, Enumerator) of every
         yield out, rng
         todo += rng.todo
 
-def law_of(f: Callable[[Rng], Hashable], limit: int = MAX_PATHS) -> Outcomes:
-    """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths
+def law_of(f: Callable[[Rng], Hashable], limit: int = MAX_PATHS, progress: bool = False) -> Outcomes:
+    """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths; `progress`: with a bar
 
     >>> law = law_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2)))
     >>> print({total: str(w) for total, w in sorted(law.items())})
     {0: '1/9', 1: '4/9', 2: '4/9'}
     """
-    return law_of_paths(paths_of(f, limit), limit, f)
+    bar = require("tqdm.auto").tqdm(total=estimated_paths(f, 50), unit=" paths") if progress else None
+    with bar or nullcontext(): return law_of_paths(paths_of(f, limit), limit, f, bar and bar_step(bar))
+
+def bar_step(bar):
+    "A function of an outcome and its rng that moves a bar by one path"
+    return lambda out, rng: bar.update()
 
 def law_of_paths(paths, limit, f, each=None):  # -> Outcomes
     "The distribution on the outcomes of `paths`, those of the program `f`; calls `each(outcome, rng)`"
