@@ -135,7 +135,7 @@ def paths_of(f, limit=np.inf, before=None):  # -> (outcome, Enumerator) of every
         todo += rng.todo
 
 def law_of(f: Callable[[Rng], Hashable], limit: int = MAX_PATHS, progress: bool = False) -> Outcomes:
-    """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths; `progress`: with a bar
+    """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths; `progress`: a bar
 
     >>> law = law_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2)))
     >>> print({total: str(w) for total, w in sorted(law.items())})
