@@ -177,6 +177,16 @@ def test_a_copy_shares_the_packed_weights():
     assert again is not net and again.head is net.head and again.layers[0].qkv is net.layers[0].qkv
 
 
+def test_a_module_that_was_trained_is_packed_again():
+    made = module().float()
+    before = llama_pass(made)
+    assert llama_pass(made) is before
+    with torch.no_grad(): made.model.layers[1].mlp.up_proj.weight.mul_(2)
+    assert llama_pass(made) is not before
+    ours, theirs = PackedLlama(made, check=False), HFModel(made, check=False)
+    assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-4
+
+
 def test_modules_are_packed_once():
     assert embedded("small").network is embedded("small", temperature=0).network
     assert isinstance(embedded("target"), PackedLlama)

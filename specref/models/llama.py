@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'can_pack', 'PackedLinear', 'packed_product', 'packed_sum',
            'linear_sum', 'JoinedRows', 'LlamaLayer', 'root_mean_square', 'LlamaPass', 'why_not_llama', 'plain_linear',
-           'llama_pass', 'packed_or_plain', 'PackedLlama']
+           'weight_state', 'llama_pass', 'packed_or_plain', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
@@ -168,13 +168,18 @@ def plain_linear(model):
     maps = [m for name, m in model.named_modules() if name.split(".")[-1] in LINEAR_MAPS]
     return all(type(m) is nn.Linear and m.weight.is_floating_point() for m in maps)
 
-PASSES = WeakKeyDictionary()   # of each module, packed once
+PASSES = WeakKeyDictionary()   # of each module: the state of its weights, and its pass
+
+def weight_state(model):
+    "Where the weights of a module lie and how often each was written, which a training step changes"
+    return [(w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version) for w in model.parameters()]
 
 @torch.inference_mode()
 def llama_pass(model):  # -> LlamaPass
-    "The pass of a module, packed at the first call; later changes of its weights are not seen"
-    if model not in PASSES: PASSES[model] = LlamaPass(model)
-    return PASSES[model]
+    "The pass of a module, packed again where its weights have changed since the last call"
+    now = weight_state(model)
+    if PASSES.get(model, ((), None))[0] != now: PASSES[model] = now, LlamaPass(model)
+    return PASSES[model][1]
 
 def packed_or_plain(model, *args, **options):  # -> HFModel
     "A `PackedLlama` where its pass has packed products for the module, else an `HFModel`"
@@ -184,7 +189,7 @@ def packed_or_plain(model, *args, **options):  # -> HFModel
 class PackedLlama(HFModel):
     """A Llama, Mistral, Qwen2 or Qwen3 whose passes are those of `LlamaPass`; options of `HFModel`
 
-    It holds a second copy of the weights. Raises `Unservable` for another architecture.
+    It holds a copy of the weights as they are when it is made. Raises `Unservable` for another architecture.
 
     >>> target = embedded("small", temperature=0)   # embedded models are of this class
     >>> type(target).__name__, target.law((1, 2, 3)).shape
