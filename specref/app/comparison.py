@@ -190,7 +190,7 @@ def comparison_table(got):
 ORDERS = {   # steps, and pairs of recipes of which papers put the first ahead
     600: (("hydra", "medusa"), ("hydra++", "hydra"), ("dflash2", "dflash"), ("dspark", "dflash2"),
           ("eagle3", "peagle"), ("eagle31", "eagle3")),
-    1800: (("hass", "eagle"),)}
+    1800: (("hass", "eagle"), ("eagle3", "hass"), ("eagle31", "eagle3"))}
 
 def equal_training(rows, steps, name, seed):  # -> row
     "The run of `rows` with so many steps and this seed, at the best of its learning rates"
