@@ -2,6 +2,7 @@
 
 passes.py RECORD"""
 import sys
+from copy import deepcopy
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -9,24 +10,16 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
 from specref.models.llama import JoinedRows, LlamaPass, root_mean_square
+from specref.models.recipe import llama
 from specref.models.transformer import RowCache
 
-SHAPES = {"embedded target": (24, 192, 512, 6, 512), "embedded small draft": (1, 256, 1024, 8, 512),
-          "Llama of 340 million": (24, 1024, 2816, 16, 32000)}   # layers, width, MLP, heads, vocabulary
+SHAPES = {"embedded target": (24, 192, 512, 512), "embedded small draft": (1, 256, 1024, 512),
+          "Llama of 340 million": (24, 1024, 2816, 32000)}   # layers, width, MLP, vocabulary
 CONTEXT, ROWS = 200, (1, 5, 25)
-
-def random_llama(layers, hidden, inner, heads, V, dtype=torch.float32):
-    "A module of this shape with random weights"
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=V, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
-                         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=512,
-                         tie_word_embeddings=True)
-    return LlamaForCausalLM(config).to(dtype).eval()
 
 def additive(m):  # -> (1, 1, m, CONTEXT + m), or None
     "The mask of a chain of m rows behind the context"
@@ -88,8 +81,9 @@ def bandwidth(size=2**27):  # -> bytes a second
 
 def measured_shape(name, shape, laps):  # -> rows
     "Every contestant at every number of rows"
-    model = random_llama(*shape)
-    net, half = LlamaPass(model), LlamaPass(random_llama(*shape, dtype=torch.bfloat16))
+    torch.manual_seed(0)
+    model = llama(*shape).eval()
+    net, half = LlamaPass(model), LlamaPass(deepcopy(model).bfloat16())
     size = prod(net.head.shape) + sum(
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     for m in ROWS:
