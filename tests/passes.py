@@ -38,7 +38,7 @@ def joined_pass(net, m):
     "The same pass by `LlamaPass`"
     memory, V = JoinedRows(len(net.layers), net.groups, net.width), len(net.embed)
     ids, at = torch.arange(CONTEXT + m) % V, torch.arange(CONTEXT + m)
-    net(ids[:CONTEXT], at[:CONTEXT], memory, 1, causal=True)
+    net(ids[:CONTEXT], at[:CONTEXT], memory, 1)
     memory.n, mask = CONTEXT, additive(m)
     mask = None if mask is None else mask.to(net.embed.dtype)
     return lambda: net(ids[CONTEXT:], at[CONTEXT:], memory, m, mask)

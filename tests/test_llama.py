@@ -95,6 +95,17 @@ def test_mutants_deviate(wrong):
     assert max(found) > 1e-3
 
 
+@pytest.mark.parametrize("m, n", [(1, 0), (3, 0), (1, 9), (2, 9), (64, 256), (64, 300), (70, 300)])
+def test_a_plain_text_is_read_in_causal_order(m, n):
+    net = LlamaPass(module(attention_bias=True))
+    for _ in range(2):   # the kept strip, and the one that has grown
+        mask, causal = net.seen(None, m, n)
+        assert causal == (n == 0 and m > 1) and (mask is None) == (m == 1 or not n)
+        if mask is not None: assert np.array_equal(mask == 0, np.tri(m, n + m, n, dtype=bool))
+    tree = torch.zeros(1, 1, m, n + m)
+    assert net.seen(tree, m, n) == (tree, False)
+
+
 def test_the_check_at_the_start_compares_with_the_module():
     with pytest.raises(llama.Unservable, match="off its plain passes"): Unsigned(module()).check()
 
@@ -134,12 +145,14 @@ def test_rounding_is_that_of_the_module():
 
 def test_the_memory_grows_with_its_views():
     memory, like = JoinedRows(2, 3, 4), torch.ones(1)
-    for new, keys, values in memory.reserve(5, like): new[:] = 7
+    for store in memory.reserve(5, like): store(torch.full((5, 6, 4), 7.))
     memory.n = 5
-    (_, *rows), (new, keys, values) = memory.reserve(100, like)
-    assert memory.joined.shape == (2, 6, 210, 4) and all((x[:, :, :5] == 7).all() for x in rows)
-    new[3], keys[0, 2] = 8, 9
-    assert (values[0, 0, 5:] == 8).all() and (memory.buffer[1, "keys"][0, 2, :105] == 9).all()
+    new = torch.arange(100*6*4.).view(100, 6, 4)
+    keys, values = memory.reserve(100, like)[1](new)
+    assert memory.joined.shape == (2, 6, 210, 4)
+    assert all((x[..., :5, :] == 7).all() for x in (keys, values, memory.joined))
+    assert torch.equal(torch.cat([keys, values], 1)[0, :, 5:], new.transpose(0, 1))
+    assert (memory.buffer[1, "keys"][:, :, :105] == keys).all()
     assert memory.row_bytes == 2*6*4*4
 
 

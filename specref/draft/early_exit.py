@@ -33,7 +33,7 @@ from ..models.transformer import HFModel
 # %% ../../nbs/25a_exit.ipynb #e89591e1
 class Trunk(PartialModel):
     "The first layers of a model; the states after them are stored in its memory"
-    def leave(self, h): self.memory.put("exit", h)
+    def leave(self, h): self.memory.put("exit", h[None])
     def score(self, h): return ()
 
 class Branch(PartialModel):
@@ -46,11 +46,11 @@ class Branch(PartialModel):
         self.meter.layer_tokens += spent.layer_tokens
         self.meter.kv_bytes += spent.kv_bytes
         return super().feed(tree, with_answers)
-    def enter(self, start, end):  # -> (1, m, d)
+    def enter(self, start, end):  # -> (m, d)
         "The trunk's states of the rows from `start` to `end`: the same tokens below the same ancestors"
         rows, found = list(range(min(end, len(self.trie.text)))), self.trunk.trie.row
         for u, x in self.trie.edge[len(rows):end]: rows.append(found[rows[u], x])
-        return self.trunk.memory.buffer["exit"][:, rows[start:]]
+        return self.trunk.memory.buffer["exit"][0, rows[start:]]
 
 def check_exit(exit, layers):
     "An exit must leave a layer on both of its sides"
@@ -224,12 +224,12 @@ class AdapterDraft(Branch):
         super().__init__(target.model, (), **same_warp(target))
         self.trunk, self.target, self.adapter = target.trunk, target, adapter
         self.cost = attention_share(target.model)
-    def enter(self, start, end):  # -> (1, m, d)
-        h, at = super().enter(start, end), self.tensor([self.trie.depth[start:end]])
+    def enter(self, start, end):  # -> (m, d)
+        h, at = super().enter(start, end)[None], self.tensor([self.trie.depth[start:end]])
         turns = self.model.base_model.rotary_emb(h, position_ids=at)
         mask = create_causal_mask(self.config, h, self.mask(start, end), self.memory, position_ids=at)
-        return self.adapter(h, turns, mask, self.memory)
-    def score(self, h): return self.model.get_output_embeddings()(h)[0, :, :self.V]
+        return self.adapter(h, turns, mask, self.memory)[0]
+    def score(self, h): return self.network.head(h)[:, :self.V]
 
 # %% ../../nbs/25a_exit.ipynb #006d64cc
 def second_exit(threshold=.6):  # -> Schedule

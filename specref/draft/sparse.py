@@ -18,6 +18,7 @@ from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
 from .cascade import Nested, graft, mean_rounds
 from .skipping import LentRows, SkippedModel, run_layers, skip_mask
+from ..models.llama import llama_pass
 from ..models.transformer import RowCache, Unservable
 from ..verify.reject import Chain, capped_geometric
 
@@ -120,13 +121,13 @@ def turn_rows(model, x, at):  # (1, heads, m, d), (1, m or 1) -> (1, heads, m, d
 
 def last_queries(target, text, w):  # -> (heads, w, d) for each layer
     "The target's queries of the last `w` tokens of `text`, whose rows it has"
-    model, k = target.model, len(text) - w
-    rows, at = LentRows(target, k), target.tensor([range(k, len(text))])
-    h, queries = target.table(target.tensor([text[k:]])), []
+    model, net, end = target.model, llama_pass(target.model), len(text)
+    rows, at = LentRows(target, end - w), target.tensor(range(end - w, end))
+    h, queries = net.embed[target.tensor(text[end - w:])], []
     for i, layer in enumerate(model.base_model.layers):
         q = layer.self_attn.q_proj(layer.input_layernorm(h)).unflatten(-1, (-1, layer.self_attn.head_dim))
-        queries.append(turn_rows(model, q.transpose(1, 2), at)[0])
-        h = run_layers(model, h, at, None, rows, [(i, True, True)])
+        queries.append(turn_rows(model, q.transpose(0, 1)[None], at[None])[0])
+        h = run_layers(net, h, at, end, None, rows, [(i, True, True)])
     return queries
 
 # %% ../../nbs/25b_sparse.ipynb #f83542fd

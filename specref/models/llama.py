@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'can_pack', 'PackedLinear', 'packed_product', 'packed_sum',
-           'linear_sum', 'JoinedRows', 'LlamaLayer', 'root_mean_square', 'LlamaPass', 'why_not_llama', 'plain_linear',
-           'weight_state', 'llama_pass', 'packed_or_plain', 'PackedLlama']
+           'linear_sum', 'JoinedRows', 'written_rows', 'stored_rows', 'LlamaLayer', 'root_mean_square', 'LlamaPass',
+           'why_not_llama', 'plain_linear', 'weight_state', 'llama_pass', 'check_llama', 'packed_or_plain',
+           'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
+from functools import partial
 from weakref import WeakKeyDictionary
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -49,13 +50,13 @@ class JoinedRows(RowCache):
         super().__init__()
         self.shape, self.joined = (layers, 2*heads, width), None
 
-    def reserve(self, m, like):  # -> (layers,) of (2 heads, m, width), (1, heads, n + m, width) twice
-        "Of each layer the place of `m` new rows, and the keys and the values up to them"
+    def reserve(self, m, like):  # -> a function of each layer, which stores its m new rows
+        "Room for `m` rows in every layer; see `stored_rows`"
         end, heads = self.n + m, self.shape[1] // 2
         if self.joined is None or self.joined.shape[2] < end: self.grow(end, like)
         rows, one = self.joined.narrow(2, 0, end), self.joined.narrow(2, self.n, m).unbind()
         keys, values = (rows.narrow(1, k, heads).unsqueeze(1).unbind() for k in (0, heads))
-        return [*zip(one, keys, values)]
+        return [partial(written_rows, *places) for places in zip(one, keys, values)]
 
     def grow(self, end, like):
         "Room for twice as many rows"
@@ -69,6 +70,15 @@ class JoinedRows(RowCache):
     def tensors(self):
         states = [b for name, b in self.buffer.items() if not isinstance(name, tuple)]
         return states if self.joined is None else [self.joined, *states]
+
+def written_rows(place, keys, values, new):  # (m, 2 heads, width) -> all keys, all values
+    "Store the new rows of a layer in their place; return the layer's rows up to them, (1, heads, n + m, width)"
+    place.copy_(new.transpose(0, 1))
+    return keys, values
+
+def stored_rows(memory, layer, new):  # (m, 2 heads, width) -> all keys, all values
+    "The same for one layer of any `RowCache`"
+    return memory.update(*new.transpose(0, 1).unsqueeze(0).chunk(2, 1), layer)
 
 # %% ../../nbs/07a_llama.ipynb #82030889
 class LlamaLayer:
@@ -100,7 +110,7 @@ class LlamaPass(nn.Module):
         self.head, self.rotary = PackedLinear(model.get_output_embeddings()), inner.rotary_emb
         self.width, self.inner = inner.layers[0].self_attn.head_dim, c.intermediate_size
         self.gqa = self.heads != self.groups
-        self.turns = self.rotations(64)
+        self.turns, self.later = self.rotations(64), self.causal_strip(64, 256)
 
     def rotations(self, n):  # -> (n, 2, 1, width)
         "Cosines and signed sines of the positions before n (Proposition roll)"
@@ -109,37 +119,61 @@ class LlamaPass(nn.Module):
         a, b = sin.chunk(2, -1)
         return torch.stack([cos, torch.cat([-a, b], -1)], 1)
 
-    def forward(self, ids, at, memory, k, mask=None, causal=False, keep=()):  # (m,), (m,) -> (k, V)
-        "The logits of the last k of the new rows, at positions `at` and behind those of the memory"
-        end = memory.n + len(ids)
-        if end > len(self.turns): self.turns = self.rotations(2*end)
-        turn = self.turns.index_select(0, at).unbind(1)
-        x, rows = self.embed[ids], memory.reserve(len(ids), self.embed)
-        x, states = self.run_layers(x, turn, rows, mask, causal, keep)
-        for i, state in states.items(): memory.put(i, state[None])
-        return self.head(x[len(x)-k:])
+    def causal_strip(self, m, n):  # -> (m, n + m)
+        "0 and the lowest number: of m last rows of any plain text of up to n + m rows, what each attends to"
+        strip = self.embed.new_full((m, n + m), torch.finfo(self.embed.dtype).min)
+        return strip.triu_(n + 1)
 
-    def run_layers(self, x, turn, rows, mask, causal, keep=()):  # (m, hidden) -> the same, {layer: states}
-        states = {}
-        for i, (layer, own) in enumerate(zip(self.layers, rows)):
-            if i in keep: states[i] = x
-            y = self.attend(layer, root_mean_square(x, layer.norm, self.eps), turn, own, mask, causal)
-            x = layer.out.add(x, y)
-            y = layer.gate_up(root_mean_square(x, layer.mlp_norm, self.eps))
-            x = layer.down.add(x, F.silu(y.narrow(1, 0, self.inner)) * y.narrow(1, self.inner, self.inner))
+    def seen(self, mask, m, n):  # -> mask, causal
+        "What `m` new rows behind `n` attend to: a mask of a tree, or every row before them in a plain text"
+        if mask is not None or m == 1 or not n: return mask, mask is None and m > 1
+        rows, columns = self.later.shape
+        if m > rows: return self.causal_strip(m, n), False
+        if n > columns - rows: self.later = self.causal_strip(rows, 2*n)
+        start = self.later.shape[1] - rows - n
+        return self.later.narrow(0, 0, m).narrow(1, start, n + m), False
+
+    def turn(self, at, end):  # (m,) -> (m, 1, width) twice
+        "Cosines and signed sines of positions `at`, all before `end`"
+        if end > len(self.turns): self.turns = self.rotations(2*end)
+        return self.turns.index_select(0, at).unbind(1)
+
+    def forward(self, ids, at, memory, k, mask=None, keep=()):  # (m,), (m,) -> (k, V)
+        "The logits of the last k of the new rows, at positions `at` and behind those of the memory"
+        m, n, x = len(ids), memory.n, self.embed[ids]
+        runs = [(i, store, True) for i, store in enumerate(memory.reserve(m, x))]
+        x, states = self.run_layers(x, self.turn(at, n + m), runs, self.seen(mask, m, n), keep)
         x = root_mean_square(x, self.norm, self.eps)
         if len(self.layers) in keep: states[len(self.layers)] = x
+        for i, state in states.items(): memory.put(i, state[None])
+        return self.head(x[m-k:])
+
+    def score(self, x):  # (k, hidden) -> (k, V)
+        "The logits of states after the last layer"
+        return self.head(root_mean_square(x, self.norm, self.eps))
+
+    def run_layers(self, x, turn, runs, seen, keep=()):  # (m, hidden) -> the same, {layer: states before it}
+        "Rows through `runs`: layer, what stores its keys and values (None: no attention), with its MLP?"
+        states = {}
+        for i, store, maps in runs:
+            layer = self.layers[i]
+            if i in keep: states[i] = x
+            if store: x = layer.out.add(x, self.attend(layer, x, turn, store, *seen))
+            if maps:
+                y = layer.gate_up(root_mean_square(x, layer.mlp_norm, self.eps))
+                x = layer.down.add(x, F.silu(y.narrow(1, 0, self.inner)) * y.narrow(1, self.inner, self.inner))
         return x, states
 
-    def attend(self, layer, h, turn, rows, mask, causal):  # (m, hidden) -> (m, heads width)
+    def attend(self, layer, x, turn, store, mask, causal):  # (m, hidden) -> (m, heads width)
         "Attention of the new rows to those before and to one another; their keys and values are stored"
-        (cos, sin), (new, keys, values), m = turn, rows, h.shape[0]
+        (cos, sin), m = turn, x.shape[0]
+        h = root_mean_square(x, layer.norm, self.eps)
         a = layer.qkv(h).view(m, -1, self.width)   # queries, keys, values
         t = a.narrow(1, 0, self.heads + self.groups)
         if layer.head_norm is not None: t.copy_(root_mean_square(t, layer.head_norm, self.eps))
         other = t.roll(self.width // 2, -1)
         t.mul_(cos).addcmul_(other, sin)
-        new.copy_(a.narrow(1, self.heads, 2*self.groups).transpose(0, 1))
+        keys, values = store(a.narrow(1, self.heads, 2*self.groups))
         q = a.narrow(1, 0, self.heads).transpose(0, 1).unsqueeze(0)
         y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=self.gqa)
         return y.transpose(1, 2).reshape(m, -1)
@@ -181,6 +215,12 @@ def llama_pass(model):  # -> LlamaPass
     if PASSES.get(model, ((), None))[0] != now: PASSES[model] = now, LlamaPass(model)
     return PASSES[model][1]
 
+def check_llama(model):
+    "Raise `Unservable`, with the reason, for a module that `LlamaPass` cannot read"
+    wrong = why_not_llama(model)
+    kind = type(model).__name__
+    if wrong: raise Unservable(f"model: got {kind}, wanted a Llama: {wrong}; `HFModel` serves it")
+
 def packed_or_plain(model, *args, **options):  # -> HFModel
     "A `PackedLlama` where its pass has packed products for the module, else an `HFModel`"
     able = not why_not_llama(model) and can_pack(model.get_input_embeddings().weight)
@@ -196,10 +236,7 @@ class PackedLlama(HFModel):
     ('PackedLlama', (512,))
     """
     def __init__(self, model: PreTrainedModel, temperature: float = 1., **options):
-        wrong = why_not_llama(model)
-        if wrong:
-            got = type(model).__name__
-            raise Unservable(f"model: got {got}, wanted a Llama: {wrong}; `HFModel` serves it")
+        check_llama(model)
         self.network = llama_pass(model.eval())
         super().__init__(model, temperature, **options)
     def forget(self) -> None:
@@ -207,8 +244,5 @@ class PackedLlama(HFModel):
         self.trie, self.memory = RowTrie(), JoinedRows(len(net.layers), net.groups, net.width)
 
     def run_network(self, x: Sequence[int], at: Sequence[int], end: int, k: int) -> torch.Tensor:  # (k, V)
-        start, mask = end - len(x), self.mask(end - len(x), end)
-        plain = mask is None and len(x) > 1
-        if plain and start: mask = self.additive(np.tri(len(x), end, start, dtype=bool))
-        ids, at = self.tensor(x), self.tensor(at)
-        return self.network(ids, at, self.memory, k, mask, plain and not start, self.keep)
+        mask = self.mask(end - len(x), end)
+        return self.network(self.tensor(x), self.tensor(at), self.memory, k, mask, self.keep)

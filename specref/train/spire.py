@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between
-from ..draft.skipping import check_layer_parts
+from ..models.llama import check_llama
 from ..draft.sparse import check_queries
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, to_float32
@@ -94,7 +94,7 @@ def check_last_layers(base, last):
     "The target must have `last` layers, of Llama's kind"
     check_between(1, base.layers, last=last)
     check_at_least(1, last=last)
-    check_layer_parts(base.model)
+    check_llama(base.model)
     check_queries(base.model)
 
 # %% ../../nbs/31c_spire.ipynb #92d63dab
