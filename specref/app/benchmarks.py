@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST', 'SIZES', 'RACE_KINDS', 'BASELINES', 'DRAFTS',
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
-           'transformers_generate', 'generation_view', 'reading_seconds', 'layers_run', 'draft_calls', 'Prices',
-           'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row', 'predicted_row',
-           'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'enumeration_speed', 'time_verifiers',
-           'verifier_words', 'after_reading', 'datastore_of', 'memory_of', 'build_seconds', 'lookups', 'record',
-           'quiet', 'table_cells', 'result_cells', 'by_kind', 'result_table']
+           'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'reading_seconds', 'layers_run',
+           'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
+           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'enumeration_speed',
+           'time_verifiers', 'verifier_words', 'after_reading', 'datastore_of', 'memory_of', 'build_seconds', 'lookups',
+           'record', 'quiet', 'table_cells', 'result_cells', 'by_kind', 'result_table']
 
 # %% ../../nbs/62_benchmarks.ipynb #1ab5b02b
 import gc
 import tracemalloc
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -41,6 +41,7 @@ from ..models.embedded import EMBEDDED, domain_ids, embedded, prompts, raw_model
 from ..models.recipe import llama
 from ..models.llama import PackedLlama, llama_pass
 from ..draft.datastore import Datastore
+from ..draft.length import GoodputLength, ScheduledChain
 from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
@@ -108,6 +109,19 @@ def generation_view(name, **how):
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, **how)
     return model
 
+# %% ../../nbs/62_benchmarks.ipynb #62f00d02
+@cache
+def pair_costs(draft, temperature):  # -> Costs
+    "The costs of the embedded target and a draft on this machine, after an English text"
+    target, model = target_of("", temperature), embedded(draft, temperature=temperature)
+    return measure(target, model, KINDS["english"](1, seed=5), SIZES, repeats=3)
+
+def goodput_run(draft, temperature, prompt, n, seed):
+    "Rejection sampling on chains whose length has the largest goodput at the measured costs; its ledger"
+    target, model = target_of("", temperature), embedded(draft, temperature=temperature)
+    drafter = ScheduledChain(model, GoodputLength(pair_costs(draft, temperature)), most=20)
+    return generate(target, drafter, reject, prompt, n, Seeded(seed)).ledger
+
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
@@ -115,6 +129,7 @@ RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TAR
          TrainedStop("SPIRe")]   # the other trained ones have a page of their own
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
+    **{("goodput length", draft): partial(goodput_run, draft) for draft in ("small", "large")},
     ("transformers", ""): partial(transformers_generate, "", {}),
     LOOKUP: partial(transformers_generate, "", {}, prompt_lookup_num_tokens=10, max_matching_ngram_size=3),
     **{(SAME_SETTINGS, draft): partial(transformers_generate, draft, CONSTANT)
