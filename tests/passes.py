@@ -48,18 +48,19 @@ def parts(net, m):  # -> {part: function}: what one layer does
     x, width = torch.randn(m, net.embed.shape[1]), net.width
     a = torch.randn(m, net.heads + 2*net.groups, width)
     (cos, sin), t = net.turns[:m].unbind(1), a[:, :net.heads + net.groups]
-    rows, y = torch.randn(2*net.groups, CONTEXT + m, width), torch.randn(m, 2*net.inner)
+    inner = net.layers[0].gate_up.shape[0] // 2
+    rows, y = torch.randn(2*net.groups, CONTEXT + m, width), torch.randn(m, 2*inner)
     q, k, v = a[:, :net.heads].transpose(0, 1)[None], rows[None, :net.groups], rows[None, net.groups:]
     mask, norm, heads = additive(m), net.layers[0].norm, a[:, :net.heads].reshape(m, -1)
     def attention(): return F.scaled_dot_product_attention(q, k, v, mask)[0].transpose(0, 1).reshape(m, -1)
     def products():
         for layer in net.layers:
-            layer.qkv(x), layer.out.add(x, heads), layer.gate_up(x), layer.down.add(x, y[:, :net.inner])
+            layer.qkv(x), layer.out.add(x, heads), layer.gate_up(x), layer.down.add(x, y[:, :inner])
     return {"products": products, "two norms": lambda: [root_mean_square(x, norm, net.eps) for _ in range(2)],
             "rotation": lambda: t.mul_(cos).addcmul_(t.roll(width // 2, -1), sin),
             "copy of k and v": lambda: rows[:, CONTEXT:].copy_(a[:, net.heads:].transpose(0, 1)),
             "attention": attention,
-            "gate": lambda: F.silu(y.narrow(1, 0, net.inner)) * y.narrow(1, net.inner, net.inner)}
+            "gate": lambda: F.silu(y[:, :inner]) * y[:, inner:]}
 
 def medians(calls, laps):  # {name: function} -> {name: milliseconds}
     "The functions in turn; the first lap does not count"

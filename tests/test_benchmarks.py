@@ -36,7 +36,8 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("name", THEIRS, ids="-".join)
 def test_transformers_runs_with_the_named_settings(name, seen):
     "The text of ours at temperature 0; the assistant has the named settings; no configuration is changed"
-    ours = {(stop.recipe, stop.draft) for stop in b.RACED}
+    chosen = {("goodput length", draft) for draft in ("small", "large")}
+    ours = {(stop.recipe, stop.draft) for stop in b.RACED} | chosen
     assert len(THEIRS) == 6 and b.CONTEST.keys() - {*THEIRS} == ours
     before = {k: raw_model(k).generation_config.to_dict() for k in ("target", "small", "large")}
     b.CONTEST[name](0., PROMPT, 9, 0)
@@ -45,6 +46,17 @@ def test_transformers_runs_with_the_named_settings(name, seen):
     assert tuple(out[0, len(PROMPT):].tolist()) == plain and (assistant is None) == (name[1] == "")
     assert before == {k: raw_model(k).generation_config.to_dict() for k in before}
     if name[0] == b.SAME_SETTINGS: assert b.CONSTANT.items() <= assistant.generation_config.to_dict().items()
+
+
+def test_the_goodput_contestant_drafts_what_its_costs_favour(monkeypatch):
+    "Free drafts: the longest; drafts as dear as the target: none; the text is that of plain decoding"
+    plain, drafted = autoregressive(embedded(temperature=0), PROMPT, 30, Seeded(0)), []
+    for draft in (0., 1.):
+        monkeypatch.setattr(b, "pair_costs", lambda name, temperature: Costs({1: 1., 65: 1.}, draft))
+        ledger = b.CONTEST["goodput length", "small"](0., PROMPT, 30, 0)
+        drafted.append(ledger.column("drafted"))
+        assert ledger.num_emitted_tokens == len(plain) == 30
+    assert drafted[0][0] == 20 and set(drafted[1]) == {0}
 
 
 def test_time_inside_is_that_of_the_forward_passes(monkeypatch):

@@ -27,7 +27,7 @@ from .shapes import drawn_at
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
 from ..models.llama import check_llama, llama_pass, stored_rows
 from ..models.recipe import write_card
-from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie, Unservable
+from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie
 from ..models.transformer import common_prefix_len
 from ..verify.reject import reject
 

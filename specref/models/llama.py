@@ -72,7 +72,7 @@ class JoinedRows(RowCache):
         return states if self.joined is None else [self.joined, *states]
 
 def written_rows(place, keys, values, new):  # (m, 2 heads, width) -> all keys, all values
-    "Store the new rows of a layer in their place; return the layer's rows up to them, (1, heads, n + m, width)"
+    "The new rows of a layer are stored in their place; with them (1, heads, n + m, width) twice"
     place.copy_(new.transpose(0, 1))
     return keys, values
 
@@ -108,8 +108,7 @@ class LlamaPass(nn.Module):
         self.layers = [made[id(x.self_attn.q_proj.weight)] for x in inner.layers]
         self.embed, self.norm = model.get_input_embeddings().weight, inner.norm.weight
         self.head, self.rotary = PackedLinear(model.get_output_embeddings()), inner.rotary_emb
-        self.width, self.inner = inner.layers[0].self_attn.head_dim, c.intermediate_size
-        self.gqa = self.heads != self.groups
+        self.width, self.gqa = inner.layers[0].self_attn.head_dim, self.heads != self.groups
         self.turns, self.later = self.rotations(64), self.causal_strip(64, 256)
 
     def rotations(self, n):  # -> (n, 2, 1, width)
@@ -159,10 +158,12 @@ class LlamaPass(nn.Module):
             layer = self.layers[i]
             if i in keep: states[i] = x
             if store: x = layer.out.add(x, self.attend(layer, x, turn, store, *seen))
-            if maps:
-                y = layer.gate_up(root_mean_square(x, layer.mlp_norm, self.eps))
-                x = layer.down.add(x, F.silu(y.narrow(1, 0, self.inner)) * y.narrow(1, self.inner, self.inner))
+            if maps: x = self.mlp(layer, x)
         return x, states
+
+    def mlp(self, layer, x):  # (m, hidden) -> the same
+        gate, up = layer.gate_up(root_mean_square(x, layer.mlp_norm, self.eps)).chunk(2, 1)
+        return layer.down.add(x, F.silu(gate) * up)
 
     def attend(self, layer, x, turn, store, mask, causal):  # (m, hidden) -> (m, heads width)
         "Attention of the new rows to those before and to one another; their keys and values are stored"
