@@ -191,7 +191,8 @@ def short(monkeypatch):
         lookups=lambda out: None, large_model_share=lambda: dict(parameters=1, ms_a_round=1., outside=.5),
         RACE_KINDS={"copy": KINDS["copy"]}, verifier_times=lambda V, gamma: dict.fromkeys(b.VERIFIERS, 1.),
         CONTEST={k: b.CONTEST[k] for k in SOME}, best_size=lambda *args: (8, 4, 1.5),
-        sibling_rates=lambda draft, temperature: None, measure=lambda *args, **kw: COSTS)
+        sibling_rates=lambda draft, temperature: None, measure=lambda *args, **kw: COSTS,
+        growth=lambda: dict(enumeration=[(3, 1.5, 4)]))
     for name, fake in fakes.items(): monkeypatch.setattr(b, name, fake)
 
 
@@ -206,6 +207,16 @@ def test_the_record_is_written_whole(short, tmp_path, capsys):
         ours = not row["system"].startswith("transformers")
         assert row["tokens_per_s"] > 0 and 0 < row["outside"] < 1 and ("predicted" in row) == ours
         if row["system"] == "autoregressive": assert row["over_plain"] == 1 == row["tokens_a_round"]
+
+
+def test_a_large_tree_is_not_read_whole():
+    "Rows that a verdict reads, in trees of 4 and of 340 nodes; paths and their estimate"
+    rows = b.growth_with_trees((1, 4), V=50, turns=5)
+    assert [(row["verifier"], row["nodes"]) for row in rows] == [
+        (name, n) for n in (4, 340) for name in ("reject", "traversal")]
+    assert all(1 <= row["read"] < 10 and row["ms"] > 0 for row in rows)
+    for paths, seconds, guess in b.growth_of_enumeration((1, 2), turns=1):
+        assert seconds > 0 and .5 < guess / paths < 2
 
 
 def test_the_share_of_a_large_model_is_measured():

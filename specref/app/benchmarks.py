@@ -7,9 +7,10 @@ __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST'
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
            'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'reading_seconds', 'layers_run',
            'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
-           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'enumeration_speed',
-           'time_verifiers', 'verifier_words', 'after_reading', 'datastore_of', 'memory_of', 'build_seconds', 'lookups',
-           'record', 'quiet', 'table_cells', 'result_cells', 'by_kind', 'result_table']
+           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
+           'growth_with_trees', 'growth_of_enumeration', 'growth', 'time_verifiers', 'verifier_words', 'after_reading',
+           'datastore_of', 'memory_of', 'build_seconds', 'lookups', 'record', 'quiet', 'table_cells', 'result_cells',
+           'by_kind', 'result_table']
 
 # %% ../../nbs/62_benchmarks.ipynb #1ab5b02b
 import gc
@@ -28,7 +29,7 @@ from transformers.utils import logging
 
 # %% ../../nbs/62_benchmarks.ipynb #56a3ae15
 from ..core.check import check_at_least, write_json
-from ..core.rng import Seeded, law_of
+from ..core.rng import Seeded, estimated_paths, law_of
 from ..core.cost import Costs
 from ..core.timing import measure
 from ..core.loop import generate, match, rounds
@@ -329,14 +330,46 @@ def verifier_times(V, gamma, turns=40, spread=.65):  # -> {verifier: ms}
     return {name: float(np.median(ms)) for name, ms in took.items()}
 
 # %% ../../nbs/62_benchmarks.ipynb #61adcd9d
-def enumeration_speed(n=3, turns=5):  # -> paths a second
-    "How many paths of whole generations of `n` tokens on three `law_of` walks in a second"
-    p, q, rates = random_table(3, 1), random_table(3, 2), []
-    for _ in range(turns):
-        start = perf_counter()
-        law = law_of(lambda rng: generate(p, Chain(q, 2), reject, (0,), n, rng))
-        rates.append(law.paths / (perf_counter() - start))
-    return float(np.median(rates))
+def bushy_tree(width, q, seed, levels=4):
+    "Four levels of `width` siblings below each node, all drawn from the row q"
+    tree, last = Tree((0,)), [0]
+    for d in range(levels):
+        last = [child for u in last for child in tree.grow(u, iid(q), Seeded(seed, (d, u)), width)]
+    return tree
+
+def growth_with_trees(widths=(1, 2, 3, 4, 6, 8), V=1000, turns=20):  # -> [dict]
+    "Milliseconds of a verdict, the nodes of the tree, and the rows of the target that were read"
+    found, (a, b) = [], np.random.default_rng(0).dirichlet(np.ones(V), 2)
+    p, q = .7*a + .3*b, .3*a + .7*b
+    trees = {width: [bushy_tree(width, q, turn) for turn in range(turns)] for width in widths}
+    for width, (name, verify) in product(widths, dict(reject=reject, traversal=traversal).items()):
+        took, read = [], []
+        for turn, tree in enumerate(trees[width]):
+            rows = Rows(lambda u: read.append(u) or p, len(tree), V)
+            start = perf_counter()
+            verify(rows, tree, Seeded(turn))
+            took.append(1e3 * (perf_counter() - start))
+        found.append(dict(verifier=name, nodes=len(tree) - 1, read=len(read)/turns, ms=float(np.mean(took))))
+    return found
+
+def growth_of_enumeration(tokens=(1, 2, 3, 4), turns=3):  # -> [(paths, seconds, estimate)]
+    "Whole generations on three tokens: the paths that `law_of` walks, its seconds, and the estimate before"
+    p, q, found = random_table(3, 1), random_table(3, 2), []
+    for n in tokens:
+        def text(rng): return generate(p, Chain(q, 2), reject, (0,), n, rng)
+        took = []
+        for _ in range(turns):
+            start = perf_counter()
+            paths = law_of(text).paths
+            took.append(perf_counter() - start)
+        found.append((paths, float(np.median(took)), int(estimated_paths(text, 50))))
+    return found
+
+def growth():  # -> {quantity: measured points}
+    "How the times of verdicts grow with the vocabulary and the tree, and that of the enumeration with paths"
+    sizes = 1000, 4000, 16_000, 64_000, 128_000
+    return dict(vocabulary=[dict(V=V) | verifier_times(V, 8, turns=15) for V in sizes],
+                trees=growth_with_trees(), enumeration=growth_of_enumeration())
 
 # %% ../../nbs/62_benchmarks.ipynb #94da9db9
 def time_verifiers(out="docs/benchmarks/verifiers.json", threads=1, V=32_000, gamma=8):
@@ -344,19 +377,19 @@ def time_verifiers(out="docs/benchmarks/verifiers.json", threads=1, V=32_000, ga
     check_at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
     about = provenance_of_run(threads=threads, numpy=np.__version__, tokens=V, drafts=gamma)
-    got = about | dict(verdict_ms=verifier_times(V, gamma), loop_ms=loop_ms(),
-                       paths_per_s=enumeration_speed())
+    got = about | dict(verdict_ms=verifier_times(V, gamma), loop_ms=loop_ms(), growth=growth())
     write_json(out, got)
     print(verifier_words(got))
 
 def verifier_words(got):
     "The figures of the verifiers in words"
+    paths, seconds, _ = got["growth"]["enumeration"][-1]
     ms = ", ".join(f"{name} {x:.2f} ms" for name, x in got["verdict_ms"].items())
     loop = ", ".join(f"{name} {x:.1f} ms" for name, x in got["loop_ms"].items())
     return (f"{got['machine']}, numpy {got['numpy']}, {got['date']}\n"
             f"a round outside the models, 128,256 tokens: {loop}\n"
             f"a verdict on {got['drafts']} drafts, {got['tokens']:,} tokens: {ms}\n"
-            f"enumeration: {got['paths_per_s']:,.0f} paths a second")
+            f"enumeration: {paths / seconds:,.0f} paths a second")
 
 # %% ../../nbs/62_benchmarks.ipynb #734d310f
 def after_reading(make):  # -> tokens -> structure
