@@ -9,13 +9,14 @@ import torch
 from triton.runtime import interpreter
 
 from helpers import DRAWS, cold
+from verify_helpers import HIDDEN, corruptions, hidden
 from specref.core.law import exact
 from specref.core.rng import Seeded, law_of
 from specref.core.target import random_table
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
 from specref.gpu import kernels
 from specref.gpu.layout import flat, pack, repeat_batch
-from specref.gpu.verify import Logits, decision_cells, verify_chains, verify_trees
+from specref.gpu.verify import Logits, Probs, decision_cells, verify_chains, verify_trees
 from specref.verify.block import block
 from specref.verify.reject import reject
 
@@ -92,6 +93,10 @@ def every_cell(name):
     assert same(kind, args, 2 if temperature is None else 4), name
 
 
+def every_cells():
+    for name in CELLS: every_cell(name)
+
+
 # Random batches
 
 def law(rng, V):
@@ -162,6 +167,45 @@ def strides():
     spread = replace(batch, child=gaps(batch.child), token=gaps(batch.token))
     for x in (cut, p.t().contiguous().t(), p[:1].expand(batch.n, -1), gaps(p)):
         assert not x.is_contiguous() and same("trees", (spread, x, gaps(q), gaps(coins), gaps(picks)))
+
+
+def rows_by_number():
+    "Rows of p in any order, and more of them than nodes; a number of no row ends its request alone"
+    batch, p, q, *uniforms = three(4)
+    order = torch.randperm(2*batch.n, generator=torch.Generator().manual_seed(0))[:batch.n]
+    x = torch.full((2*batch.n, p.shape[1]), torch.nan, dtype=p.dtype)
+    x[order] = p
+    for kind in (torch.int64, torch.int32):
+        for rows in (Probs(x, order.to(kind)), Logits(x.log(), row=order.to(kind))):
+            plain = Probs(p) if isinstance(rows, Probs) else Logits(p.log())
+            assert same("trees", (batch, rows, q, *uniforms))
+            found, want = (vars(verify_trees(batch, x, q, *uniforms)) for x in (rows, plain))
+            assert all(map(torch.equal, found.values(), want.values()))
+    for wrong in (-1, 2*batch.n):
+        order[batch.root[1]] = wrong
+        args = batch, Probs(x, order), q, *uniforms
+        assert same("trees", args, check=False)
+        assert verify_trees(*args, check=False).status.tolist() == [0, 2, 0]
+
+
+def broken(seed, kind, V=5):
+    "Every corruption of one tree: the kernel's statuses and integers are the twin's"
+    rng = np.random.default_rng(seed)
+    trees, chains = [], kind == "chains"
+    while len(trees) < 3 or len(trees[1]) == 1: trees = [ragged(rng, V, chains) for _ in range(3)]
+    batch, p, q, *uniforms = drafted(rng, trees, V)
+    for name, right, bad, x, y in corruptions(batch, p, q, 1):
+        for rows in (x, y), (Logits(x.log()), Logits(y.log())):
+            assert same(kind, (bad, *rows, *uniforms), check=False), f"{name}, seed {seed}"
+    for name in ("height", "width"):
+        args = replace(batch, **{name: 1}), p, q, *uniforms
+        if kind == "trees": assert same(kind, args, check=False), f"{name}, seed {seed}"
+
+
+def hidden_faults():
+    for name in HIDDEN:
+        args, chains, _ = hidden(name)
+        assert same("chains" if chains else "trees", args, check=False), name
 
 
 def temperatures():
@@ -275,6 +319,9 @@ CASES = {
 
 
 def passes(name, K):
+    if name in HIDDEN:
+        args, chains, _ = hidden(name)
+        return same("chains" if chains else "trees", args, 4, False, K)
     size = 16 if name == "borders" else 4
     return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K)
 
@@ -291,16 +338,18 @@ def resorted(batch):
             if u >= 0: sibling[a] = b
     return child, sibling
 '''
-TEST = "            if tl.load(coins + c) * (share * offer(q, x, j, past)) < r:"
-DRAWN = "drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB))\n    tl.store(length + b, n + 1)"
+TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
+DRAWN = ("drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)\n"
+         "    store_verdict(tree, way")
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
-MERGED = ("            if (alone == 0) & (tl.sum(((tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
-          "                c = tl.load(sibling + c)\n") + TEST.replace("if", "elif", 1)
+MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
+          "                c = tl.load(tree.sibling + c)\n") + ACCEPTED
 MUTANTS = {  # name: (case, text, instead, what is added at the end)
-    "duplicate siblings merged": ("duplicates", TEST, MERGED),
+    "duplicate siblings merged": ("duplicates", ACCEPTED, MERGED),
     "siblings sorted again": ("order", "batch.child, batch.sibling", "*resorted(batch)", SORTED),
-    "one uniform for all siblings": ("fresh", "tl.load(coins + c)", "tl.load(coins + tl.load(child + node))"),
-    "the pick as a coin": ("fresh", "tl.load(coins + c)", "tl.load(picks + b)"),
+    "one uniform for all siblings": (
+        "fresh", "tl.load(coins + c)", "tl.load(coins + tl.load(tree.child + at.node))"),
+    "one coin for all requests": ("fresh", "tl.load(coins + c)", "tl.load(coins + c - tree.first)"),
     "<= in the test": ("strict", TEST, TEST.replace("< r", "<= r")),
     "<= in the search": ("borders", "tl.cumsum(w, 0) + before <= mark", "tl.cumsum(w, 0) + before < mark"),
     "last block dropped": ("tail", "range(0, tl.cdiv(p.V, BLOCK))", "range(0, p.V // BLOCK)"),
@@ -312,20 +361,33 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "bfloat16 softmax": ("softmax", "power((x - top.most) * rows.slope)",
                          "power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float64)"),
     "extra token from the root's row": (
-        "bonus", DRAWN, DRAWN.replace(" at,", " NodeState(tl.load(root + b), at.top, at.scale),")),
+        "bonus", DRAWN, DRAWN.replace(" at,", " NodeState(tree.first, tree.first, at.top, at.scale),")),
     "exclusion forgotten": (
         "exclusion", "if entry(past.without_replacement, l) > 0:",
         "if entry(past.without_replacement, l) > 1:"),
     "c not renewed": ("exclusion", "if (alone > 0) & (j > 0):", "if (alone > 0) & (j > 99):"),
     "no uniform fallback": (
-        "uniform", "flat = tl.where(here, nothing, flat)", "flat = tl.where(here, 0, flat)"),
-    "S not renewed": ("fresh", "tl.where(r_row >= 0, 1, stale)", "stale"),
+        "uniform", "tl.where(here, nothing, past.flat)", "tl.where(here, 0, past.flat)"),
+    "S not renewed": ("fresh", "tl.where(row >= 0, 1, stale)", "stale"),
     "rejections forgotten at the end": ("fresh", DRAWN, DRAWN.replace(" j,", " 0,")),
-    "rejections of the node before": ("leaf", "accepted, stale, j = -1, 0, 0", "accepted, stale = -1, 0"),
     "block: <=": ("ends", "(S + (1 - w)) < S", "(S + 1 - w) <= S"),
     "block: weight left out": ("chain", "tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0"),
-    "block: from the front": ("chain", "d, looking = n - 1, 1", "d, looking = tl.minimum(n - 1, 1), 1"),
-    "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tl.load(root + b))"),
+    "block: from the front": (
+        "chain", "d, looking, last = n - 1, 1,", "d, looking, last = tl.minimum(n - 1, 1), 1,"),
+    "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
+    "any p is a weight": ("infinite p at a token", "is_weight(r) & ", ""),
+    "any q is a weight": ("negative q at a token", "is_weight(w) & (cover", "(cover"),
+    "any sum of q": ("infinite q elsewhere", 'tl.where(odd > 0, float("nan"), total)', "total"),
+    "any sum of p": ("too much weight", "(total < 2 * ONE) & ", ""),
+    "NaN is no weight": ("NaN at a tried token", "tl.where(x == 0, r, tl.where(less < 0, 0.0, less))",
+                         "tl.where(x > 0, tl.where(less < 0, 0.0, less), r)"),
+    "any depth": ("deeper than the height", "(deeper == 0)", "(deeper > 1)"),
+    "any width": ("wider than the width", "tl.where(j < width, status, LINKS)", "status"),
+    "block: any depth": ("a chain deeper than the height", "tl.where(n < height, status, LINKS)", "status"),
+    "block: any p": (
+        "infinite p in a chain", "status = tl.where(is_weight(px) & is_weight(covers), FINE, ROW)",
+        "status = tl.where(px == px, FINE, FINE)"),
+    "block: NaN rejects": ("NaN behind a prefix", "tl.where(S == S, FINE, ROW)", "status"),
 }
 
 
@@ -343,19 +405,21 @@ def mutated(text, instead, more=""):
 
 def main():
     "Run everything; the last line counts verified trees, batches with recorded reads, detected mutants"
-    for name in CELLS: every_cell(name)
     random_batches(range(7), (2, 3, 5), (1, 2, 4, 8), "trees")
     random_batches(range(100, 103), (37, 129, 1000), (16, 128, 1024), "trees")
     random_batches(range(200, 202), (4099,), (2048, 4096, 8192), "trees")
     random_batches(range(5), (2, 3, 5), (1, 2, 4, 8), "chains")
     random_batches(range(100, 103), (37, 1000), (16, 128, 1024), "chains")
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
-    for check in (strides, temperatures, next_to_nothing, every_depth, alone): check()
-    verified, watched_batches = sum(VERIFIED), reads()
-    for name in CASES: assert passes(name, kernels), name
+    for seed in range(4):
+        for kind in TWINS: broken(seed, kind)
+    checks = every_cells, strides, rows_by_number, hidden_faults, temperatures, next_to_nothing, every_depth, alone
+    for check in checks: check()
+    watched_batches = reads()
+    assert all(passes(name, kernels) for name in CASES)
     survivors = [name for name, (case, *change) in MUTANTS.items() if passes(case, mutated(*change))]
     assert not survivors, survivors
-    print(verified, watched_batches, len(MUTANTS))
+    print(sum(VERIFIED), watched_batches, len(MUTANTS))
 
 
 if __name__ == "__main__": main()

@@ -32,12 +32,12 @@ def compiled(kernel, K, p, q, generation):
     "Resources and ptx of a kernel compiled for a GPU, with rows of the types p and q"
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    rows, links = [f"*{x.split()[0]}" for x in (p, q)] + ["*fp64"]*2 + ["i32"]*2, ["*i32"]*5 + ["*i1"]
-    out = ["*fp64"]*2 + ["*i32"]*3 + ["i32"]*2
-    types = dict(zip(kernel.arg_names, rows + links + out + ["constexpr"]*5, strict=True))
-    aligned = [i for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name == "V"]
-    source = ASTSource(kernel, types, dict(K=K, BLOCK=2048, NB=128, P="logits" in p, Q="logits" in q),
-                       {(i,): [["tt.divisibility", 16]] for i in aligned})
+    rows = [f"*{x.split()[0]}" for x in (p, q)] + ["i32"]*4 + ["*fp64"]*2 + ["i32"]*2
+    links, out = ["*i32"]*5 + ["*i1", "*i32"] + ["*fp64"]*2, ["*i32"]*4 + ["i32"]*4
+    types = dict(zip(kernel.arg_names, rows + links + out + ["constexpr"]*7, strict=True))
+    aligned = [i for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name in ("V", "p_stride")]
+    fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P="logits" in p, Q="logits" in q, INDEXED="rows" in p)
+    source = ASTSource(kernel, types, fixed, {(i,): [["tt.divisibility", 16]] for i in aligned})
     options = dict(num_warps=8, maxnreg=255, enable_fp_fusion=False)   # as in `launch`
     asm = triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options).asm
     binary = Path(os.environ["TRITON_CACHE_DIR"], "kernel.cubin")
@@ -46,7 +46,7 @@ def compiled(kernel, K, p, q, generation):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
 
 
-ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits", "bf16 logits")]
+ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, rows by number", "bf16 logits")]
 COMPILED = [("verify_trees_kernel", 4, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
 COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import proves
+from verify_helpers import HIDDEN, corruptions, hidden
 from hypothesis import example, given, settings, strategies as st
 from specref.verify.block import block
 from specref.core.rng import Seeded, law_of, verdict_tape
@@ -164,6 +165,7 @@ def test_random_tapes(chain, seed, V, B):
     rows = [rows_for(rng, t, V) for t in trees]
     coins, picks = [[number(rng) for _ in range(len(t))] for t in trees], [number(rng) for _ in trees]
     whole = F if V <= 9 else float
+    if V > 9: coins = [[max(u, 2**-40) for u in row] for row in coins]   # below, a truncated sum may be 0
     outputs = [*verified(verify, trees, rows, coins, picks)]
     for b, t in enumerate(trees):
         tape = verdict_tape([whole(u) for u in coins[b]], [whole(picks[b])]*len(t))
@@ -441,6 +443,53 @@ def test_only_visited_rows_are_read(seed):
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
 
 
+# Broken requests
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("verify", [verify_trees, verify_chains])
+@proves("prop-broken")
+def test_a_broken_request_ends_alone(seed, verify, device_way):
+    "A status of the right kind, nothing emitted; the requests beside it are as without it"
+    rng, V, trees = np.random.default_rng(seed), 12, [Tree((0,))]*3
+    while not trees[1].children(0):
+        trees = [random_tree(rng, V, chain=verify is verify_chains) for _ in range(3)]
+    batch, q = pack(trees, V=V)
+    p, u = torch.tensor(np.concatenate([rows_for(rng, t, V) for t in trees])), uniforms(rng, batch)
+    want = vars(verify(batch, p, q, *u))
+    for name, right, bad, x, y in corruptions(batch, p, q, 1):
+        for rows in (x, y), (Logits(x.log()), Logits(y.log())):
+            found = vars(verify(bad, *rows, *u, check=False))
+            tokens, nodes, length, status = (x[1].tolist() for x in found.values())
+            assert status in right, f"{name}: {status}"
+            assert not status or (length, {*tokens}, {*nodes}) == (0, {-1}, {-1}), name
+            beside = (torch.equal(a[::2], b[::2]) for a, b in zip(found.values(), want.values()))
+            assert rows[0] is not x or all(beside), name
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@proves("prop-broken")
+def test_what_no_sum_would_show_is_found(name, device_way):
+    args, chains, status = hidden(name)
+    found = (verify_chains if chains else verify_trees)(*args, check=False).status.tolist()
+    assert found[1:] == [status, 0] and (found[0] == 0 or args[0].height == 1 or args[0].width == 1)
+
+
+def test_rows_of_p_by_number():
+    "Any order, unused rows with NaN: the same verdicts; each wrong number is found"
+    rng, V = np.random.default_rng(0), 12
+    trees = [random_tree(rng, V) for _ in range(4)]
+    batch, q = pack(trees, V=V)
+    p, u = torch.tensor(np.concatenate([rows_for(rng, t, V) for t in trees])), uniforms(rng, batch)
+    order = torch.from_numpy(rng.permutation(2*batch.n)[:batch.n])
+    x = torch.full((2*batch.n, V), torch.nan, dtype=p.dtype).index_copy(0, order, p)
+    want, found = verify_trees(batch, p, q, *u), verify_trees(batch, Probs(x, order), q, *u)
+    assert all(map(torch.equal, vars(found).values(), vars(want).values()))
+    for wrong in (-1, 2*batch.n, 10**12):
+        order[batch.root[2]] = wrong
+        found = verify_trees(batch, Probs(x, order), q, *u, check=False)
+        assert found.status.tolist() == [0, 0, v.LINKS, 0] and torch.equal(found.tokens[3], want.tokens[3])
+
+
 # Compilation
 
 def test_one_graph():
@@ -481,13 +530,13 @@ WRONG = {   # what is replaced in the module, by what
     "the maximum of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
     "the maximum of the present offer": (
         "self.offer(i, self.last)", "self.offer(i, self.last._replace(top=self.now.top))"),
-    "point masses stay": ("torch.where(self.tried[i] < 0, r.gather(1, tried), 0.)", "r.gather(1, tried)"),
+    "point masses stay": ("torch.where(self.tried[i] < 0, there, 0*there)", "r.gather(1, tried)"),
     "tried tokens stay in the draft's mass": (
         "self.offer(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)", "self.offer(i, self.now)"),
     "never renormalised": ("(a * w) < r", "w < r"),
     "uniform over all": ("self.untried[i] * ONE", "self.V * ONE"),
     "the row before": (
-        "self.p.weigh(self.b[i], self.node[i],", "self.p.weigh(self.b[i], self.batch.root[i].long(),"),
+        "self.p.weigh(self.b[i], self.row[i],", "self.p.weigh(self.b[i], self.batch.root[i].long(),"),
 }
 
 SHORT = [("chain", 3), ("without replacement", 3), ("independent", 3), ("support used up", 4), ("points", 3),

@@ -1,5 +1,8 @@
-"Shared by the tests of the verifiers: pairs of distributions from the literature, draws, stars of siblings"
+"Shared by the tests of the verifiers: pairs of distributions, draws, stars of siblings, broken requests"
+from dataclasses import replace
+
 import numpy as np
+import torch
 
 from specref.core.law import exact
 from specref.core.tree import Tree
@@ -26,3 +29,72 @@ def depends(seed, V, ends=0):
         if rng.random() < ends: return None
         return exact(*map(int, w if w.any() else w + 1))
     return draw
+
+
+def with_entry(batch, name, at, value):
+    "The batch with another number in one of its arrays"
+    x = getattr(batch, name).clone()
+    x[at] = value
+    return replace(batch, **{name: x})
+
+
+nan, inf = np.nan, np.inf
+TWO, HALF, THREE = (-1, 0, 0), [.5, .5, 0.], [.25, .5, .25]
+HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what is changed, chains?, status
+    "infinite p at a token": ((-1, 0), (0, 0), (-1, -1), [[inf, 1., 0.], HALF], [], .5, {}, 0, 1),
+    "negative p at a token": ((-1, 0), (0, 0), (-1, -1), [[-1., 1., 1.], HALF], [], .5, {}, 0, 1),
+    "negative q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[-1., 1., 1.]], .5, {}, 0, 1),
+    "infinite q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[inf, 1., 0.]], .5, {}, 0, 1),
+    "infinite q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.5, inf, .5]], 0., {}, 0, 1),
+    "NaN at a tried token": (TWO, (0, 1, 0), (-1, -1, 0), [[.1, 0., .9]]*3, [[.5, nan, .5]], .9, {}, 0, 1),
+    "no weight at the end": ((-1,), (0,), (-1,), [[0.]*3], [], .5, {}, 0, 1),
+    "too much weight": ((-1,), (0,), (-1,), [[1.5]*3], [], .5, {}, 0, 1),
+    "deeper than the height": ((-1, 0, 1), (0, 0, 0), (-1,)*3, [HALF]*3, [], 0., dict(height=1), 0, 2),
+    "wider than the width": (TWO, (0, 2, 2), (-1,)*3, [HALF]*3, [], .5, dict(width=1), 0, 2),
+    "a chain deeper than the height": (
+        (-1, 0, 1), (0, 0, 0), (-1,)*3, [HALF]*3, [], 0., dict(height=1), 1, 2),
+    "infinite p in a chain": ((-1, 0), (0, 0), (-1, 0), [[inf, 1., 0.], HALF], [HALF], .5, {}, 1, 1),
+    "NaN behind a prefix": (
+        (-1, 0, 1), (0, 0, 0), (-1, 0, 0), [HALF, [.5, nan, .5], HALF], [[.9, .1, 0.]], .99, {}, 1, 1),
+}
+
+def hidden(name, at=1):
+    "A case of `HIDDEN` as the middle one of three requests, the others whole: arguments, chains?, statuses"
+    from specref.gpu.layout import flat
+    parent, token, row, p, q, coin, changes, chains, status = HIDDEN[name]
+    one, rows = len(parent), torch.tensor([HALF] + q, dtype=torch.float64)
+    trees = [*parent, *(u if u < 0 else u + one for u in parent), -1]
+    rows_of_q = [*(r if r < 0 else 0 for r in row), *(r if r < 0 else r + 1 for r in row), -1]
+    alone = [False]*(one + 1) + [name == "infinite q elsewhere" and u > 1 for u in range(1, one)] + [False]
+    batch = replace(flat(trees, [*token, *token, 0], rows_of_q, alone), **changes)
+    x = torch.tensor([THREE]*one + p + [THREE], dtype=torch.float64)
+    coins = torch.full((batch.n,), coin, dtype=torch.float64)
+    return (batch, x, rows, coins, coins[:3] * 0 + .5), bool(chains), status
+
+
+def filled(x, at, value):
+    "A copy with one value in some places"
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+def corruptions(batch, p, q, b):
+    """Wrong arrays of tree `b`, which has a child at its root: name, statuses that are right, batch, p, q
+
+    Rows of q that the tree uses are copied, so that no other tree reads what is changed.
+    """
+    n, rows, (root, end) = batch.n, len(q), [*batch.root.tolist(), batch.n][b:b + 2]
+    own, first, behind = slice(root, end), int(batch.child[root]), slice(rows, None)
+    moved = torch.where(batch.q_row[own] >= 0, batch.q_row[own] + rows, -1)
+    batch, q = with_entry(batch, "q_row", own, moved), torch.cat([q, q])
+    for value in (nan, inf, -inf): yield f"{value} in p", [1], batch, filled(p, own, value), q
+    if int(batch.q_row[first]) >= 0: yield "NaN in q", [1], batch, p, filled(q, behind, nan)
+    yield "one NaN in p", [0, 1], batch, filled(p, (own, 0), nan), q
+    yield "one NaN in q", [0, 1], batch, p, filled(q, (behind, 0), nan)
+    far = [("child", root, x) for x in (n, n + 9, 2**31 - 1, root, int(batch.root[b - 1]))]
+    far += [("q_row", first, x) for x in (2*rows, -2, 2**31 - 1)]
+    circles = [("sibling", first, first), ("child", first, first)]
+    strange = [("token", first, x) for x in (p.shape[1], -1, 2**31 - 1, -2**31)]
+    for right, changes in ([2], far), ([0, 2], circles), ([3], strange):
+        for change in changes: yield f"{change}", right, with_entry(batch, *change), p, q

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import NamedTuple
+from warnings import warn
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -26,7 +27,7 @@ from ..core.tree import Draw, Tree, iid, without_replacement
 # %% ../../nbs/44_engine.ipynb #72a4179c
 from .layout import flat, ancestor_slots, batch_positions, repeat_batch
 from .attention import slot_mask
-from .verify import ROOM, Logits, verify_trees
+from .verify import ROOM, STATUS_WORDS, Logits, verify_trees
 from .cache import StaticRows
 
 # %% ../../nbs/44_engine.ipynb #c4da6372
@@ -75,7 +76,8 @@ def inverse_cdf(w, u):  # (m, V) weights, not all 0, (m,) -> (m, 1)
     "The token whose share of the weights contains the number `u`"
     sums = (w / w.amax(1, keepdim=True) * ROOM).to(torch.int64).cumsum(1)
     mark = (u[:, None] * sums[:, -1:].double()).to(torch.int64)
-    return torch.searchsorted(sums, mark.minimum(sums[:, -1:] - 1), right=True)
+    x = torch.searchsorted(sums, mark.minimum(sums[:, -1:] - 1), right=True)
+    return x.clamp_max(w.shape[1] - 1)   # weights that are NaN draw some token, and are found at the verdict
 
 def remove_token(w, z, x, cold):  # (m, V) weights, (m, V), (m, 1), (m, 1) bool -> w, z
     "Weights and logits without token `x`; where no weight is left, all others alike, or the first if `cold`"
@@ -120,7 +122,7 @@ class BatchRun:
         for row, r in zip(self.ends, requests): row[self.new([*r.stop])] = True
         self.two, self.turn = self.new([0, 1]), self.new([0])
         self.noise = torch.zeros(every, 2, self.B, self.N, dtype=torch.float64, device=device)
-        self.results = torch.zeros(every, self.B, 2*self.height + 2, dtype=torch.int32, device=device)
+        self.results = torch.zeros(every, self.B, 2*self.height + 3, dtype=torch.int32, device=device)
 
     def place_trees(self):
         "On the device: the levels of the tree, the batch of trees, and the nodes that each node attends to"
@@ -195,13 +197,14 @@ class BatchRun:
         "Which tokens are emitted, which texts end, and both caches; a text that ends stays as it was"
         tokens, nodes, length = verdict.tokens.long(), verdict.nodes, verdict.length.long()
         new, until = self.emitted(tokens, length)
-        self.results.index_copy_(0, self.turn, torch.cat([new[:, None], tokens, nodes], 1).int()[None])
-        self.room.copy_(torch.where(new == until, 0, self.room - new))
+        results = torch.cat([new[:, None], verdict.status[:, None], tokens, nodes], 1).int()
+        self.results.index_copy_(0, self.turn, results[None])
+        self.room.copy_(torch.where((new == until) | (verdict.status > 0), 0, self.room - new))
         count = torch.where(self.room > 0, length, 0)
         self.rows.commit(nodes, self.batch.root, count)
         self.drafts.lengths.copy_(base)
         self.drafts.commit(nodes, self.batch.root, count.clamp_max(self.height))
-        last = tokens.gather(1, length[:, None] - 1)[:, 0]
+        last = tokens.gather(1, (length[:, None] - 1).clamp_min(0))[:, 0]
         self.root.copy_(torch.where(count > 0, last, self.root))
         self.last.copy_(tokens[:, max(self.height - 1, 0)])
         self.turn += 1
@@ -224,14 +227,20 @@ class BatchRun:
             for b, row in enumerate(texts): self.collect(b, row)
 
     def collect(self, b, row):
-        "Record the results of a round for text `b`: the number of its new tokens, tokens, accepted nodes"
-        new, tokens = row[0], row[1:self.height + 2]
+        "Record the results of a round for text `b`: number of new tokens, status, tokens, accepted nodes"
+        new, status, tokens = row[0], row[1], row[2:self.height + 3]
+        if self.wants[b] and status: self.give_up(b, status)
         if not new: return
-        accepted = [i - b*self.N for i in row[self.height + 2:] if i >= 0]
+        accepted = [i - b*self.N for i in row[self.height + 3:] if i >= 0]
         self.out[b] += tokens[:new]
         self.wants[b] = 0 if tokens[new - 1] in self.requests[b].stop else self.wants[b] - new
         verdict = Verdict(accepted[-1] if accepted else 0, tokens[len(accepted)])
         self.ledgers[b].note(Round(self.engine.plan, None, verdict), new)
+
+    def give_up(self, b, status):
+        "Text `b` ends with the tokens it has; the others go on"
+        self.wants[b] = 0
+        warn(f"text {b} ends after {len(self.out[b])} tokens: {STATUS_WORDS[status]}", RuntimeWarning)
 
     def texts(self):  # -> a Generation for each prompt
         "What has been emitted so far, each text with its ledger"

@@ -7,13 +7,12 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'FINE', 'ROW
            'TreePointers', 'RowTop', 'NodeState', 'OfferedBefore', 'entry', 'top_entry', 'where_top', 'tops',
            'fixed_point', 'is_weight', 'power', 'load_row', 'row_weights', 'row_top', 'offer_row_weights', 'offer',
            'residual_weights', 'residual_blocks', 'drawn_token', 'covered_weight', 'enter_node', 'read_offer',
-           'pointers', 'store_verdict', 'noted', 'test_children', 'verify_trees_kernel', 'PrefixPath', 'descend',
-           'prefix_offer', 'verify_chains_kernel', 'check_power_of_two', 'launch', 'fused_verify_trees',
-           'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
+           'pointers', 'store_verdict', 'entered', 'changed', 'try_children', 'verify_trees_kernel', 'PrefixPath',
+           'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power_of_two',
+           'launch', 'fused_verify_trees', 'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 from typing import NamedTuple
-import torch
 import triton
 import triton.language as tl
 from . import verify
@@ -203,7 +202,7 @@ def drawn_token(p, q, at, j, past, u, BLOCK: tl.constexpr, NB: tl.constexpr):  #
     before = tl.sum(tl.where(tl.arange(0, NB) < block, part, 0.0), 0)
     w = fixed_point(residual_weights(p, q, block * BLOCK + tl.arange(0, BLOCK), at, j, past))
     token = block * BLOCK + tl.sum((tl.cumsum(w, 0) + before <= mark).to(tl.int32), 0)
-    return token, tl.where((total > 0) & (total < 2 * ONE) & (token < p.V), FINE, ROW)
+    return token, tl.where((total < 2 * ONE) & (token < p.V), FINE, ROW)   # V where all are 0
 
 # %% ../../nbs/42a_kernels.ipynb #f376b155
 @triton.jit
@@ -250,7 +249,8 @@ def pointers(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slope
     "The arguments of a kernel for this program: its tree, and the rows of p and q"
     b, B = tl.program_id(0), tl.num_programs(0)
     end = tl.load(root + b + 1, mask=b + 1 < B, other=n)
-    tree = TreePointers(tl.load(root + b), end, token, child, sibling, q_row, without_replacement, p_row, INDEXED)
+    tree = TreePointers(tl.load(root + b), end, token, child, sibling, q_row, without_replacement,
+                        p_row, INDEXED)
     return (tree, RowPointers(p, p_stride, p_rows, V, tl.load(p_slope + b % p_slopes), P),
             RowPointers(q, q_stride, q_rows, V, tl.load(q_slope + b % q_slopes), Q))
 
@@ -266,14 +266,19 @@ def store_verdict(tree, way, n, last, status, tokens, nodes, length, statuses, h
     tl.store(statuses + b, status)
 
 @triton.jit
-def noted(past, here, x, row, alone, top):  # -> OfferedBefore
+def entered(past, here, x, row, alone, top):  # -> OfferedBefore
     "An offer is entered where `here`"
     tok, row = tl.where(here, x, past.tok), tl.where(here, row, past.row)
     alone, flat = tl.where(here, alone, past.without_replacement), tl.where(here, 0, past.flat)
     return OfferedBefore(past.a, tok, row, alone, flat, where_top(here, top, past.top))
 
 @triton.jit
-def test_children(tree, p, q, at, past, coins, status, deeper, width, BLOCK: tl.constexpr, NB: tl.constexpr):
+def changed(past, a, flat):  # -> OfferedBefore
+    return OfferedBefore(a, past.tok, past.row, past.without_replacement, flat, past.top)
+
+@triton.jit
+def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: PLR0915  one loop in registers
+                 BLOCK: tl.constexpr, NB: tl.constexpr):
     "The children of a node in turn -> their offers, how many were rejected, the accepted one or -1, status"
     c, left, k = tl.load(tree.child + at.node), tl.full((), ONE, tl.float64), tl.arange(0, past.tok.shape[0])
     accepted, stale, j, last, top = -1, 0, 0, -1, tops(())
@@ -283,11 +288,11 @@ def test_children(tree, p, q, at, past, coins, status, deeper, width, BLOCK: tl.
         status = tl.where(j < width, status, LINKS)
         if status == FINE:
             if (row >= 0) & (row != last): top, last = row_top(q, row, BLOCK), row
-            past = noted(past, here, x, row, alone, top)
+            past = entered(past, here, x, row, alone, top)
             cover = tl.full((), ONE, tl.float64)
             if (alone > 0) & (j > 0):
                 cover, nothing = covered_weight(q, j, past, BLOCK)
-                past = past._replace(flat=tl.where(here, nothing, past.flat))
+                past = changed(past, past.a, tl.where(here, nothing, past.flat))
             if stale > 0: left = tl.sum(residual_blocks(p, q, at, j, past, BLOCK, NB), 0)
             a, r, w = left / cover, residual_weights(p, q, x, at, j, past), offer(q, x, j, past)
             yes = tl.load(coins + c) * (a * w) < r
@@ -296,7 +301,7 @@ def test_children(tree, p, q, at, past, coins, status, deeper, width, BLOCK: tl.
             elif yes:
                 accepted = c
             else:
-                past = past._replace(a=tl.where(here, a, past.a))
+                past = changed(past, tl.where(here, a, past.a), past.flat)
                 left, stale = left - fixed_point(r), tl.where(row >= 0, 1, stale)
                 j, c = j + 1, tl.load(tree.sibling + c)
     return past, j, tl.where(status == FINE, accepted, -1), status
@@ -309,19 +314,22 @@ def verify_trees_kernel(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slo
                         K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                         P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one tree (Theorem walk)"
-    tree, p, q = pointers(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slopes, q_slopes, root,
-                          token, child, sibling, q_row, without_replacement, p_row, n_nodes, V, P, Q, INDEXED)
+    tree, p, q = pointers(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slopes, q_slopes,
+                          root, token, child, sibling, q_row, without_replacement, p_row, n_nodes, V,
+                          P, Q, INDEXED)
     k, depth, n, going, way = tl.arange(0, K), tl.arange(0, H), 0, 1, tl.full((H,), -1, tl.int32)
     past, j = OfferedBefore(tl.zeros((K,), tl.float64), k, k, k, k, tops((K,))), 0
     status, at = enter_node(tree, p, tree.first, BLOCK)
     while going > 0:
-        past, j, c, status = test_children(tree, p, q, at, past, coins, status, n < height, width, BLOCK, NB)
+        past, j, c, status = try_children(tree, p, q, at, past, coins, status, n < height, width,
+                                          BLOCK, NB)
         going = tl.where(c >= 0, 1, 0)
         if c >= 0:
             way, n = tl.where(depth == n, c, way), n + 1
             status, at = enter_node(tree, p, c, BLOCK)
     last = 0
-    if status == FINE: last, status = drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)
+    if status == FINE:
+        last, status = drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)
     store_verdict(tree, way, n, last, status, tokens, nodes, length, statuses, height)
 
 # %% ../../nbs/42a_kernels.ipynb #4f98fec4
@@ -334,29 +342,37 @@ class PrefixPath(NamedTuple):
     qtop: object
 
 @triton.jit
+def longer_weight(p, q, at, x, row, w, BLOCK: tl.constexpr):  # -> status, weight, RowTop
+    "The weight of a prefix with the token `x` behind it"
+    covers, qtop = tl.full((), 1.0, tl.float64), tops(())
+    if row >= 0:
+        qtop = row_top(q, row, BLOCK)
+        covers = row_weights(q, row, x, qtop)
+    px = row_weights(p, at.row, x, at.top)
+    status = tl.where(is_weight(px) & is_weight(covers), FINE, ROW)
+    return status, tl.minimum(w * px, covers) / covers, qtop
+
+@triton.jit
+def with_prefix(path, here, at, w, qtop):  # -> PrefixPath
+    "A prefix of weight `w` is entered where `here`"
+    node, row = tl.where(here, at.node, path.node), tl.where(here, at.row, path.row)
+    weight, top = tl.where(here, w, path.weight), where_top(here, at.top, path.top)
+    return PrefixPath(node, row, weight, top, where_top(here, qtop, path.qtop))
+
+@triton.jit
 def descend(tree, p, q, height, D: tl.constexpr, BLOCK: tl.constexpr):  # -> PrefixPath, length, status
     "The prefixes of a chain with a weight above 0 (in torch: `chain_weights`)"
     k, n, w, node, status = tl.arange(0, D), 0, tl.full((), 1.0, tl.float64), tree.first, FINE
     path = PrefixPath(k, k.to(tl.int64), tl.zeros((D,), tl.float64), tops((D,)), tops((D,)))
     while (w > 0) & (status == FINE):
-        here, was, c, qtop = k == n, w, tl.load(tree.child + node), tops(())
+        was, c, qtop = w, tl.load(tree.child + node), tops(())
         status, at = enter_node(tree, p, node, BLOCK)
         w = tl.full((), 0.0, tl.float64)
         if (c >= 0) & (status == FINE):
             status, x, row, _ = read_offer(tree, c, q)
             status = tl.where(n < height, status, LINKS)
-            if status == FINE:
-                covers = tl.full((), 1.0, tl.float64)
-                if row >= 0:
-                    qtop = row_top(q, row, BLOCK)
-                    covers = row_weights(q, row, x, qtop)
-                px = row_weights(p, at.row, x, at.top)
-                w = tl.minimum(was * px, covers) / covers
-                status = tl.where(is_weight(px) & is_weight(covers), FINE, ROW)
-        nodes, rows = tl.where(here, node, path.node), tl.where(here, at.row, path.row)
-        weights = tl.where(here, was, path.weight)
-        path = PrefixPath(nodes, rows, weights, where_top(here, at.top, path.top), where_top(here, qtop, path.qtop))
-        node, n = c, n + 1
+            if status == FINE: status, w, qtop = longer_weight(p, q, at, x, row, was, BLOCK)
+        path, node, n = with_prefix(path, k == n, at, was, qtop), c, n + 1
     return path, n, status
 
 @triton.jit
@@ -373,14 +389,16 @@ def prefix_offer(tree, path, d):  # -> NodeState, number of offers, OfferedBefor
 
 # %% ../../nbs/42a_kernels.ipynb #882a2b1a
 @triton.jit
-def verify_chains_kernel(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slopes, q_slopes,
+def verify_chains_kernel(p, q, p_stride, q_stride, p_rows, q_rows,   # noqa: PLR0915  one loop
+                         p_slope, q_slope, p_slopes, q_slopes,
                          root, token, child, sibling, q_row, without_replacement, p_row, coins, picks,
                          tokens, nodes, length, statuses, n_nodes, V, height, width,
                          K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                          P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one chain from its end: the first accepted prefix ends the search (Theorem block)"
-    tree, p, q = pointers(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slopes, q_slopes, root,
-                          token, child, sibling, q_row, without_replacement, p_row, n_nodes, V, P, Q, INDEXED)
+    tree, p, q = pointers(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_slope, p_slopes, q_slopes,
+                          root, token, child, sibling, q_row, without_replacement, p_row, n_nodes, V,
+                          P, Q, INDEXED)
     path, n, status = descend(tree, p, q, height, H, BLOCK)
     d, looking, last = n - 1, 1, 0
     while (d > 0) & (looking > 0) & (status == FINE):
@@ -395,8 +413,8 @@ def verify_chains_kernel(p, q, p_stride, q_stride, p_rows, q_rows, p_slope, q_sl
         at, j, past = prefix_offer(tree, path, d)
         last, status = drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)
     k = tl.arange(0, H)
-    after = tl.sum(tl.where(k[None, :] == k[:, None] + 1, path.node[None, :], 0), 1)   # entry l: that of l + 1
-    store_verdict(tree, after, d, last, status, tokens, nodes, length, statuses, height)
+    way = tl.sum(tl.where(k[None, :] == k[:, None] + 1, path.node[None, :], 0), 1)   # entry l: of depth l + 1
+    store_verdict(tree, way, d, last, status, tokens, nodes, length, statuses, height)
 
 # %% ../../nbs/42a_kernels.ipynb #2daddab3
 def check_power_of_two(most, **given):
@@ -413,11 +431,10 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps):  # -> BatchVerdi
     out = batch.root.new_empty(B*(2*h + 3)).split([B*(h + 1), B*h, B, B])
     links = batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.without_replacement
     one_axis = [x.contiguous() for x in (*links, batch.root if p.row is None else p.row, coins, picks)]
-    power_of_two = triton.next_power_of_2
-    shape = dict(K=power_of_two(K), H=power_of_two(h + 1), BLOCK=block, NB=power_of_two(triton.cdiv(V, block)))
+    K, H, NB = map(triton.next_power_of_2, (K, h + 1, triton.cdiv(V, block)))
     kernel[(B,)](*rows, *(x.stride(0) for x in rows), len(rows[0]), len(rows[1]) if q else 0,
                  *(x.contiguous() for x in slopes), *map(len, slopes), *one_axis,
-                 *out, batch.n, V, h, max(batch.width, 1), **shape,
+                 *out, batch.n, V, h, max(batch.width, 1), K=K, H=H, BLOCK=block, NB=NB,
                  P=isinstance(p, Logits), Q=isinstance(drawn, Logits), INDEXED=p.row is not None,
                  num_warps=warps, maxnreg=min(255, 2048//warps), enable_fp_fusion=False)
     return BatchVerdict(out[0].view(B, h + 1), out[1].view(B, h), *out[2:])

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'FINE', 'ROW', 'LINKS', 'TOKEN', 'STATUS_WORDS',
-           'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'Logits', 'check_floats', 'check_rows', 'check_vocab',
-           'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn', 'reading_is_free', 'masked_requests',
-           'select_rows', 'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict',
-           'final_token', 'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'verify_chains',
-           'reject_child', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
+           'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'Logits', 'check_floats', 'check_row_arrays',
+           'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn', 'reading_is_free',
+           'masked_requests', 'select_rows', 'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum',
+           'BatchVerdict', 'final_token', 'make_verdict', 'verify_trees', 'verify_level', 'chain_weights',
+           'longer_weight', 'verify_chains', 'reject_child', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
 
 # %% ../../nbs/42_verify.ipynb #1e630238
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import factorial
 from typing import NamedTuple
@@ -115,13 +115,13 @@ def check_floats(name, x, shape, device, dtype=None):
         raise ValueError(f"{name}: got a tensor on {x.device}, wanted {device}, as the batch")
     if dtype and x.dtype != dtype: raise ValueError(f"{name}: got {x.dtype}, wanted {dtype}")
 
-def check_rows(name, rows, batch):
-    "Raise a ValueError for rows of another type, shape or device; those of p belong to nodes, those of q not"
+def check_row_arrays(name, rows, batch):
+    "Raise a ValueError for rows of another type, shape or device; those of p belong to nodes"
     own = name == "p" and rows is not None and rows.row is None
     check_floats(name, rows and rows.x, (batch.n if own else None, None), batch.device)
     if isinstance(rows, Probs) and rows.x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name}: got probabilities of {rows.x.dtype}, wanted float32 or float64, whose sums "
-                         "are near 1; `Logits` takes other types")
+        raise ValueError(f"{name}: got probabilities of {rows.x.dtype}, wanted float32 or float64, "
+                         "whose sums are near 1; `Logits` takes other types")
     if rows.row is None: return
     right = torch.is_tensor(rows.row) and rows.row.shape == (batch.n,) and rows.row.device == batch.device
     if name == "q" or not right or rows.row.dtype not in (torch.int32, torch.int64):
@@ -141,7 +141,7 @@ def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
     if not isinstance(batch, Batch): raise ValueError(f"batch: got {type(batch).__name__}, wanted a Batch")
     p, q = (x if x is None or isinstance(x, (Probs, Logits)) else Probs(x) for x in (p, q))
     for name, rows in dict(p=p, q=q).items():
-        if rows is not None or name == "p": check_rows(name, rows, batch)
+        if rows is not None or name == "p": check_row_arrays(name, rows, batch)
     check_floats("coins", coins, (batch.n,), batch.device, torch.float64)
     check_floats("picks", picks, (batch.B,), batch.device, torch.float64)
     if q is not None and not len(q.x): q = None
@@ -155,7 +155,8 @@ def read_arguments(batch, p, q, coins, picks):
     check_batch(batch, p.x.shape[1], 0 if q is None else len(q.x))
     if p.row is not None and not ((0 <= p.row) & (p.row < len(p.x))).all():
         raise ValueError(f"row: got a number outside the {len(p.x)} rows of p, wanted 0 to {len(p.x) - 1}")
-    p.check("p", batch.B)
+    rows = p if p.row is None else replace(p, x=p.x[p.row.long()], row=None)
+    rows.check("p", batch.B)
     if q: q.check("q", batch.B)
     for name, u in dict(coins=coins, picks=picks).items(): check_uniform(name, u)
     pairs = torch.stack([batch.parent, batch.token])[:, batch.without_replacement]
@@ -349,8 +350,7 @@ def final_token(s, picks):  # -> (B,)
         sums = select_rows(sums[:, -1] == 0, lambda: fixed_point(s.start(i)).cumsum(1), lambda: sums)
         mark = (picks[i] * sums[:, -1]).floor()
         last[i] = torch.searchsorted(sums, mark[:, None], right=True)[:, 0]
-        sound = (sums[:, -1] > 0) & (sums[:, -1] < 2*ONE)
-        last[i] = torch.where(sound & (last[i] < s.V), last[i], -1)
+        last[i] = torch.where((sums[:, -1] < 2*ONE) & (last[i] < s.V), last[i], -1)   # V where all are 0
     s.stop(last < 0, ROW)
     return last
 
@@ -381,11 +381,10 @@ def verify_level(s, coins, on):  # -> (B,) bool
     "Offer each request of `on` the children of its node in turn; whether one was accepted, its node now"
     child, accepted = torch.where(on, s.batch.child[s.node], -1).long(), torch.zeros_like(on)
     for j in range(s.K):
-        here, c = on & ~accepted & (child >= 0) & (s.status == FINE), child.clamp_min(0)
+        here = on & ~accepted & (child >= 0) & (s.status == FINE)
         if reading_is_free(here) and not here.any(): break
-        here = s.note(here, c)
-        c = torch.where(here, c, 0)
-        cover, w, r = offer_weights(s, j, here)
+        here = s.note(here, child.clamp_min(0))
+        c, (cover, w, r) = torch.where(here, child, 0), offer_weights(s, j, here)
         here = here & s.stop(here & ~(is_weight(r) & is_weight(w) & ~cover.isnan()), ROW)
         a = s.left / cover
         yes = here & (coins[c] * (a * w) < r)
@@ -394,8 +393,7 @@ def verify_level(s, coins, on):  # -> (B,) bool
         s.left = torch.where(no, s.left - fixed_point(r), s.left)
         s.node, accepted = torch.where(yes, child, s.node), accepted | yes
         child = torch.where(no, s.batch.sibling[c].long(), child)
-    s.stop(on & ~accepted & (child >= 0), LINKS)   # more children than the width
-    return accepted & (s.status == FINE)
+    return accepted & s.stop(on & ~accepted & (child >= 0), LINKS)   # more children than the width
 
 # %% ../../nbs/42_verify.ipynb #c59684ca
 def chain_weights(s):  # -> nodes, children, weights, each height + 1 of (B,)
@@ -409,11 +407,15 @@ def chain_weights(s):  # -> nodes, children, weights, each height + 1 of (B,)
         on = s.note(on, child.clamp_min(0))
         c = torch.where(on, child, 0)
         path.append((s.node, torch.where(on, c, -1), w))
-        px, qx = s.p.weigh(s.b, s.row, s.ptop, s.tok), torch.ones_like(w)
-        if s.q: qx = torch.where(s.now.row >= 0, s.offer(slice(None), s.now, s.tok), qx)
-        on = on & s.stop(on & ~(is_weight(px) & is_weight(qx)), ROW)
-        w, s.node = torch.where(on, torch.minimum(w * px, qx) / qx, 0.), torch.where(on, c, s.node)
+        w, s.node = longer_weight(s, on, w), torch.where(on, c, s.node)
     return path
+
+def longer_weight(s, on, w):  # -> (B,)
+    "The weights of prefixes with the noted token behind them, 0 where there is none"
+    px, qx = s.p.weigh(s.b, s.row, s.ptop, s.tok), torch.ones_like(w)
+    if s.q: qx = torch.where(s.now.row >= 0, s.offer(slice(None), s.now, s.tok), qx)
+    on = on & s.stop(on & ~(is_weight(px) & is_weight(qx)), ROW)
+    return torch.where(on, torch.minimum(w * px, qx) / qx, 0.)
 
 # %% ../../nbs/42_verify.ipynb #e8424b79
 def verify_chains(batch, p, q, coins, picks, check=True):  # -> BatchVerdict
