@@ -9,7 +9,7 @@ import torch
 from triton.runtime import interpreter
 
 from helpers import DRAWS, cold
-from verify_helpers import HIDDEN, corruptions, hidden
+from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
 from specref.core.law import exact
 from specref.core.rng import Seeded, law_of
 from specref.core.target import random_table
@@ -200,6 +200,12 @@ def broken(seed, kind, V=5):
     for name in ("height", "width"):
         args = replace(batch, **{name: 1}), p, q, *uniforms
         if kind == "trees": assert same(kind, args, check=False), f"{name}, seed {seed}"
+
+
+def published_cases():
+    for args, tokens in engines_cases():
+        assert same("trees", args) and kernels.fused_verify_trees(*args).tokens.tolist() == tokens
+        assert args[0].width > 1 or same("chains", args)
 
 
 def hidden_faults():
@@ -413,8 +419,8 @@ def main():
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(4):
         for kind in TWINS: broken(seed, kind)
-    checks = every_cells, strides, rows_by_number, hidden_faults, temperatures, next_to_nothing, every_depth, alone
-    for check in checks: check()
+    for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures,
+                  next_to_nothing, every_depth, alone): check()
     watched_batches = reads()
     assert all(passes(name, kernels) for name in CASES)
     survivors = [name for name, (case, *change) in MUTANTS.items() if passes(case, mutated(*change))]

@@ -14,9 +14,9 @@ from specref.core.law import exact, normalize
 from specref.core.rng import Seeded, law_of
 from specref.core.tree import (Tree, ancestor_mask, from_choices, from_links, iid, points,
                                positions as tree_positions, to_choices, to_links, without_replacement)
-from specref.gpu.layout import (ancestor_slots, as_lists, batch_positions, check_batch, flat, from_bits,
-                                from_linked, from_paths, pack, pad_batch, parents_of, renumber, repeat_batch,
-                                to_bits, to_paths, to_slots, unpack)
+from specref.gpu.layout import (ancestor_slots, as_lists, batch_positions, chain_rows, check_batch, flat,
+                                from_bits, from_draft_tokens, from_linked, from_paths, pack, pad_batch,
+                                parents_of, renumber, repeat_batch, to_bits, to_paths, to_slots, unpack)
 from specref.verify.reject import reject
 
 V = 5
@@ -275,6 +275,23 @@ def test_a_redrawn_order_is_exact(p, q, how, k, below):
     assert verified(p, q, how, k, redraw(q, how), below) == want
 
 
+@some
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans(), seeds)
+def test_chains_of_draft_tokens(counts, drawn, seed):
+    "Lengths with and without zeros: the batch of `flat`; each node has the row that vLLM's numbers name"
+    rng, m = np.random.default_rng(seed), sum(counts)
+    drafts, ends = torch.from_numpy(rng.integers(0, 9, m)), torch.tensor(np.cumsum(counts))
+    parent, token, rows, i = [], [], [], 0
+    for k in counts:
+        parent += [-1, *range(len(parent), len(parent) + k)]
+        token, rows, i = [*token, 0, *drafts[i:i + k].tolist()], [*rows, -1, *range(i, i + k)], i + k
+    want = flat(parent, token, rows if drawn else None)
+    again = check_batch(from_draft_tokens(drafts, ends, max(counts), drawn))
+    assert all(torch.equal(x, y) for x, y in zip(again.arrays().values(), want.arrays().values()))
+    row, inner = torch.from_numpy(rng.permutation(m + len(counts))), want.child >= 0
+    assert torch.equal(chain_rows(again, row[inner], row[~inner]), row)
+
+
 # On the device
 
 def test_no_value_is_read_on_the_host():
@@ -289,5 +306,7 @@ def test_no_value_is_read_on_the_host():
         links = [to_slots(fake, x).view(2, N) for x in (fake.token, fake.child, fake.sibling)]
         assert parents_of(mask.view(2, N, N)).shape == (2, N) and where.shape == (16,)
         assert repeat_batch(fake, 3, 2).n == 48 and from_linked(*links, 2, 2).n == 16
+        ragged = from_draft_tokens(links[0].flatten(), links[0].amax(1), 4)
+        assert chain_rows(ragged, ragged.token[:16], ragged.root).shape == (18,)
         with pytest.raises(Exception, match="data-dependent|DataDependent|aten._local_scalar_dense"):
             pad_batch(fake, 9)

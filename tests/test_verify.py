@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import proves
-from verify_helpers import HIDDEN, corruptions, hidden
+from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
 from hypothesis import example, given, settings, strategies as st
 from specref.verify.block import block
 from specref.core.rng import Seeded, law_of, verdict_tape
@@ -488,6 +488,23 @@ def test_rows_of_p_by_number():
         order[batch.root[2]] = wrong
         found = verify_trees(batch, Probs(x, order), q, *u, check=False)
         assert found.status.tolist() == [0, 0, v.LINKS, 0] and torch.equal(found.tokens[3], want.tokens[3])
+
+
+# Engines
+
+def test_published_tests_of_engines():
+    "SGLang's tree and vLLM's chains: the tokens that their tests expect, and SGLang's three arrays"
+    cases = [*engines_cases()]
+    for args, tokens in cases:
+        assert verify_trees(*args).tokens.tolist() == tokens
+        if args[0].width == 1: assert verify_chains(*args).tokens.tolist() == tokens
+    predicts, index, number = v.accepted_lists(cases[0][0][0], verify_trees(*cases[0][0]))
+    assert predicts.tolist() == [3, -1, -1, 4, 5, 18, 11, -1, -1, -1, 12, 18]
+    assert (index.tolist(), number.tolist()) == ([[0, 3, 4, 5], [6, 10, 11, -1]], [3, 2])
+    args, _, status = hidden("infinite p at a token")
+    predicts, index, number = v.accepted_lists(args[0], verify_trees(*args, check=False))
+    root = int(args[0].root[1])
+    assert status and number[1] == -1 and {*index[1].tolist(), *predicts[root:root + 2].tolist()} == {-1}
 
 
 # Compilation

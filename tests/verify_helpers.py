@@ -72,6 +72,39 @@ def hidden(name, at=1):
     return (batch, x, rows, coins, coins[:3] * 0 + .5), bool(chains), status
 
 
+ENGINES = (   # drafts, the target's most probable tokens and the result of each request, in vLLM's tests
+    ([[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4]]), ([[1, 2, 3]], [[1, 5, 3, 4]], [[1, 5, -1, -1]]),
+    ([[1, 2], [3]], [[1, 2, 5], [3, 4]], [[1, 2, 5], [3, 4, -1]]), ([[1]], [[1, 2]], [[1, 2]]),
+    ([[]], [[5]], [[5]]), ([[1]], [[2, 3]], [[2, -1]]),
+    ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7, 6], [4, 8, 6, 9]], [[1, 2, 7, -1], [4, 8, -1, -1]]),
+    ([[1, 2], [3, 4]], [[1, 5, 6], [3, 4, 7]], [[1, 5, -1], [3, 4, 7]]))
+
+
+def peaked(tokens, low, high, V):
+    "Logits with one high value in each row"
+    z = torch.full((len(tokens), V), low)
+    z[range(len(tokens)), tokens] = high
+    return z
+
+
+def engines_cases():
+    "Published tests of SGLang (two trees, sampled and greedy) and vLLM: a verifier's arguments, its tokens"
+    from specref.gpu.layout import from_draft_tokens, from_linked
+    from specref.gpu.verify import Logits
+    u = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    child = torch.tensor([[1, 2, -1, 4, 5, -1], [4, 2, 3, -1, 5, -1]])
+    sibling = torch.tensor([[-1, 3, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1]])
+    trees = from_linked(torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]), child, sibling, 3, 2)
+    z = peaked([3, 18, 18, 4, 5, 18, 11, 18, 18, 18, 12, 18], 1., 10., 20)
+    for temperature in (.01, 0):
+        yield (trees, Logits(z, temperature), None, u[:12], u[:2]), [[3, 4, 5, 18], [11, 12, 18, -1]]
+    for drafts, target, tokens in ENGINES:
+        counts, joined = torch.tensor([*map(len, drafts)]).cumsum(0), torch.tensor(sum(drafts, [])).long()
+        batch = from_draft_tokens(joined, counts, max(map(len, drafts)), drawn=False)
+        z = peaked(sum(target, []), -100., 100., 100)
+        yield (batch, Logits(z, 0), None, u[:batch.n], u[:batch.B]), tokens
+
+
 def filled(x, at, value):
     "A copy with one value in some places"
     x = x.clone()

@@ -6,7 +6,7 @@
 __all__ = ['Batch', 'check_entries', 'check_nodes', 'offered_nodes', 'check_batch', 'link_siblings', 'flat', 'row_form',
            'equal_laws', 'row_number', 'as_lists', 'pack', 'edge_law', 'unpack', 'add_nodes', 'ancestor_slots',
            'batch_positions', 'parents_of', 'to_bits', 'from_bits', 'renumber', 'pad_batch', 'repeat_batch', 'to_slots',
-           'linked_parents', 'from_linked', 'to_paths', 'from_paths']
+           'linked_parents', 'from_linked', 'from_chains', 'from_draft_tokens', 'chain_rows', 'to_paths', 'from_paths']
 
 # %% ../../nbs/40_layout.ipynb #e07e79e7
 from dataclasses import dataclass, fields, replace
@@ -317,6 +317,35 @@ def from_linked(token, child, sibling, height, width):  # (B, N) each, links as 
     none = torch.full_like(parent, -1)
     nodes = token.flatten().int(), parent.where(ids != root, -1), depth, child, sibling, none, none > 0
     return Batch(ids[::N].clone(), *nodes, height, width)
+
+# %% ../../nbs/40_layout.ipynb #40f00d02
+def from_chains(root, token, height, q_row=None):  # (B,), (n,), host's number, (n,) or None -> Batch
+    "Chains one behind another, each from its root; point masses, or drawn from the rows `q_row`"
+    node, none = torch.arange(len(token), device=token.device), token.new_full(token.shape, -1).int()
+    tree = torch.searchsorted(root.long(), node, right=True) - 1
+    depth = node - root[tree]
+    deeper = torch.nn.functional.pad(depth[1:] > 0, (0, 1))
+    parent, child = torch.where(depth > 0, node - 1, -1), torch.where(deeper, node + 1, -1)
+    q_row = none if q_row is None else torch.where(depth > 0, q_row, -1).int()
+    links = token.int(), parent.int(), depth.int(), child.int(), none, q_row, none > 0
+    return Batch(root.int(), *links, height, 1)
+
+def from_draft_tokens(token, cu_num_draft_tokens, height, drawn=True):  # (m,), (B,), host's number -> Batch
+    "vLLM's chains; draft token i was drawn from row i of q, or is a point mass where they were not `drawn`"
+    m, B = len(token), len(cu_num_draft_tokens)
+    draft, ends = torch.arange(m, device=token.device), cu_num_draft_tokens.long()
+    node = draft + torch.searchsorted(ends, draft, right=True) + 1
+    def spread(fill, x): return x.new_full((m + B,), fill).scatter(0, node, x)
+    before = torch.nn.functional.pad(ends[:-1], (1, 0))
+    root = before + torch.arange(B, device=token.device)
+    return from_chains(root, spread(0, token), height, spread(-1, draft) if drawn else None)
+
+def chain_rows(batch, target_logits_indices, bonus_logits_indices):  # (m,), (B,) -> (n,)
+    "The row of p of each node of chains, where vLLM says which rows verify the drafts and give the bonus"
+    inner = batch.child >= 0
+    draft = (torch.cumsum(inner, 0) - 1).clamp(0, max(len(target_logits_indices) - 1, 0))
+    bonus = bonus_logits_indices[batch.tree.long()]
+    return torch.where(inner, target_logits_indices[draft], bonus) if len(target_logits_indices) else bonus
 
 # %% ../../nbs/40_layout.ipynb #043da69d
 def to_paths(parent):  # -> (leaves, height + 1) int array

@@ -8,7 +8,8 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'FINE', 'ROW
            'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn', 'reading_is_free',
            'masked_requests', 'select_rows', 'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum',
            'BatchVerdict', 'final_token', 'make_verdict', 'verify_trees', 'verify_level', 'chain_weights',
-           'longer_weight', 'verify_chains', 'reject_child', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
+           'longer_weight', 'verify_chains', 'reject_child', 'accepted_lists', 'DecisionCell', 'MiddleOfCell',
+           'decision_cells']
 
 # %% ../../nbs/42_verify.ipynb #1e630238
 from dataclasses import dataclass, replace
@@ -446,6 +447,15 @@ def reject_child(s, here, child, w, d):  # -> (B,)
     if d:
         for i in masked_requests(on): S[i] = torch.where(on[i], fixed_point(s.residual(i)).sum(1) / ONE, S[i])
     return S
+
+# %% ../../nbs/42_verify.ipynb #42f00d03
+def accepted_lists(batch, verdict):  # -> predicts (n,), accept_index (B, height + 1), accept_token_num (B,)
+    "A verdict as SGLang's arrays; of a broken request all are -1"
+    fine, n = verdict.status[:, None] == FINE, batch.n
+    index = torch.where(fine, torch.cat([batch.root[:, None], verdict.nodes], 1), -1)
+    at = torch.where(index < 0, n, index).long().flatten()   # entry n is scratch
+    predicts = index.new_full((n + 1,), -1).scatter(0, at, verdict.tokens.flatten())[:n]
+    return predicts, index, verdict.length - 1
 
 # %% ../../nbs/42_verify.ipynb #3ccce0f0
 class DecisionCell(NamedTuple):
