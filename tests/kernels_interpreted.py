@@ -224,6 +224,21 @@ def temperatures():
             assert same("trees", args), f"temperature {t}, {kind}"
 
 
+def cuts():
+    "Top-k, top-p and min-p, alone and together, for all or for each; ties, masked tokens, greedy requests"
+    for seed, cut in enumerate(((2, 1., 0.), (0, .6, 0.), (0, 1., .3), (4, .8, .1), (99, .999, 0.))):
+        batch, p, q, *uniforms = three(seed + 5)
+        options = dict(zip(("top_k", "top_p", "min_p"), cut))
+        each = dict(top_k=torch.tensor([cut[0], 0, 3]), top_p=torch.tensor([1., .5, cut[1]]), min_p=cut[2])
+        for kind, some in (torch.float32, options), (torch.bfloat16, each):
+            x, y = (3*p.log()).to(kind), q.log().to(kind)
+            args = batch, Logits(x, torch.tensor([1., .5, 0.]), **some), Logits(y, **some), *uniforms
+            assert same("trees", args, 16, check=False), f"{some}, {kind}"
+    batch, *rows, coins, picks = CASES["chain"]
+    rows = [Logits(x.log().float(), .8, top_k=3, top_p=.9) for x in rows]
+    assert same("chains", (batch, *rows, coins, picks), check=False)
+
+
 def next_to_nothing():
     "A row with a denormal residual: all untried tokens are equally likely"
     batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
@@ -286,12 +301,12 @@ def reads(V=5):
 
 # Mutants: each is detected by a case that the kernel itself passes
 
-def star(tokens, q, p, coins, picks, apart=False, temperature=None):
+def star(tokens, q, p, coins, picks, apart=False, temperature=None, **cut):
     "A batch of one root with children from one row, once for each row of coins and pick"
     k, m = len(tokens), len(picks)
     batch = repeat_batch(flat([-1] + [0]*k, [0, *tokens], [-1] + [0]*k, [False] + [apart]*k), m)
     rows = doubles([p] + [p[::-1]]*k).repeat(m, 1), doubles([q])
-    if temperature is not None: rows = tuple(Logits(x.log(), temperature) for x in rows)
+    if temperature is not None: rows = tuple(Logits(x.log().float(), temperature, **cut) for x in rows)
     return batch, *rows, doubles([u for row in coins for u in (0., *row)]), doubles(picks)
 
 
@@ -304,6 +319,7 @@ def chain(tokens, q_row, p, q, coins, picks):
 EDGE, P4, Q4, NEAR = [.05, .25, .5, .7, .9, .97], [.4, .3, .2, .1], [.1, .2, .3, .4], [.4, .22, .2, .18]
 HALF = [(u, v) for u in EDGE[::2] for v in EDGE[::2]]
 WIDE = np.random.default_rng(0).dirichlet(np.ones(64))
+HALF16, PICKS = [.5, .5] + [0.]*14, np.linspace(0, .999, 8)
 BORDERS = np.cumsum(np.floor(WIDE * 2.**52))[[*range(5, 61, 7), 63]]   # where one unit decides
 FOUR = [(0., a, b) for a in (0., .6) for b in (0., .6)]
 CASES = {
@@ -317,6 +333,9 @@ CASES = {
     "uniform": star([3, 2, 1], [0, 0, 0, 1], P4, [(.9, u, u) for u in EDGE], EDGE, apart=True),
     "tail": star([4], [.1, .1, .1, .1, .6], [.1, .1, .2, .2, .4], [(u,) for u in EDGE[::-1]], EDGE),
     "softmax": star([3], Q4, P4, [(u,) for u in EDGE], EDGE, temperature=.9),
+    "top-k": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=5),
+    "both": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=9, top_p=.7),
+    "min-p": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, min_p=.3),
     "borders": star([], [1.] + [0.]*63, [*WIDE], [()]*8, BORDERS[:-1] / BORDERS[-1]),
     "chain": chain([3, 0], [0, 0], [P4, [.05, .05, .1, .8], P4], [Q4], FOUR*2, [.05]*4 + [.6]*4),
     "ends": chain([1, 0], [0, 1], [[.75, .25], [.25, .75], [.5, .5]], [[0., 1.], [.25, .75]],
@@ -328,7 +347,7 @@ def passes(name, K):
     if name in HIDDEN:
         args, chains, _ = hidden(name)
         return same("chains" if chains else "trees", args, 4, False, K)
-    size = 16 if name == "borders" else 4
+    size = 16 if name in ("borders", "top-k", "both", "min-p") else 4
     return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K)
 
 
@@ -346,13 +365,14 @@ def resorted(batch):
 '''
 TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
 DRAWN = ("drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)\n"
-         "    store_verdict(tree, way")
+         "    store_verdict(tree, out, way")
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
 MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
           "                c = tl.load(tree.sibling + c)\n") + ACCEPTED
 MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "duplicate siblings merged": ("duplicates", ACCEPTED, MERGED),
-    "siblings sorted again": ("order", "batch.child, batch.sibling", "*resorted(batch)", SORTED),
+    "siblings sorted again": ("order", "links = batch.root, batch.token, batch.child, batch.sibling",
+                              "links = batch.root, batch.token, *resorted(batch)", SORTED),
     "one uniform for all siblings": (
         "fresh", "tl.load(coins + c)", "tl.load(coins + tl.load(tree.child + at.node))"),
     "one coin for all requests": ("fresh", "tl.load(coins + c)", "tl.load(coins + c - tree.first)"),
@@ -381,6 +401,11 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "block: from the front": (
         "chain", "d, looking, last = n - 1, 1,", "d, looking, last = tl.minimum(n - 1, 1), 1,"),
     "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
+    "one token less by top-k": ("top-k", "(n >= tokens)", "(n > tokens)"),
+    "one token less by top-p": ("both", "x >= top.least", "x > top.least"),
+    "top-p of the whole row": ("both", "sum_from(rows, row, least, top, BLOCK)\n",
+                               'sum_from(rows, row, float("-inf"), top, BLOCK)\n'),
+    "no min-p": ("min-p", " & (warm >= tl.load(rows.cut + 2))", ""),
     "any p is a weight": ("infinite p at a token", "is_weight(r) & ", ""),
     "any q is a weight": ("negative q at a token", "is_weight(w) & (cover", "(cover"),
     "any sum of q": ("infinite q elsewhere", 'tl.where(odd > 0, float("nan"), total)', "total"),
@@ -419,7 +444,7 @@ def main():
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(4):
         for kind in TWINS: broken(seed, kind)
-    for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures,
+    for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures, cuts,
                   next_to_nothing, every_depth, alone): check()
     watched_batches = reads()
     assert all(passes(name, kernels) for name in CASES)

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton", reason="triton is made for Linux alone")
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from helpers import proves
 from specref.gpu import kernels
@@ -28,16 +30,21 @@ def test_interpreted(tmp_path):
     assert verified > 450 and watched >= 15 and mutants >= 20
 
 
-def compiled(kernel, K, p, q, generation):
-    "Resources and ptx of a kernel compiled for a GPU, with rows of the types p and q"
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    rows = [f"*{x.split()[0]}" for x in (p, q)] + ["i32"]*4 + ["*fp64"]*2 + ["i32"]*2
-    links, out = ["*i32"]*5 + ["*i1", "*i32"] + ["*fp64"]*2, ["*i32"]*4 + ["i32"]*4
-    types = dict(zip(kernel.arg_names, rows + links + out + ["constexpr"]*7, strict=True))
-    aligned = [i for i, (name, t) in enumerate(types.items()) if t[0] == "*" or name in ("V", "p_stride")]
-    fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P="logits" in p, Q="logits" in q, INDEXED="rows" in p)
-    source = ASTSource(kernel, types, fixed, {(i,): [["tt.divisibility", 16]] for i in aligned})
+def source_of(kernel, K, p, q):
+    "A kernel for rows of the types p and q; rows, their strides and V are aligned"
+    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, *["*fp64", "i32"]*2) for x in (p, q)]
+    trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
+    out = kernels.VerdictArrays(*["*i32"]*4, "i32")
+    given = [*rows, trees, "*fp64", "*fp64", out, "i32", "i32"] + ["constexpr"]*7
+    types = dict(zip(kernel.arg_names, given, strict=True))
+    P, Q = (("logits" in x) + ("cut" in x) for x in (p, q))
+    fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P=P, Q=Q, INDEXED="rows" in p)
+    whole = [(i, j) for i in (0, 1) for j in (0, 1)] + [(3,), (4,), (6,)]
+    return ASTSource(kernel, types, fixed, {at: [["tt.divisibility", 16]] for at in whole})
+
+
+def compiled(source, generation):
+    "Resources and ptx of a kernel compiled for a GPU"
     options = dict(num_warps=8, maxnreg=255, enable_fp_fusion=False)   # as in `launch`
     asm = triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options).asm
     binary = Path(os.environ["TRITON_CACHE_DIR"], "kernel.cubin")
@@ -46,7 +53,7 @@ def compiled(kernel, K, p, q, generation):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
 
 
-ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, rows by number", "bf16 logits")]
+ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, cut, rows by number", "bf16 logits")]
 COMPILED = [("verify_trees_kernel", 4, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
 COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
 
@@ -55,7 +62,7 @@ COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation
 def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
     "For three generations of GPUs and all types of rows: no spills, no fused operation, rounding to nearest"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    usage, ptx = compiled(getattr(kernels, name), K, p, q, generation)
+    usage, ptx = compiled(source_of(getattr(kernels, name), K, p, q), generation)
     spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
     assert spilled == [0, 0], usage
     steps = set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))

@@ -10,6 +10,7 @@ import torch
 from helpers import proves
 from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
 from hypothesis import example, given, settings, strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from specref.verify.block import block
 from specref.core.rng import Seeded, law_of, verdict_tape
 from specref.gpu import verify as v
@@ -401,6 +402,26 @@ def test_without_residual_mass_the_token_is_from_p():
     assert out.tokens[0].tolist() == [1, -1]
 
 
+@given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]))
+@proves("prop-cut-off")
+def test_cuts_are_the_warps_of_transformers(seed, kind):
+    "Top-k, top-p and min-p of each request: the tokens and probabilities; of tokens tied at top-p all stay"
+    rng, V = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(2, 40))
+    x = torch.from_numpy(rng.normal(size=(3, V)) * 2).to(kind)
+    heat, k, p, m = (rng.uniform(.2, 2, 3), rng.integers(0, V + 3, 3), rng.uniform(.01, 1, 3),
+                     rng.uniform(0, .4, 3))
+    t, *cut = map(torch.from_numpy, (heat, k, p, m))
+    rows, b = Logits(x, t, None, *cut), torch.arange(3)
+    found = rows.weigh(b, b, rows.top(b, b))
+    for i in range(3):
+        z = x[i:i + 1].double() / heat[i]
+        if k[i]: z = TopKLogitsWarper(int(k[i]))(None, z)
+        kept = TopPLogitsWarper(float(p[i]))(None, z).isfinite()
+        z = z.masked_fill(z < z[kept].min(), -torch.inf)   # with all that are tied to the last one
+        want = MinPLogitsWarper(float(m[i]))(None, z).softmax(-1)[0]
+        assert torch.equal(found[i] > 0, want > 0) and (found[i] - want).abs().max() < 1e-9
+
+
 # Rows read
 
 class Noted(Probs):
@@ -544,7 +565,7 @@ WRONG = {   # what is replaced in the module, by what
     "the sum of the residual is carried over": ("torch.where(on, ONE, self.left)", "self.left"),
     "the maximum of another row": ("(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
     "the maximum of the row before": ("row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
-    "the maximum of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 3), v)"),
+    "the maximum of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 4), v)"),
     "the maximum of the present offer": (
         "self.offer(i, self.last)", "self.offer(i, self.last._replace(top=self.now.top))"),
     "point masses stay": ("torch.where(self.tried[i] < 0, there, 0*there)", "r.gather(1, tried)"),
