@@ -10,7 +10,7 @@ from specref.core.law import exact
 from specref.core.tree import Tree
 from specref.gpu import attention as at, layout as lay
 from specref.gpu.layout import flat, pack
-from specref.gpu.verify import Logits, verify_chains, verify_trees
+from specref.gpu.verify import Logits, Probs, verify_chains, verify_trees
 
 
 def ints(x): return torch.tensor(x, dtype=torch.int32)
@@ -88,6 +88,13 @@ LAYOUT = [
       for f in (lambda x: x[:1], lambda x: x[:2], lambda x: x[0], lambda x: x[:, None])],
     *[("N", lambda N=N: lay.from_bits(torch.zeros(1, 2, dtype=torch.int32), N)) for N in (65, -1)],
     ("N", lambda: lay.pad_batch(good(), 3)),
+    *[("token", lambda x=x: lay.from_chains(ints([0]), x, 1)) for x in (doubles([0.]), ints([[0]]), [0])],
+    ("root", lambda: lay.from_chains([0], ints([0]), 1)),
+    ("q_row", lambda: lay.from_chains(ints([0]), ints([0, 1]), 1, ints([0]))),
+    ("token", lambda: lay.from_draft_tokens(doubles([1.]), ints([1]), 1)),
+    ("cu_num_draft_tokens", lambda: lay.from_draft_tokens(ints([1]), ints([[1]]), 1)),
+    ("target_logits_indices", lambda: lay.chain_rows(good(), ints([0]*4), ints([0, 0]))),
+    ("bonus_logits_indices", lambda: lay.chain_rows(good(), ints([0]*5), ints([0]))),
     *[("paths", lambda paths=paths: lay.from_paths(paths))
       for paths in ([[0, 1, 2], [0, 2, -1]], [[0, 1], [0, 3]], [[0, 2, 1]], [[1, 2]], [])],
     ("parent", lambda: lay.to_paths([-1, 2, 0])),
@@ -181,6 +188,16 @@ VERIFY = [
     *[("temperature", lambda t=t: Logits(proper()["p"], t)) for t in ("hot", None, [1.])],
     *[("temperature", lambda t=t: verified(p=Logits(proper()["p"], t)))
       for t in (-1., torch.tensor([1., 1.]))],
+    *[(name, lambda name=name, x=x: verified(p=Logits(proper()["p"].float(), **{name: x})))
+      for name, bad in dict(top_k=(-1, 1.5, doubles([1.]*9)), top_p=(0., 1.1, doubles([1., .5])),
+                            min_p=(-.1, 2., doubles([.5]*9))).items() for x in bad],
+    *[(name, lambda name=name: Logits(proper()["p"], **{name: "some"}))
+      for name in ("top_k", "top_p", "min_p")],
+    ("x", lambda: Logits(proper()["p"], top_k=2)),   # float64
+    *[(name, lambda name=name: verified(**{name: proper()[name].bfloat16()})) for name in "pq"],
+    *[("row", lambda x=x: verified(p=Probs(proper()["p"], x)))
+      for x in (ints([0]), doubles([0.]*3), ints([0, 0, 9]), ints([0, 0, -1]), [0, 0, 0])],
+    ("row", lambda: verified(q=Probs(proper()["q"], ints([0]*3)))),
     ("q_row", lambda: verified(q=proper()["q"][:0])),
     ("p", lambda: alone(torch.full((1, WIDE), 1 / WIDE))),
     ("p", lambda: alone(Logits(torch.zeros(1, WIDE)))),

@@ -6,7 +6,8 @@
 __all__ = ['Batch', 'check_entries', 'check_nodes', 'offered_nodes', 'check_batch', 'link_siblings', 'flat', 'row_form',
            'equal_laws', 'row_number', 'as_lists', 'pack', 'edge_law', 'unpack', 'add_nodes', 'ancestor_slots',
            'batch_positions', 'parents_of', 'to_bits', 'from_bits', 'renumber', 'pad_batch', 'repeat_batch', 'to_slots',
-           'linked_parents', 'from_linked', 'from_chains', 'from_draft_tokens', 'chain_rows', 'to_paths', 'from_paths']
+           'linked_parents', 'from_linked', 'check_whole', 'from_chains', 'from_draft_tokens', 'chain_rows', 'to_paths',
+           'from_paths']
 
 # %% ../../nbs/40_layout.ipynb #e07e79e7
 from dataclasses import dataclass, fields, replace
@@ -319,8 +320,18 @@ def from_linked(token, child, sibling, height, width):  # (B, N) each, links as 
     return Batch(ids[::N].clone(), *nodes, height, width)
 
 # %% ../../nbs/40_layout.ipynb #40f00d02
+def check_whole(**given):  # name=(array, its length or None)
+    "Raise a ValueError for an array that is not one axis of whole numbers"
+    for name, (x, length) in given.items():
+        whole = torch.is_tensor(x) and x.dtype in (torch.int32, torch.int64) and x.ndim == 1
+        if whole and length in (None, len(x)): continue
+        got = f"{x.dtype} of shape {tuple(x.shape)}" if torch.is_tensor(x) else type(x).__name__
+        raise ValueError(f"{name}: got {got}, wanted one axis of {length or ''} whole numbers")
+
 def from_chains(root, token, height, q_row=None):  # (B,), (n,), host's number, (n,) or None -> Batch
     "Chains one behind another, each from its root; point masses, or drawn from the rows `q_row`"
+    check_whole(root=(root, None), token=(token, None))
+    if q_row is not None: check_whole(q_row=(q_row, len(token)))
     node, none = torch.arange(len(token), device=token.device), token.new_full(token.shape, -1).int()
     tree = torch.searchsorted(root.long(), node, right=True) - 1
     depth = node - root[tree]
@@ -332,6 +343,7 @@ def from_chains(root, token, height, q_row=None):  # (B,), (n,), host's number, 
 
 def from_draft_tokens(token, cu_num_draft_tokens, height, drawn=True):  # (m,), (B,), host's number -> Batch
     "vLLM's chains; draft token i was drawn from row i of q, or is a point mass where they were not `drawn`"
+    check_whole(token=(token, None), cu_num_draft_tokens=(cu_num_draft_tokens, None))
     m, B = len(token), len(cu_num_draft_tokens)
     draft, ends = torch.arange(m, device=token.device), cu_num_draft_tokens.long()
     node = draft + torch.searchsorted(ends, draft, right=True) + 1
@@ -342,10 +354,12 @@ def from_draft_tokens(token, cu_num_draft_tokens, height, drawn=True):  # (m,), 
 
 def chain_rows(batch, target_logits_indices, bonus_logits_indices):  # (m,), (B,) -> (n,)
     "The row of p of each node of chains, where vLLM says which rows verify the drafts and give the bonus"
-    inner = batch.child >= 0
-    draft = (torch.cumsum(inner, 0) - 1).clamp(0, max(len(target_logits_indices) - 1, 0))
+    inner, m = batch.child >= 0, batch.n - batch.B
+    check_whole(target_logits_indices=(target_logits_indices, m),
+                bonus_logits_indices=(bonus_logits_indices, batch.B))
+    draft = (torch.cumsum(inner, 0) - 1).clamp(0, max(m - 1, 0))
     bonus = bonus_logits_indices[batch.tree.long()]
-    return torch.where(inner, target_logits_indices[draft], bonus) if len(target_logits_indices) else bonus
+    return torch.where(inner, target_logits_indices[draft], bonus) if m else bonus
 
 # %% ../../nbs/40_layout.ipynb #043da69d
 def to_paths(parent):  # -> (leaves, height + 1) int array
