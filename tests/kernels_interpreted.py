@@ -316,6 +316,14 @@ def chain(tokens, q_row, p, q, coins, picks):
     return batch, doubles(p).repeat(len(picks), 1), doubles(q), doubles(coins).flatten(), doubles(picks)
 
 
+def twice():
+    "A token offered twice as a point mass, then one drawn without both"
+    batch, *rest = star([3, 3, 2], [.1, .3, .3, .3], P4, [(.9, .9, u) for u in EDGE], EDGE, apart=True)
+    point = batch.token == 3
+    drawn = batch.without_replacement & ~point
+    return replace(batch, q_row=torch.where(point, -1, batch.q_row), without_replacement=drawn), *rest
+
+
 EDGE, P4, Q4, NEAR = [.05, .25, .5, .7, .9, .97], [.4, .3, .2, .1], [.1, .2, .3, .4], [.4, .22, .2, .18]
 HALF = [(u, v) for u in EDGE[::2] for v in EDGE[::2]]
 WIDE = np.random.default_rng(0).dirichlet(np.ones(64))
@@ -330,6 +338,8 @@ CASES = {
     "strict": star([3], [0, 0, 0, 1], [.5, .5, 0, 0], [(0.,)], [.5]),
     "bonus": star([0], Q4, P4, [(.1,)]*3, [.1, .5, .9]),
     "exclusion": star([3, 2], Q4, P4, [(.9, u) for u in EDGE], EDGE, apart=True),
+    "little": star([3, 2], [.05, .05, .1, .8], P4, [(.9, u) for u in EDGE], EDGE, apart=True),
+    "twice": twice(),
     "uniform": star([3, 2, 1], [0, 0, 0, 1], P4, [(.9, u, u) for u in EDGE], EDGE, apart=True),
     "tail": star([4], [.1, .1, .1, .1, .6], [.1, .1, .2, .2, .4], [(u,) for u in EDGE[::-1]], EDGE),
     "softmax": star([3], Q4, P4, [(u,) for u in EDGE], EDGE, temperature=.9),
@@ -389,9 +399,11 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "extra token from the root's row": (
         "bonus", DRAWN, DRAWN.replace(" at,", " NodeState(tree.first, tree.first, at.top, at.scale),")),
     "exclusion forgotten": (
-        "exclusion", "if entry(past.without_replacement, l) > 0:",
+        "little", "if entry(past.without_replacement, l) > 0:",
         "if entry(past.without_replacement, l) > 1:"),
     "c not renewed": ("exclusion", "if (alone > 0) & (j > 0):", "if (alone > 0) & (j > 99):"),
+    "tried tokens counted twice": (
+        "twice", "tl.where(tl.sum(again.to(tl.int32), 0) > 0, 0.0, new)", "new"),
     "no uniform fallback": (
         "uniform", "tl.where(here, nothing, past.flat)", "tl.where(here, 0, past.flat)"),
     "S not renewed": ("fresh", "tl.where(row >= 0, 1, stale)", "stale"),

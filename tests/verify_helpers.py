@@ -45,7 +45,7 @@ HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what 
     "negative p at a token": ((-1, 0), (0, 0), (-1, -1), [[-1., 1., 1.], HALF], [], .5, {}, 0, 1),
     "negative q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[-1., 1., 1.]], .5, {}, 0, 1),
     "infinite q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[inf, 1., 0.]], .5, {}, 0, 1),
-    "infinite q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.5, inf, .5]], 0., {}, 0, 1),
+    "infinite q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.1, inf, .8]], 0., {}, 0, 1),
     "NaN at a tried token": (TWO, (0, 1, 0), (-1, -1, 0), [[.1, 0., .9]]*3, [[.5, nan, .5]], .9, {}, 0, 1),
     "no weight at the end": ((-1,), (0,), (-1,), [[0.]*3], [], .5, {}, 0, 1),
     "too much weight": ((-1,), (0,), (-1,), [[1.5]*3], [], .5, {}, 0, 1),
