@@ -316,6 +316,14 @@ def chain(tokens, q_row, p, q, coins, picks):
     return batch, doubles(p).repeat(len(picks), 1), doubles(q), doubles(coins).flatten(), doubles(picks)
 
 
+def soft_borders():
+    "Picks at the borders of the cells of a softmax"
+    rows, one = Logits(doubles([WIDE]).log().float(), .9), torch.tensor([0])
+    sums = torch.floor(rows.weigh(one, one, rows.top(one, one))[0] * 2.**52).cumsum(0)
+    picks = (sums[5:61:7] / sums[-1]).tolist()
+    return star([], [1.] + [0.]*63, [*WIDE], [()]*8, picks, temperature=.9)
+
+
 def twice():
     "A token offered twice as a point mass, then one drawn without both"
     batch, *rest = star([3, 3, 2], [.1, .3, .3, .3], P4, [(.9, .9, u) for u in EDGE], EDGE, apart=True)
@@ -346,6 +354,7 @@ CASES = {
     "top-k": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=5),
     "both": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=9, top_p=.7),
     "min-p": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, min_p=.3),
+    "soft borders": soft_borders(),
     "borders": star([], [1.] + [0.]*63, [*WIDE], [()]*8, BORDERS[:-1] / BORDERS[-1]),
     "chain": chain([3, 0], [0, 0], [P4, [.05, .05, .1, .8], P4], [Q4], FOUR*2, [.05]*4 + [.6]*4),
     "ends": chain([1, 0], [0, 1], [[.75, .25], [.25, .75], [.5, .5]], [[0., 1.], [.25, .75]],
@@ -357,7 +366,7 @@ def passes(name, K):
     if name in HIDDEN:
         args, chains, _ = hidden(name)
         return same("chains" if chains else "trees", args, 4, False, K)
-    size = 16 if name in ("borders", "top-k", "both", "min-p") else 4
+    size = 16 if name in ("borders", "soft borders", "top-k", "both", "min-p") else 4
     return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K)
 
 
@@ -394,8 +403,9 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
         "borders", PART, PART.replace("tl.sum(w, 0)", "tl.sum(w.to(tl.float32), 0).to(tl.float64)")),
     "float32 weights": (
         "borders", "tl.floor(w * ONE)", "tl.floor(w.to(tl.float32) * ONE).to(tl.float64)"),
-    "bfloat16 softmax": ("softmax", "power((x - top.most) * rows.slope)",
-                         "power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float64)"),
+    "bfloat16 softmax": ("soft borders", "power((load_logits(rows, row, v) - top.most) * rows.slope)",
+                         "power((load_logits(rows, row, v) - top.most) * rows.slope)"
+                         ".to(tl.bfloat16).to(tl.float32)"),
     "extra token from the root's row": (
         "bonus", DRAWN, DRAWN.replace(" at,", " NodeState(tree.first, tree.first, at.top, at.scale),")),
     "exclusion forgotten": (
@@ -414,7 +424,8 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
         "chain", "d, looking, last = n - 1, 1,", "d, looking, last = tl.minimum(n - 1, 1), 1,"),
     "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
     "one token less by top-k": ("top-k", "(n >= tokens)", "(n > tokens)"),
-    "one token less by top-p": ("both", "x >= top.least", "x > top.least"),
+    "one token less by top-p": ("both", "(load_logits(rows, row, v) >= top.least)",
+                               "(load_logits(rows, row, v) > top.least)"),
     "top-p of the whole row": ("both", "sum_from(rows, row, least, top, BLOCK)\n",
                                'sum_from(rows, row, float("-inf"), top, BLOCK)\n'),
     "no min-p": ("min-p", " & (warm >= tl.load(rows.cut + 2))", ""),

@@ -32,7 +32,7 @@ def test_interpreted(tmp_path):
 
 def source_of(kernel, K, p, q):
     "A kernel for rows of the types p and q; rows, their strides and V are aligned"
-    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, *["*fp64", "i32"]*2) for x in (p, q)]
+    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, "*fp32", "i32", "*fp64", "i32") for x in (p, q)]
     trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
     out = kernels.VerdictArrays(*["*i32"]*4, "i32")
     given = [*rows, trees, "*fp64", "*fp64", out, "i32", "i32"] + ["constexpr"]*7
@@ -66,4 +66,5 @@ def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
     spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
     assert spilled == [0, 0], usage
     steps = set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
-    assert steps == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")}
+    single = {f"{step}.rn.f32" for step in ("mul", "add", "sub")} if "logits" in p else set()
+    assert steps == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")} | single

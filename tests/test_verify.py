@@ -192,12 +192,13 @@ def test_at_size(dtype):
 
 @pytest.mark.parametrize("spread", [0., 3., 40.])
 def test_the_weights_of_a_softmax_have_one_factor(spread):
-    "Between 1 and 1 + V/2^44, whatever the logits"
+    "Between 1 and 1 + V/2^44, whatever the logits; rounding moves the distribution by less than 10^-6"
     V, x = 151_936, torch.randn(1, 151_936, generator=torch.Generator().manual_seed(2)) * spread
     rows, one = Logits(x), torch.tensor([0])
-    z = x[0].double() - x.max()
-    share = rows.weigh(one, one, rows.top(one, one))[0] / z.exp() * z.exp().sum()
-    assert -1e-12 < (share - 1).min() and (share - 1).max() < V * 2**-44 + 1e-12
+    w, law = v.power(x[0] - x.max()).double(), rows.weigh(one, one, rows.top(one, one))[0]
+    factor = (law / w * w.sum())[w > 0]
+    assert -1e-12 < (factor - 1).min() and (factor - 1).max() < V * 2**-44 + 1e-12
+    assert (law - x[0].double().softmax(0)).abs().sum() / 2 < 1e-6
 
 
 def softmax(row, t):
@@ -419,7 +420,7 @@ def test_cuts_are_the_warps_of_transformers(seed, kind):
         kept = TopPLogitsWarper(float(p[i]))(None, z).isfinite()
         z = z.masked_fill(z < z[kept].min(), -torch.inf)   # with all that are tied to the last one
         want = MinPLogitsWarper(float(m[i]))(None, z).softmax(-1)[0]
-        assert torch.equal(found[i] > 0, want > 0) and (found[i] - want).abs().max() < 1e-9
+        assert torch.equal(found[i] > 0, want > 0) and (found[i] - want).abs().max() < 1e-6
 
 
 # Rows read

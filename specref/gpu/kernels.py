@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'FINE', 'ROW', 'LINKS', 'TOKEN', 'RowArrays',
            'TreeArrays', 'VerdictArrays', 'RowPointers', 'TreePointers', 'RowTop', 'NodeState', 'OfferedBefore',
-           'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'is_weight', 'power', 'load_row', 'row_weights',
-           'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'row_top', 'offer_row_weights', 'offer',
-           'residual_weights', 'residual_blocks', 'drawn_token', 'covered_weight', 'recounted_weight', 'enter_node',
-           'read_offer', 'own_tree', 'own_rows', 'store_verdict', 'entered', 'changed', 'try_children',
-           'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer',
-           'verify_chains_kernel', 'check_power_of_two', 'row_arrays', 'launch', 'fused_verify_trees',
-           'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
+           'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'is_weight', 'power', 'load_row', 'load_logits',
+           'relative_weights', 'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit',
+           'row_top', 'offer_row_weights', 'offer', 'residual_weights', 'residual_blocks', 'drawn_token',
+           'covered_weight', 'recounted_weight', 'enter_node', 'read_offer', 'own_tree', 'own_rows', 'store_verdict',
+           'entered', 'changed', 'try_children', 'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix',
+           'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power_of_two', 'row_arrays', 'launch',
+           'fused_verify_trees', 'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 from typing import NamedTuple
@@ -124,7 +124,7 @@ def where_top(here, new, old):
 @triton.jit
 def tops(shape: tl.constexpr):
     "The `RowTop` before a row was read"
-    most = tl.full(shape, float("-inf"), tl.float64)
+    most = tl.full(shape, float("-inf"), tl.float32)
     return RowTop(most, tl.full(shape, 0, tl.int32), tl.full(shape, 1.0, tl.float64), most)
 
 # %% ../../nbs/42a_kernels.ipynb #3a94f5c0
@@ -141,30 +141,40 @@ def is_weight(w):
 @triton.jit
 def power(x):
     "As `power` in torch: the same steps with the same constants"
-    y = tl.maximum(x, -708.0)
+    y = tl.maximum(x, -87.0)
     k = tl.floor(y * LOG2E + 0.5)
     r = (y - k * LN2) - k * TAIL
     y = r * TAYLOR[0] + TAYLOR[1]
-    for i in tl.static_range(2, 14): y = y * r + TAYLOR[i]
-    two_to_k = ((k.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
-    return tl.where(x > -700.0, y * two_to_k, 0.0)
+    for i in tl.static_range(2, 8): y = y * r + TAYLOR[i]
+    two_to_k = ((k.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x > -87.0, y * two_to_k, 0.0)
 
 @triton.jit
 def load_row(rows, row, v, none):
     "The numbers of a row at the tokens `v`, `none` behind its end"
-    return tl.load(rows.x + row.to(tl.int64) * rows.stride + v, mask=v < rows.V, other=none).to(tl.float64)
+    return tl.load(rows.x + row.to(tl.int64) * rows.stride + v, mask=v < rows.V, other=none)
+
+@triton.jit
+def load_logits(rows, row, v):
+    return load_row(rows, row, v, float("-inf")).to(tl.float32)
+
+@triton.jit
+def relative_weights(rows, row, v, top):
+    "As `relative_weights` in torch, where the tokens `v` are kept; for a greedy request the point mass"
+    warm = power((load_logits(rows, row, v) - top.most) * rows.slope)
+    if rows.CUT:
+        kept = (load_logits(rows, row, v) >= top.least) & (warm >= tl.load(rows.cut + 2))
+        warm = tl.where(kept, warm, 0.0)
+    return tl.where(rows.slope < float("inf"), warm, (v == top.at).to(tl.float32))
 
 # %% ../../nbs/42a_kernels.ipynb #4471f4b5
 @triton.jit
 def row_weights(rows, row, v, top):
     "The weights of the tokens `v` in a row"
     if rows.LOGITS:
-        x = load_row(rows, row, v, float("-inf"))
-        warm = power((x - top.most) * rows.slope)
-        if rows.CUT: warm = tl.where((x >= top.least) & (warm >= tl.load(rows.cut + 2)), warm, 0.0)
-        w = tl.where(rows.slope < float("inf"), warm, (v == top.at).to(tl.float64)) * top.share
+        w = relative_weights(rows, row, v, top).to(tl.float64) * top.share
     else:
-        w = load_row(rows, row, v, 0.0)
+        w = load_row(rows, row, v, 0.0).to(tl.float64)
     return w   # one exit: triton 3.6 inlines no function with two
 
 # %% ../../nbs/42a_kernels.ipynb #42a0f00e
@@ -173,7 +183,7 @@ def sum_from(rows, row, least, top, BLOCK: tl.constexpr):  # -> tokens, their we
     "The tokens with a logit of at least `least`"
     n, mass = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     for s in range(0, rows.V, BLOCK):
-        x = load_row(rows, row, s + tl.arange(0, BLOCK), float("-inf"))
+        x = load_logits(rows, row, s + tl.arange(0, BLOCK))
         on = (x >= least) & (s + tl.arange(0, BLOCK) < rows.V)
         n += tl.sum(tl.where(on, 1, 0).to(tl.int64), 0)
         w = tl.where(on, power((x - top.most) * rows.slope) * ROOM, 0.0)
@@ -184,7 +194,7 @@ def sum_from(rows, row, least, top, BLOCK: tl.constexpr):  # -> tokens, their we
 def logit_of(key):
     "The float of 32 bits with a number in the order of all of them"
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
-    return bits.to(tl.float32, bitcast=True).to(tl.float64)
+    return bits.to(tl.float32, bitcast=True)
 
 @triton.jit
 def largest_cut(rows, row, tokens, mass, top, BLOCK: tl.constexpr):
@@ -200,7 +210,7 @@ def largest_cut(rows, row, tokens, mass, top, BLOCK: tl.constexpr):
 @triton.jit
 def cut_off(rows, row, top, BLOCK: tl.constexpr):
     "As `cut_off` in torch: the least logit that top-k and top-p keep"
-    least = tl.full((), float("-inf"), tl.float64)
+    least = tl.full((), float("-inf"), tl.float32)
     tokens, share = tl.load(rows.cut), tl.load(rows.cut + 1)
     if rows.slope < float("inf"):
         if tokens > 0: least = largest_cut(rows, row, tokens.to(tl.int64), 0, top, BLOCK)
@@ -217,7 +227,7 @@ def largest_logit(rows, row, BLOCK: tl.constexpr):  # -> RowTop
     top, nans = tops(()), 0
     for s in range(0, rows.V, BLOCK):
         v = s + tl.arange(0, BLOCK)
-        x = load_row(rows, row, v, float("-inf"))
+        x = load_logits(rows, row, v)
         nans += tl.sum((x != x).to(tl.int32), 0)
         most = tl.max(x, 0)
         first = tl.min(tl.where(x == most, v, rows.V), 0)
@@ -234,7 +244,7 @@ def row_top(rows, row, BLOCK: tl.constexpr):
         top, z = largest_logit(rows, row, BLOCK), tl.full((), 0, tl.int64)
         if rows.CUT: top = RowTop(top.most, top.at, top.share, cut_off(rows, row, top, BLOCK))
         for s in range(0, rows.V, BLOCK):
-            w = row_weights(rows, row, s + tl.arange(0, BLOCK), top)
+            w = relative_weights(rows, row, s + tl.arange(0, BLOCK), top)
             z += tl.sum((w * ROOM).to(tl.int64), 0)
         top = RowTop(top.most, top.at, top.share / (z.to(tl.float64) / ROOM), top.least)
     return top

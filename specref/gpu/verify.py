@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'CUTS', 'RANGES', 'FINE', 'ROW', 'LINKS', 'TOKEN',
-           'STATUS_WORDS', 'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'Logits', 'check_floats',
-           'check_row_arrays', 'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform', 'check_drawn',
-           'reading_is_free', 'masked_requests', 'select_rows', 'is_weight', 'OfferSource', 'Offers', 'offer_weights',
-           'renew_sum', 'BatchVerdict', 'final_token', 'make_verdict', 'verify_trees', 'verify_level', 'chain_weights',
-           'longer_weight', 'verify_chains', 'reject_child', 'accepted_lists', 'DecisionCell', 'MiddleOfCell',
-           'decision_cells']
+           'STATUS_WORDS', 'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'relative_weights', 'Logits',
+           'check_floats', 'check_row_arrays', 'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform',
+           'check_drawn', 'reading_is_free', 'masked_requests', 'select_rows', 'is_weight', 'OfferSource', 'Offers',
+           'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token', 'make_verdict', 'verify_trees', 'verify_level',
+           'chain_weights', 'longer_weight', 'verify_chains', 'reject_child', 'accepted_lists', 'DecisionCell',
+           'MiddleOfCell', 'decision_cells']
 
 # %% ../../nbs/42_verify.ipynb #1e630238
 from dataclasses import dataclass, replace
@@ -52,22 +52,25 @@ class Probs:
 
 # %% ../../nbs/42_verify.ipynb #96d2a8a2
 LOG2E = 1.4426950408889634
-LN2, TAIL = 0.6931471803691238, 1.9082149292705877e-10   # LN2 has 32 bits: k·LN2 is exact
-TAYLOR = [1 / factorial(k) for k in range(13, -1, -1)]
+LN2, TAIL = 355 / 512, -2.1219444005469057e-4   # their sum is ln 2; LN2 has 9 bits: k·LN2 is exact
+TAYLOR = [1 / factorial(k) for k in range(7, -1, -1)]
 
 CUTS = "top_k", "top_p", "min_p"
 RANGES = dict(temperature="a number >= 0", top_k="a whole number >= 0", top_p="a number in (0, 1]",
               min_p="a number in [0, 1]")
 
 def power(x):
-    "e^x for x <= 0 by additions and multiplications alone, 0 below e^-700: the same bits everywhere"
-    z = x.clamp(-708., 0.)
+    "e^x for x <= 0 in float32, by additions and multiplications alone, 0 below e^-87: the same bits everywhere"
+    z = x.clamp(-87., 0.)
     k = (z * LOG2E + .5).floor()
     r = (z - k*LN2) - k*TAIL
     y = TAYLOR[0]
     for c in TAYLOR[1:]: y = y*r + c
-    two_to_k = (k.to(torch.int64) + 1023 << 52).view(torch.float64)
-    return torch.where(x > -700., y * two_to_k, 0.)
+    two_to_k = (k.to(torch.int32) + 127 << 23).view(torch.float32)
+    return torch.where(x > -87., y * two_to_k, 0.)
+
+def relative_weights(x, most, slope):  # -> e^(slope (x - most)) in float32
+    return power((x.to(torch.float32) - most.to(torch.float32)) * slope)
 
 # %% ../../nbs/42_verify.ipynb #c466556b
 @dataclass(frozen=True, eq=False)
@@ -84,7 +87,7 @@ class Logits:
     def __post_init__(self):
         if not torch.is_tensor(self.x):
             raise ValueError(f"x: got {type(self.x).__name__}, wanted a tensor of logits")
-        slope = 1 / (self.option("temperature") + 0.)   # -0 is 0
+        slope = (1 / (self.option("temperature") + 0.)).to(torch.float32)   # -0 is 0
         object.__setattr__(self, "slope", slope)
         asked = [getattr(self, name) for name in CUTS]
         plain = not any(map(torch.is_tensor, asked)) and asked == [0, 1, 0]
@@ -111,7 +114,7 @@ class Logits:
             raise ValueError(f"{name}: got row {int(wrong.nonzero()[0])}, "
                              "wanted logits without NaN and +inf, at least one of them finite")
     def top(self, b, row):  # -> (m, 4): largest logit, its token, weight of a softmax's one or NaN, cut-off
-        most, at = self.x[row].max(1)
+        most, at = self.x[row].to(torch.float32).max(1)
         one = torch.ones_like(most, dtype=torch.float64)
         top = torch.stack([most.to(torch.float64), at.to(torch.float64), one, one - torch.inf], 1)
         if self.cut is not None: top[:, 3] = self.cut_off(b, row, top)
@@ -121,10 +124,11 @@ class Logits:
     def cut_off(self, b, row, top):  # -> (m,)
         "The least logit that top-k and top-p keep (Proposition cut-off)"
         cut, slope = self.cut[b % len(self.cut)], self.slope[b % len(self.slope), None]
-        x, V = self.x[row].to(torch.float64).sort(1, descending=True)[0], self.x.shape[1]
+        x, V = self.x[row].to(torch.float32).sort(1, descending=True)[0], self.x.shape[1]
         kth = x.gather(1, (cut[:, :1].long() - 1).clamp(0, V - 1))
         kth = torch.where(cut[:, :1] > 0, kth, -torch.inf)
-        sums = torch.where(x >= kth, power((x - top[:, :1]) * slope) * ROOM, 0.).to(torch.int64).cumsum(1)
+        weights = torch.where(x >= kth, relative_weights(x, top[:, :1], slope), 0.)
+        sums = (weights * ROOM).to(torch.int64).cumsum(1)
         needed = (cut[:, 1:2] * sums[:, -1:].to(torch.float64)).to(torch.int64)
         last = (sums < needed).sum(1, keepdim=True).clamp_max(V - 1)
         least = torch.where(cut[:, 1:2] < 1, torch.maximum(x.gather(1, last), kth), kth)
@@ -135,11 +139,11 @@ class Logits:
             x, v = self.x.index_select(0, row), torch.arange(self.x.shape[1], device=row.device)
             slope, most, at, share, least = (y[:, None] for y in (slope, most, at, share, least))
         else: x = self.x[row, v]
-        warm = power((x.to(torch.float64) - most) * slope)
+        warm = relative_weights(x, most, slope)
         if self.cut is not None:
             share_kept = self.cut[b % len(self.cut), 2].view(slope.shape)
             warm = torch.where((x >= least) & (warm >= share_kept), warm, 0.)
-        return torch.where(slope < torch.inf, warm, (v == at).to(torch.float64)) * share
+        return torch.where(slope < torch.inf, warm, (v == at).to(torch.float32)) * share
 
 # %% ../../nbs/42_verify.ipynb #69b4b866
 def check_floats(name, x, shape, device, dtype=None):
