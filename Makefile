@@ -1,5 +1,6 @@
 # `make tour` and `make test` do all their own set-up: Python >= 3.11 and make are all they ask for
 PYTHON ?= python3
+GPU_PYTHON ?= python3
 WORKERS ?= 2
 NB ?= $(wildcard nbs/*.ipynb)
 OMP_NUM_THREADS ?= 2
@@ -44,6 +45,9 @@ bench: $(READY)  ## race every system and transformers' own on this machine, the
 engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter on serving
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
 
+gpu:  ## measure verification and the engine on this machine's GPU (with its own torch and triton: GPU_PYTHON)
+	PYTHONPATH=. $(GPU_PYTHON) -m specref.gpu.bench --out docs/benchmarks
+
 passes: $(READY)  ## time forward passes on this CPU, for the chapter on them
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/passes.py docs/benchmarks/passes.json
 
@@ -82,7 +86,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes gpu clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

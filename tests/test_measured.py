@@ -5,13 +5,15 @@ import sys
 from fractions import Fraction as F
 from functools import partial
 from itertools import permutations, product
+from pathlib import Path
+from time import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import proves
 from test_verify import noted
-from specref.gpu.bench import device as m
+from specref.gpu.bench import clocks as ck, measured as me, tasks as tk
 from specref.gpu import verify
 from specref.gpu.bench.decoding import random_pair
 from specref.gpu.verify import Logits, verify_trees, verify_chains
@@ -34,7 +36,7 @@ def small(device, temperature):
 @proves("thm-whole-rows")
 def test_every_entry_of_a_visited_row_decides():
     "On one tape: a very large entry gives its token, one at -inf never; unvisited rows have no effect"
-    case, = m.make_cases(m.TREE_SHAPES["16 nodes"], 5, 2, 1, .7, CPU, logits=True)
+    case, = ck.make_cases(ck.TREE_SHAPES["16 nodes"], 5, 2, 1, .7, CPU, logits=True)
     batch, rows, *rest = case
     rows = rows.x.float()
     def verified(x): return verify_trees(batch, Logits(x), *rest, check=False)
@@ -65,21 +67,21 @@ def test_half_a_row(V):
     assert means == {F(V + 1, 2) - F(1, V)}
 
 
-@pytest.mark.parametrize("regime", m.AGREEMENT)
+@pytest.mark.parametrize("regime", ck.AGREEMENT)
 @pytest.mark.parametrize("tree", ["chain 5", "16 nodes"])
 def test_bytes_are_the_rows_that_are_read(tree, regime):
     "The bytes counted are those of the rows that the torch verifier on a CPU reads in full, and no others"
-    total, given = 0, m.make_cases(m.TREE_SHAPES[tree], 50, 6, 3, m.AGREEMENT[regime], CPU)
+    total, given = 0, ck.make_cases(ck.TREE_SHAPES[tree], 50, 6, 3, ck.AGREEMENT[regime], CPU)
     for c in given:
         p, q = noted(c.p), noted(c.q)
         verify_trees(c.batch, p, q, c.coins, c.picks, check=False)
         total += 4*50*(len({*p.full}) + len({*q.full}))
-    assert m.bytes_read(given, verify_trees)[0] == total / 3 and total > 0
+    assert ck.bytes_read(given, verify_trees)[0] == total / 3 and total > 0
 
 def test_logits_cost_every_visited_row():
     "With logits, in bfloat16: a row of p for each emitted token, one of q for each accepted one"
-    given = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
-    size, tokens = m.bytes_read(given, verify_trees)
+    given = ck.make_cases(ck.TREE_SHAPES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
+    size, tokens = ck.bytes_read(given, verify_trees)
     assert tokens == 6 and size == 4 * (6 + 5) * 40 * 2 and given[0].p.x.dtype == torch.bfloat16
 
 
@@ -89,8 +91,8 @@ def test_logits_cost_every_visited_row():
 def test_the_cases_match_their_names(logits, at_once):
     "Rejected at the root, all accepted down to a leaf, or in between; the sets differ"
     tokens = {}
-    for regime, agree in m.AGREEMENT.items():
-        given = m.make_cases(m.TREE_SHAPES["16 nodes"], 60, 16, 3, agree, CPU, logits)
+    for regime, agree in ck.AGREEMENT.items():
+        given = ck.make_cases(ck.TREE_SHAPES["16 nodes"], 60, 16, 3, agree, CPU, logits)
         outs = [verify_trees(*c) for c in given]
         tokens[regime] = [x for out in outs for x in out.length.tolist()]
         assert len({tuple(c.batch.token.tolist()) for c in given}) == 3
@@ -100,7 +102,7 @@ def test_the_cases_match_their_names(logits, at_once):
 def test_drafted_tokens_have_the_distribution_of_their_rows():
     "The first two siblings of many copies: the exponential race draws without replacement"
     torch.manual_seed(0)
-    given = m.make_cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
+    given = ck.make_cases((-1, 0, 0), 4, 20_000, 1, .7, CPU)[0]
     token, q = given.batch.token.view(-1, 3), given.q.double()
     first = torch.bincount(token[:, 1].long(), minlength=4)
     due = q.mean(0)   # each tree has its own row: so their mean, and a wider margin than needed
@@ -110,7 +112,7 @@ def test_drafted_tokens_have_the_distribution_of_their_rows():
     seen = torch.bincount(token[:, 2].long(), minlength=4)
     assert (seen - 20_000*due).abs().max() < 6 * (20_000*.25)**.5
 
-@pytest.mark.parametrize("rule", m.RULES)
+@pytest.mark.parametrize("rule", tk.RULES)
 @pytest.mark.parametrize("logits", [False, True])
 def test_parity_detects_a_wrong_verifier(rule, logits, at_once):
     "The torch verifier agrees with itself, one coin for all nodes does not; a failing verifier is named"
@@ -119,15 +121,15 @@ def test_parity_detects_a_wrong_verifier(rule, logits, at_once):
         return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
     def broken(*args, **kw): raise RuntimeError("no kernel image")
     verifiers = dict(kernel=twin, mutant=same_coin, broken=broken)
-    differ = m.tree_parity(verifiers, rule, 5, 150, CPU, logits)["differ"]
+    differ = tk.tree_parity(verifiers, rule, 5, 150, CPU, logits)["differ"]
     assert differ["twin"] == differ["kernel"] == 0 < differ["mutant"]
     assert differ["broken"] == "RuntimeError: no kernel image"
 
 def test_random_trees_cover_every_case():
     "The children of each rule, trees of a root alone, duplicates among siblings, extreme coins"
     from specref.gpu.layout import check_batch
-    for rule in m.RULES:
-        batch, p, q, coins, picks = m.random_trees(rule, 300, 5)
+    for rule in tk.RULES:
+        batch, p, q, coins, picks = tk.random_trees(rule, 300, 5)
         check_batch(batch, 5, len(q))
         kids = batch.parent >= 0
         drawn, apart = batch.q_row[kids] >= 0, batch.without_replacement[kids]
@@ -136,7 +138,7 @@ def test_random_trees_cover_every_case():
         assert claims.get(rule, drawn.all() and not apart.any())
         assert (batch.width == 1) == (rule in ("chain", "block")) and (torch.diff(batch.root) == 1).any()
         assert (coins == 0).any() and (coins == 1 - 2.**-53).any()
-    batch = m.random_trees("independent", 300, 5)[0]
+    batch = tk.random_trees("independent", 300, 5)[0]
     pair = batch.sibling
     assert (batch.token[pair >= 0] == batch.token[pair[pair >= 0].long()]).any()
 
@@ -145,7 +147,7 @@ def test_the_joint_distribution_fits_and_a_mutants_does_not(at_once):
     def shared(batch, p, q, coins, picks, check):
         coins = coins.view(-1, 5)[:, :1].expand(-1, 5).flatten()
         return verify_trees(batch, p, q, coins, picks, check=check)
-    found = m.joint_law(dict(kernel=verify_trees, mutant=shared), 200_000, CPU, chunk=70_000)
+    found = tk.joint_law(dict(kernel=verify_trees, mutant=shared), 200_000, CPU, chunk=70_000)
     right = found["kernel"]
     assert right["fits"] and right["draws"] == 200_000 and right["sees"] < .02 and not found["mutant"]["fits"]
 
@@ -156,22 +158,22 @@ def test_times_are_positive_and_a_failing_verifier_is_named():
     "All verifiers on the same inputs; the row holds what the table needs"
     def broken(*args, **kw): raise ValueError("p: got none")
     case = "chain 5", 40, 2, "typical", CPU
-    row = m.verify_times({"kernel": verify_trees, "broken": broken}, *case, least=4, repeats=1)
+    row = ck.verify_times({"kernel": verify_trees, "broken": broken}, *case, least=4, repeats=1)
     assert row["us"]["kernel"] > 0 and row["us"]["broken"] == "ValueError: p: got none"
     assert row["bytes"] > 0 and 1 <= row["tokens"] <= 6 and row["sets"] >= 1
-    contestants = {"kernel": verify_trees, "first": partial(m.softmax_first, verify_trees)}
-    first = m.verify_times(contestants, *case, logits=True, least=4, repeats=1)
+    contestants = {"kernel": verify_trees, "first": partial(ck.softmax_first, verify_trees)}
+    first = ck.verify_times(contestants, *case, logits=True, least=4, repeats=1)
     assert all(x > 0 for x in first["us"].values())
 
 def test_softmax_first_gives_the_same_tokens():
     "The baseline gives the tokens of verification on logits"
-    for c in m.make_cases(m.TREE_SHAPES["16 nodes"], 30, 8, 2, .7, CPU, logits=True):
-        assert torch.equal(m.softmax_first(verify_trees, *c).tokens, verify_trees(*c, check=False).tokens)
+    for c in ck.make_cases(ck.TREE_SHAPES["16 nodes"], 30, 8, 2, .7, CPU, logits=True):
+        assert torch.equal(ck.softmax_first(verify_trees, *c).tokens, verify_trees(*c, check=False).tokens)
 
 def test_the_number_of_inputs_fits_the_memory():
     "On a CPU four, fewer where they exceed a gigabyte, at least one"
     sizes = ("chain 5", 1000, 1), ("64 nodes", 151_936, 8), ("64 nodes", 151_936, 256)
-    assert [m.batches_beyond_cache(m.TREE_SHAPES[tree], V, B, CPU) for tree, V, B in sizes] == [4, 2, 1]
+    assert [ck.batches_beyond_cache(ck.TREE_SHAPES[tree], V, B, CPU) for tree, V, B in sizes] == [4, 2, 1]
 
 class Fake:
     "A device whose calls take 2 ms each, in a queue"
@@ -184,7 +186,7 @@ class Fake:
     def __enter__(self): self.held.append("open")
     def __exit__(self, *_): self.held.append("closed")
 
-@pytest.mark.parametrize("clock", [m.on_graph, m.on_queue])
+@pytest.mark.parametrize("clock", [ck.on_graph, ck.on_queue])
 def test_the_clocks_of_a_device(clock, monkeypatch):
     "On a fake device: two milliseconds a call, sleep and recording not counted, every call in the graph"
     Fake.now, graphs = 0., []
@@ -200,16 +202,16 @@ def test_the_clocks_of_a_device(clock, monkeypatch):
 
 def test_bounds_of_this_machine():
     "A copy and a launch take time"
-    found = m.bounds(CPU, 1 << 20)
+    found = ck.bounds(CPU, 1 << 20)
     assert found["copy"] > 1e6 and found["launch_us"] > 0
 
 def test_flashinfer_gets_the_same_rows(monkeypatch):
     "Shapes and order of the arguments of its kernel"
     seen = []
     fake = SimpleNamespace(chain_speculative_sampling=lambda *args: seen.extend(args))
-    monkeypatch.setattr(m, "import_module", lambda name: fake)
-    c, = m.make_cases(m.TREE_SHAPES["chain 5"], 40, 3, 1, .7, CPU)
-    m.flashinfer(*c)
+    monkeypatch.setattr(ck, "import_module", lambda name: fake)
+    c, = ck.make_cases(ck.TREE_SHAPES["chain 5"], 40, 3, 1, .7, CPU)
+    ck.flashinfer(*c)
     q, ids, p = seen
     assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32
     assert torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
@@ -217,12 +219,12 @@ def test_flashinfer_gets_the_same_rows(monkeypatch):
 def test_the_two_attentions_agree():
     "On the same rows, in the form that the compiler gets; if the compiler fails, only its figure is missing"
     sizes = dict(heads=4, shared=2, width=16, dtype=torch.float32)
-    row = m.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=lambda f: f, clock=None)
+    row = tk.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=lambda f: f, clock=None)
     assert row["apart"] < 1e-5 and all(x > 0 for x in row["us"].values())
     def broken(f):
         def g(*args, **kw): raise RuntimeError("no inductor")
         return g
-    row = m.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=broken)
+    row = tk.attention_times("16 nodes", 2, 20, CPU, **sizes, compiler=broken)
     assert row["us"]["FlexAttention"] == row["apart"] == "RuntimeError: no inductor" and row["us"]["SDPA"] > 0
 
 @pytest.mark.parametrize("logits", [False, True])
@@ -232,13 +234,13 @@ def test_large_trees_are_compared(logits):
         rows = Logits(p.x[:16].repeat(6, 1)) if logits else p[:16].repeat(6, 1)
         return verify_trees(batch, rows, q, coins, picks, check=check)
     case = "16 nodes", 60, 6, "typical", CPU, logits
-    right, wrong = (m.parity_at_size(f, *case) for f in (verify_trees, wraps))
+    right, wrong = (tk.parity_at_size(f, *case) for f in (verify_trees, wraps))
     assert right == dict(entries=6*16*60, differ=0) and wrong["differ"] > 0
 
 def test_inputs_are_laid_out_alike():
     "Every array begins where an allocation begins, so that a kernel specialised for the first fits all"
     for tree, B in ("chain 5", 1), ("64 nodes", 1):
-        for c in m.make_cases(m.TREE_SHAPES[tree], 40, B, 3, .7, CPU):
+        for c in ck.make_cases(ck.TREE_SHAPES[tree], 40, B, 3, .7, CPU):
             for x in (c.batch.token, c.coins, c.picks):
                 assert x.storage_offset() == 0 and x.is_contiguous()
                 assert x.untyped_storage().nbytes() == x.nbytes
@@ -249,10 +251,13 @@ def test_inputs_are_laid_out_alike():
 KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01",
              machine="a machine", load=.1, copy=1e12, launch_us=2.)
 
-def tiny_run(folder, verifiers=(verify_trees, verify_chains), race=dict(models=dict(shallow=small))):
-    tasks = m.gpu_tasks(CPU, verifiers, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),),
-                        draws=800, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=())
-    return m.run_tasks([t for t in tasks if t.part != "compiled"], folder/"gpu.json", 60., KNOWN)
+def shaped(*args, block=0, warps=0, registers=0, **kw): return verify_trees(*args, **kw)
+
+def tiny_run(folder, verifiers=(shaped, verify_chains), race=dict(models=dict(shallow=small))):
+    tasks = tk.gpu_tasks(CPU, verifiers, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),),
+                        draws=800, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=(),
+                        blocks=(1024, 2048), warps=(8,), registers=(255,))
+    return tk.run_tasks([t for t in tasks if t.part != "compiled"], folder/"gpu.json", 60., KNOWN)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
@@ -261,28 +266,34 @@ def whole(tmp_path_factory):
     return tiny_run(folder), folder/"gpu.json"
 
 def test_a_run_is_written_whole(whole):
-    "Every part with every setting; the file equals the returned value; only FlashInfer, not installed, fails"
+    "Every part with every setting; the file equals the returned value; what is not installed is named"
     got, file = whole
     assert json.loads(file.read_text()) == json.loads(json.dumps(got))
     assert [f.name for f in file.parent.iterdir()] == ["gpu.json"]
     made = {part: len(rows) for part, rows in got["parts"].items()}
-    assert made == dict(parity=12, size=2, law=1, probabilities=6, logits=2, flashinfer=2, engine=2, twin=1)
+    assert made == dict(parity=12, size=2, law=1, probabilities=6, logits=2, eager=2, flashinfer=2, sglang=2,
+                        sweep=4, engine=2, twin=1)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
-    lines = list(m.gpu_table(got))
+    lines = list(me.gpu_table(got))
     assert any("twin 0, kernel 0" in l for l in lines)
     assert any(l.startswith("distribution, kernel") and l.endswith("fits") for l in lines)
-    assert any("ModuleNotFoundError" in l for l in lines) and max(map(len, lines)) <= 100
+    for module in ("flashinfer", "sgl_kernel"):
+        assert any(f"ModuleNotFoundError: No module named '{module}" in l for l in lines)
+    best, other = (l for l in lines if l.startswith("sweep, chain 5, B = 1: ")), max(map(len, lines)) <= 100
+    assert "us with block" in next(best) and other
 
 def test_the_grid_of_the_full_run():
     "Parity, draws, every vocabulary, batch, tree and regime; parts in order of time"
-    tasks = list(m.gpu_tasks(CPU, (verify_trees, verify_chains)))
+    tasks = list(tk.gpu_tasks(CPU, (verify_trees, verify_chains)))
     def given(part): return [t.given for t in tasks if t.part == part]
-    for rule in m.RULES:
+    for rule in tk.RULES:
         assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
     Vs, trees = (32_000, 128_256, 151_936), ("chain 5", "16 nodes", "64 nodes")
-    grid = product(Vs, (1, 8, 64, 256), trees, m.AGREEMENT)
-    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == {*grid}
+    grid = {*product(Vs, (1, 8, 64, 256), trees, ck.AGREEMENT), *product(Vs, [1024], trees[:1], ck.AGREEMENT)}
+    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == grid
+    shapes = {(g["block"], g["warps"], g["registers"]) for g in given("sweep")}
+    assert len(shapes) == 18 and (2048, 8, 255) in shapes and len(given("sweep")) == 4*18
     races = product(("shallow", "embedded"), (0., 1.), (1, 16))
     assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*races}
     assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
@@ -294,7 +305,7 @@ def test_a_failing_part_affects_no_other(tmp_path):
     parts = tiny_run(tmp_path, (broken, broken), dict(models={}))["parts"]
     assert parts["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in parts["parity"]} == {0}
     assert parts["engine"][0]["error"] == "KeyError: 'shallow'"
-    lines = list(m.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
+    lines = list(me.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
     for words in ("PassManager", "KeyError", "not measured yet"): assert any(words in l for l in lines)
 
 def test_the_table_with_missing_parts(whole):
@@ -302,36 +313,36 @@ def test_the_table_with_missing_parts(whole):
     got, _ = whole
     for part in got["parts"]:
         others = {k: v for k, v in got["parts"].items() if k != part}
-        assert list(m.gpu_table(got | dict(parts=others)))
+        assert list(me.gpu_table(got | dict(parts=others)))
     bare = {k: v for k, v in got.items() if k not in ("copy", "launch_us", "minutes")}
-    lines = [*m.gpu_table(bare)]
+    lines = [*me.gpu_table(bare)]
     assert any("nan" in l for l in lines) and not any("wanted 60%" in l and "worst" in l for l in lines)
-    lost = got | dict(parts={k: [dict(r, error=m.NOT_RETURNED) for r in v] for k, v in got["parts"].items()})
-    assert sum(l.endswith(m.NOT_RETURNED) for l in m.gpu_table(lost)) == len(got["parts"])
-    assert list(m.gpu_table(KNOWN | dict(parts={})))
+    lost = got | dict(parts={k: [dict(r, error=tk.NOT_RETURNED) for r in v] for k, v in got["parts"].items()})
+    assert sum(l.endswith(tk.NOT_RETURNED) for l in me.gpu_table(lost)) == len(got["parts"])
+    assert list(me.gpu_table(KNOWN | dict(parts={})))
 
 def test_failed_and_late_tasks(tmp_path):
     "A failed task has its error in the file, a late one the reason; the others are complete"
     def boom(x): raise MemoryError("no more")
-    def fine(x): return m.Task("a", 1., lambda x: dict(y=x), dict(x=x))
-    tasks = [fine(1), m.Task("a", 1., boom, dict(x=2)), m.Task("b", 0., lambda: {}, {}), fine(3)]
-    got = m.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    def fine(x): return tk.Task("a", 1., lambda x: dict(y=x), dict(x=x))
+    tasks = [fine(1), tk.Task("a", 1., boom, dict(x=2)), tk.Task("b", 0., lambda: {}, {}), fine(3)]
+    got = tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
     first, last = dict(x=1, y=1), dict(x=3, y=3)
     a = [first, dict(x=2, error="MemoryError: no more"), last]
     assert got["parts"] == dict(a=a, b=[dict(skipped="no time was left")])
-    assert m.valid_rows(got, "a") == [first, last] and m.valid_rows(got, "a", x=3) == [last]
-    assert m.valid_rows(got, "c") == []
-    assert list(m.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
+    assert me.valid_rows(got, "a") == [first, last] and me.valid_rows(got, "a", x=3) == [last]
+    assert me.valid_rows(got, "c") == []
+    assert list(me.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
 def test_a_run_goes_on_after_a_lost_task(tmp_path):
     "A lost row stays, the rest of its part is skipped, the others run; time already spent counts"
-    tasks = [m.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
-    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED)]), began=m.time())
-    got = m.run_tasks(tasks, tmp_path/"x.json", 1., was)
+    tasks = [tk.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
+    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED)]), began=time())
+    got = tk.run_tasks(tasks, tmp_path/"x.json", 1., was)
     skipped = dict(x=3, skipped="a task of this part did not come back")
-    a = [dict(x=0, y=0), dict(x=1, error=m.NOT_RETURNED), skipped]
+    a = [dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED), skipped]
     assert got["parts"] == dict(a=a, b=[dict(x=2, y=2)])
-    late = m.run_tasks(tasks, tmp_path/"y.json", 1., dict(parts={}, began=m.time() - 61))
+    late = tk.run_tasks(tasks, tmp_path/"y.json", 1., dict(parts={}, began=time() - 61))
     assert {r["skipped"] for rows in late["parts"].values() for r in rows} == {"no time was left"}
 
 def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
@@ -339,8 +350,8 @@ def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
     def sticky(): raise RuntimeError("an illegal memory access was encountered")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", sticky)
-    tasks = [m.Task("a", 1., sticky, {}), m.Task("b", 1., dict, {})]
-    with pytest.raises(SystemExit, match="illegal"): m.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    tasks = [tk.Task("a", 1., sticky, {}), tk.Task("b", 1., dict, {})]
+    with pytest.raises(SystemExit, match="illegal"): tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
     error = "RuntimeError: an illegal memory access was encountered"
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error=error)])
 
@@ -357,27 +368,28 @@ for i in range(done, 4):
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_supervised_child(hangs, tmp_path):
     "A child that exits or hangs is restarted after its task, unless it wrote nothing; all end in time"
-    out, then = tmp_path/"x", m.time()
+    out, then = tmp_path/"x", time()
     if not hangs:
-        m.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
-        assert not out.exists() and m.time() - then < 10
+        tk.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
+        assert not out.exists() and time() - then < 10
     else:
-        m.supervise([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
-        assert out.read_text() == "xxxx" and 1 < m.time() - then < 15
-        m.supervise([sys.executable, "-c", "import time; time.sleep(600)"], out, .01, patience=60., grace=.01)
-        assert m.time() - then < 25
+        tk.supervise([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
+        assert out.read_text() == "xxxx" and 1 < time() - then < 15
+        sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+        tk.supervise(sleeper, out, .01, patience=60., grace=.01)
+        assert time() - then < 25
 
 def test_an_interrupted_run_is_stored_so_far(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
     def stop(): raise KeyboardInterrupt
-    tasks = [m.Task("a", 1., lambda: dict(y=1), {})]*2 + [m.Task("a", 1., stop, {})]
-    with pytest.raises(KeyboardInterrupt): m.run_tasks(tasks, tmp_path/"x.json", 1., {})
-    rows = [*[dict(y=1)]*2, dict(error=m.NOT_RETURNED)]
+    tasks = [tk.Task("a", 1., lambda: dict(y=1), {})]*2 + [tk.Task("a", 1., stop, {})]
+    with pytest.raises(KeyboardInterrupt): tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    rows = [*[dict(y=1)]*2, dict(error=tk.NOT_RETURNED)]
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=rows)
 
 def test_goals_beside_what_was_reached():
     "Nothing measured, nothing stated; else the worst and the median, in the units of the goal"
-    nothing = [*m.wanted_table(dict(parts={}))]
+    nothing = [*me.wanted_table(dict(parts={}))]
     assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 8
     def row(us, B): return dict(us=us, B=B, bytes=1e8, tree="64 nodes")
     parts = dict(probabilities=[row(dict(kernel=us), B) for us, B in ((125., 256), (200., 256), (9., 1))],
@@ -385,7 +397,7 @@ def test_goals_beside_what_was_reached():
                  logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)],
                  engine=[dict(name="shallow", B=1, tokens_per_s=dict(plain=300.), weight_bytes=2e9)])
     got = dict(copy=1e12, parts=parts)
-    lines = list(m.wanted_table(got))
+    lines = list(me.wanted_table(got))
     assert lines[0].endswith("50% at worst, median 65%")
     assert lines[1].endswith("9.0 us at worst, median 9.0 us")
     assert lines[2].endswith("25.0 at worst, median 25.0")
@@ -393,21 +405,21 @@ def test_goals_beside_what_was_reached():
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
-    monkeypatch.setattr(m, "bytes_read", lambda *a: __import__("no_triton_here"))
-    row = m.against_reference("chain 8", 30, 2, "float64", 1, 1)
+    monkeypatch.setattr(tk, "bytes_read", lambda *a: __import__("no_triton_here"))
+    row = tk.against_reference("chain 8", 30, 2, "float64", 1, 1)
     assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
     twin = dict(row, tree="chain 8", kind="float64", threads=1)
     got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
-    assert "nan% of a copy" in list(m.cpu_table(got))[3] and "1 failures" in list(m.cpu_table(got))[4]
+    assert "nan% of a copy" in list(me.cpu_table(got))[3] and "1 failures" in list(me.cpu_table(got))[4]
 
 def test_verification_is_measured_without_transformers():
     "The module is imported without transformers; only the decoding speed needs it"
     program = ("import sys; sys.modules['transformers'] = None\n"
-               "from specref.gpu.bench import device as m\n"
-               "call = lambda: m.imported_call('bench.decoding', 'decoding_speed', name='shallow')\n"
-               "print(m.or_reason(call))")
+               "from specref.gpu.bench import measured, tasks as tk\n"
+               "call = lambda: tk.imported_call('bench.decoding', 'decoding_speed', name='shallow')\n"
+               "print(tk.or_reason(call))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          cwd=m.Path(m.__file__).parents[3])
+                          cwd=Path(me.__file__).parents[3])
     assert "transformers" in done.stdout and "Error" in done.stdout, done.stderr
 
 def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
@@ -416,15 +428,15 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path/"gpu.json").write_text("old")
     def supervised(command, out, minutes):
         assert not out.exists()
-        called[:] = command, m.write_json(out, got)
+        called[:] = command, me.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(m, "fused_kernels", lambda: (verify_trees, verify_chains))
-    monkeypatch.setattr(m, "supervise", supervised)
-    m.run(["--out", str(tmp_path), "--minutes", "3"])
+    monkeypatch.setattr(me, "fused_kernels", lambda: (verify_trees, verify_chains))
+    monkeypatch.setattr(me, "supervise", supervised)
+    me.run(["--out", str(tmp_path), "--minutes", "3"])
     assert called[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"]
-    assert capsys.readouterr().out.splitlines() == list(m.gpu_table(got))
-    monkeypatch.setattr(m, "supervise", lambda *a: None)
-    with pytest.raises(SystemExit, match="was not written"): m.run(["--out", str(tmp_path/"none")])
+    assert capsys.readouterr().out.splitlines() == list(me.gpu_table(got))
+    monkeypatch.setattr(me, "supervise", lambda *a: None)
+    with pytest.raises(SystemExit, match="was not written"): me.run(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [
     (["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"),
@@ -432,41 +444,48 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Refused before anything is measured"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(m, "run_tasks", None)
-    with pytest.raises(SystemExit) as e: m.run(args)
+    monkeypatch.setattr(me, "run_tasks", None)
+    with pytest.raises(SystemExit) as e: me.run(args)
     assert e.value.code == 2 and what in capsys.readouterr().err
 
 def test_a_cpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     "The same tokens as the reference, in both precisions; the file is written, the table printed last"
-    monkeypatch.setattr(m, "cpu_tasks", partial(m.cpu_tasks, V=50, B=3, laps=2, Bs=(1,), size=1 << 16))
-    m.run(["--cpu", "--out", str(tmp_path/"new")])
+    monkeypatch.setattr(me, "cpu_tasks", partial(tk.cpu_tasks, V=50, B=3, laps=2, Bs=(1,), size=1 << 16))
+    monkeypatch.setattr(me.os, "getloadavg", lambda: (.1, 9., 9.))
+    me.run(["--cpu", "--out", str(tmp_path/"new")])
     torch.set_num_threads(1)
     got = json.loads((tmp_path/"new"/"twin.json").read_text())
-    lines, rows = list(m.cpu_table(got)), got["parts"]["twin"] + got["parts"]["size"]
+    lines, rows = list(me.cpu_table(got)), got["parts"]["twin"] + got["parts"]["size"]
     assert capsys.readouterr().out.splitlines() == lines
     assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, twin=8, size=2)
     assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for r in rows)
     assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped"
     assert "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
     got["parts"]["twin"][0]["same"] = False
-    assert list(m.cpu_table(got))[3].endswith("DIFFERENT")
+    assert list(me.cpu_table(got))[3].endswith("DIFFERENT")
     assert got["machine"] and got["torch"] == torch.__version__
+
+def test_a_busy_machine_is_refused(tmp_path, monkeypatch, capsys):
+    "A run on a CPU is not begun beside other programs, and nothing is written"
+    monkeypatch.setattr(me.os, "getloadavg", lambda: (1.2, 0., 0.))
+    with pytest.raises(SystemExit): me.run(["--cpu", "--out", str(tmp_path/"new")])
+    assert "the load of this machine is 1.2" in capsys.readouterr().err and not (tmp_path/"new").exists()
 
 def test_the_stored_runs_are_readable():
     "Where a run is stored, its table can be printed and no tokens differ"
-    for name, table in (("twin", m.cpu_table), ("gpu", m.gpu_table)):
-        path = m.Path(__file__).parents[1]/"docs"/"benchmarks"/f"{name}.json"
+    for name, table in (("twin", me.cpu_table), ("gpu", me.gpu_table)):
+        path = Path(__file__).parents[1]/"docs"/"benchmarks"/f"{name}.json"
         if not path.exists(): continue
         got = json.loads(path.read_text())
-        assert len(list(table(got))) > 3 and all(r["same"] for r in m.valid_rows(got, "twin") if "same" in r)
+        assert len(list(table(got))) > 3 and all(r["same"] for r in me.valid_rows(got, "twin") if "same" in r)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_on_a_gpu():
     "Kernel, graph and queue on the device, at small sizes"
-    kernel, _ = m.fused_kernels()
+    kernel, _ = tk.fused_kernels()
     cuda = torch.device("cuda")
-    assert m.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
+    assert tk.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
     both = {"kernel": kernel, "twin": verify_trees}
-    for clock in (m.on_graph, m.on_queue):
-        assert m.verify_times(both, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0
+    for clock in (ck.on_graph, ck.on_queue):
+        assert ck.verify_times(both, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0

@@ -538,7 +538,7 @@ def row_arrays(rows, numbers, there):  # -> RowArrays, kind
     cut = numbers[:1, None] if cut is None else cut.contiguous()
     return RowArrays(x, x.stride(0), len(x) if there else 0, slope, len(slope), cut, len(cut)), kind
 
-def launch(kernel, K, batch, p, q, coins, picks, block, warps):  # -> BatchVerdict
+def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers):  # -> BatchVerdict
     "A kernel with vectors of at least `K` entries on the arrays of a batch, one program a tree"
     B, V, h, whole = batch.B, p.x.shape[1], batch.height, torch.Tensor.contiguous
     out = batch.root.new_empty(B*(2*h + 3)).split([B*(h + 1), B*h, B, B])
@@ -548,24 +548,29 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps):  # -> BatchVerdi
     K, H, NB = map(triton.next_power_of_2, (K, h + 1, triton.cdiv(V, block)))
     kernel[(B,)](p_rows, q_rows, trees, whole(coins), whole(picks), VerdictArrays(*out, h), V,
                  max(batch.width, 1), K=K, H=H, BLOCK=block, NB=NB, P=P, Q=Q, INDEXED=p.row is not None,
-                 num_warps=warps, maxnreg=min(255, 2048//warps), enable_fp_fusion=False)
+                 num_warps=warps, maxnreg=registers or min(255, 2048//warps), enable_fp_fusion=False)
     return BatchVerdict(out[0].view(B, h + 1), out[1].view(B, h), *out[2:])
 
-def fused_verify_trees(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> BatchVerdict
-    "`verify_trees` in one launch (Theorem same-integers), over rows in blocks of `block` tokens"
+def fused_verify_trees(batch, p, q, coins, picks, check=True,   # -> BatchVerdict
+                       block=2048, warps=8, registers=None):
+    """`verify_trees` in one launch (Theorem same-integers), over rows in blocks of `block` tokens, with at
+    most so many `registers` a thread, by default as many as there are"""
     check_power_of_two(2**18, block=block)
     check_power_of_two(32, warps=warps)
     p, q = check_arguments(batch, p, q, coins, picks, check)
-    return launch(verify_trees_kernel, max(batch.width, 1), batch, p, q, coins, picks, block, warps)
+    shape = block, warps, registers
+    return launch(verify_trees_kernel, max(batch.width, 1), batch, p, q, coins, picks, *shape)
 
-def fused_verify_chains(batch, p, q, coins, picks, check=True, block=2048, warps=8):  # -> BatchVerdict
+def fused_verify_chains(batch, p, q, coins, picks, check=True,   # -> BatchVerdict
+                        block=2048, warps=8, registers=None):
     "`verify_chains` in one launch (Theorem same-integers)"
     check_power_of_two(2**18, block=block)
     check_power_of_two(32, warps=warps)
     p, q = check_arguments(batch, p, q, coins, picks, check)
     if batch.width > 1:
         raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains")
-    return launch(verify_chains_kernel, batch.height + 1, batch, p, q, coins, picks, block, warps)
+    shape = block, warps, registers
+    return launch(verify_chains_kernel, batch.height + 1, batch, p, q, coins, picks, *shape)
 
 # %% ../../nbs/42a_kernels.ipynb #0c0d127e
 class NodeReads(NamedTuple):

@@ -60,7 +60,7 @@ RANGES = dict(temperature="a number >= 0", top_k="a whole number >= 0", top_p="a
               min_p="a number in [0, 1]")
 
 def power(x):
-    "e^x for x <= 0 in float32, by additions and multiplications alone, 0 below e^-87: the same bits everywhere"
+    "e^x for x <= 0 in float32, by sums and products alone, 0 below e^-87: the same bits everywhere"
     z = x.clamp(-87., 0.)
     k = (z * LOG2E + .5).floor()
     r = (z - k*LN2) - k*TAIL
