@@ -396,14 +396,14 @@ class BatchVerdict:
 
 def final_token(s, picks):  # -> (B,)
     "The recovered or bonus token, from the residual (Lemma never-zero); from p where the residual is zero"
-    last = torch.zeros_like(s.node)
+    last, total = torch.zeros_like(s.node), torch.zeros_like(picks)
     for i in masked_requests(s.status == FINE):
         sums = fixed_point(s.residual(i)).cumsum(1)
         sums = select_rows(sums[:, -1] == 0, lambda: fixed_point(s.start(i)).cumsum(1), lambda: sums)
-        mark = (picks[i] * sums[:, -1]).floor()
+        total[i] = sums[:, -1]
+        mark = (picks[i] * total[i]).floor()
         last[i] = torch.searchsorted(sums, mark[:, None], right=True)[:, 0]
-        last[i] = torch.where((sums[:, -1] < 2*ONE) & (last[i] < s.V), last[i], -1)   # V where all are 0
-    s.stop(last < 0, ROW)
+    s.stop(~(total < 2*ONE) | (last >= s.V), ROW)   # the token V: all weights are 0
     return last
 
 def make_verdict(s, nodes, picks):  # list of (B,) -> BatchVerdict
