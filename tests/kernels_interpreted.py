@@ -14,7 +14,8 @@ from specref.core.law import exact
 from specref.core.rng import Seeded, law_of
 from specref.core.target import random_table
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
-from specref.gpu import kernels
+from specref.gpu import draws as fused, kernels
+from specref.gpu.engine import draw_children
 from specref.gpu.layout import flat, pack, repeat_batch
 from specref.gpu.verify import Logits, Probs, decision_cells, verify_chains, verify_trees
 from specref.verify.block import block
@@ -239,6 +240,24 @@ def cuts():
     assert same("chains", (batch, *rows, coins, picks), check=False)
 
 
+def same_draws(module, seeds=range(6)):
+    "Children of nodes: the tokens of the torch implementation, at all temperatures, masked, few tokens left"
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        B, m, K, V = (int(rng.integers(1, n)) for n in (4, 3, 5, 12))
+        z = torch.from_numpy(rng.normal(size=(B, m, V + K)) * rng.choice([1., 20., 200.])).float()
+        z[..., 1:][torch.from_numpy(rng.random((B, m, V + K - 1)) < .3)] = -torch.inf
+        u, heat = numbers(rng, B*m*K).view(B, m, K), torch.from_numpy(rng.choice([0., .5, 1., 2.], B))
+        for apart in (True, False):
+            want = draw_children(z, u, heat, apart)
+            found = [module.fused_draw_children(z, u, heat, apart, block=size) for size in (2, 16)[seed % 2:]]
+            if not all(torch.equal(x, want) for x in found): return False
+    return True
+
+
+def draws(): assert same_draws(fused)
+
+
 def next_to_nothing():
     "A row with a denormal residual: all untried tokens are equally likely"
     batch = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True])
@@ -383,7 +402,7 @@ def resorted(batch):
     return child, sibling
 '''
 TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
-DRAWN = ("drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)\n"
+DRAWN = ("drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)\n"
          "    store_verdict(tree, out, way")
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
 MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
@@ -445,9 +464,24 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
 }
 
 
-def mutated(text, instead, more=""):
+DRAWN_WRONG = {
+    "drawn tokens stay": ("for k in range(0, j): w = tl.where(v == entry(drawn, k), 0.0, w)", "w = w"),
+    "masked tokens too": (
+        '(load_logits(rows, row, v) > float("-inf"))', '(load_logits(rows, row, v) < 1e30)'),
+    "one number for all children": ("tl.load(u + row * children + i)", "tl.load(u + row * children)"),
+    "the first temperature": ("own_rows(rows, row // m, V, KIND)", "own_rows(rows, 0, V, KIND)"),
+    "the likeliest again": (
+        'for k in range(0, j): x = tl.where(v == entry(drawn, k), float("-inf"), x)', "x = x"),
+    "never all alike": ("if most == 0:", "if most < 0:"),
+    "removed though independent": ("j = i if APART else 0", "j = i"),
+    "counts of the whole row": ("unit = ((2046 - (most.to(tl.int64, bitcast=True) >> 52)) << 52)",
+                                "unit = (tl.full((), 1023, tl.int64) << 52)"),
+}
+
+
+def mutated(text, instead, more="", of=kernels):
     "The kernels with one text replaced, as another module"
-    source = Path(kernels.__file__).read_text(encoding="utf-8")
+    source = Path(of.__file__).read_text(encoding="utf-8")
     assert text in source, f"not in the kernels: {text}"
     with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as f:
         f.write(source.replace(text, instead) + more)
@@ -468,12 +502,13 @@ def main():
     for seed in range(4):
         for kind in TWINS: broken(seed, kind)
     for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures, cuts,
-                  next_to_nothing, every_depth, alone): check()
+                  draws, next_to_nothing, every_depth, alone): check()
     watched_batches = reads()
     assert all(passes(name, kernels) for name in CASES)
-    survivors = [name for name, (case, *change) in MUTANTS.items() if passes(case, mutated(*change))]
-    assert not survivors, survivors
-    print(sum(VERIFIED), watched_batches, len(MUTANTS))
+    alive = [name for name, (case, *change) in MUTANTS.items() if passes(case, mutated(*change))]
+    alive += [name for name, change in DRAWN_WRONG.items() if same_draws(mutated(*change, of=fused))]
+    assert not alive, alive
+    print(sum(VERIFIED), watched_batches, len(MUTANTS) + len(DRAWN_WRONG))
 
 
 if __name__ == "__main__": main()

@@ -83,6 +83,7 @@ ROWS = [
     ("shape", lambda: engine(few(), few(), (-1, 0, 0, 0, 0, 0)), "all different"),
     ("draw", lambda: engine(net(), net(), TREE, "iid")),
     ("verify", lambda: engine(verify=None)),
+    ("sample", lambda: engine(sample="greedy")),
     ("every", lambda: engine(every=0)),
     # the static cache
     ("model", lambda: StaticRows(net("Bloom"), 1, 8), "ALiBi"),

@@ -21,7 +21,7 @@ from test_cache import doubled, fresh, llama
 from test_transformer import REFUSED, SMALL
 from specref.core.rng import Tape, numpy_generator
 from specref.gpu import engine as module
-from specref.gpu.engine import Engine, BatchRun, uniforms, inverse_cdf, tape_of
+from specref.gpu.engine import Engine, BatchRun, draw_children, uniforms, inverse_cdf, tape_of
 from specref.gpu.verify import verify_trees
 from specref.core.law import warp
 from specref.core.loop import generate
@@ -128,9 +128,8 @@ def test_a_pick_is_the_pick_of_chapter_one(law, k):
 
 
 def children(z, u, temperature, exclusive):  # (B, m, V), (B, m, K) -> (B, m, K)
-    run = SimpleNamespace(b=torch.arange(len(z)), temperature=torch.tensor(temperature, dtype=torch.float64),
-                          engine=SimpleNamespace(without_replacement=exclusive))
-    return BatchRun.children(run, z, torch.as_tensor(u, dtype=torch.float64)).view(u.shape)
+    heat, u = torch.tensor(temperature, dtype=torch.float64), torch.as_tensor(u, dtype=torch.float64)
+    return draw_children(z, u, heat, exclusive).view(u.shape)
 
 
 @proves("prop-cold")
@@ -361,8 +360,8 @@ WRONG = [
     ("draft", "u[:, level.kids]", "u[:1, level.kids].expand(len(base), -1, -1)"),
     ("draft", "u[:, level.kids]", "u[:, level.kids] * .5"),
     ("draft", "u[:, level.kids]", "u[:, level.kids].roll(1, 2)"),
-    ("children", "w, z = remove_token(w, z, tokens[-1], cold)", "pass"),
-    ("children", "Logits(z, self.temperature)", "Logits(z, 1.)"),
+    ("children", "self.engine.without_replacement)", "False)"),
+    ("children", "self.temperature,", "self.temperature*0 + 1,"),
     ("round", "batch_positions(base, self.depth)", "base[:, None] + torch.arange(self.N)"),
     ("round", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
     ("round", "coins.flatten()", "picks.flatten()"),

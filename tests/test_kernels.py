@@ -13,12 +13,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from helpers import proves
-from specref.gpu import kernels
+from specref.gpu import draws, kernels
 
 HERE = Path(__file__).parent
 
 
-@proves("thm-same-integers", "prop-reads")
+@proves("thm-same-integers", "prop-reads", "prop-same-draws")
 def test_interpreted(tmp_path):
     "The torch implementation's integers in every cell and on ragged batches, rows read, mutants detected"
     paths = dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", TRITON_CACHE_DIR=str(tmp_path))
@@ -51,6 +51,20 @@ def compiled(source, generation):
     binary.write_bytes(asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", binary]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
+
+
+@pytest.mark.parametrize("generation", [80, 90, 100])
+def test_the_draws_are_compiled(generation, tmp_path, monkeypatch):
+    "No spills, no fused operation"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    rows = kernels.RowArrays("*bf16", *["i32"]*2, "*fp32", "i32", "*fp64", "i32")
+    given = [rows, "*fp64", "*i64", *["i32"]*3] + ["constexpr"]*5
+    kernel = draws.draw_children_kernel
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, given, strict=True)),
+                       dict(APART=True, K=4, BLOCK=2048, NB=128, KIND=1), {})
+    usage, ptx = compiled(source, generation)
+    assert [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")] == [0, 0], usage
+    assert not re.search(r"\bfma\.|\bmad\.\w*f", ptx)
 
 
 ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, cut, rows by number", "bf16 logits")]

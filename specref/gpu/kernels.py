@@ -363,9 +363,8 @@ def own_tree(batch, INDEXED: tl.constexpr):  # -> TreePointers
                         batch.without_replacement, batch.p_row, INDEXED)
 
 @triton.jit
-def own_rows(rows, V, KIND: tl.constexpr):  # -> RowPointers
-    "Rows as this program reads them: probabilities (0), logits (1), or logits with a cut (2)"
-    b = tl.program_id(0)
+def own_rows(rows, b, V, KIND: tl.constexpr):  # -> RowPointers
+    "Rows as request `b` has them: probabilities (0), logits (1), or logits with a cut (2)"
     slope, cut = tl.load(rows.slope + b % rows.slopes), rows.cut + b % rows.cuts * 3
     return RowPointers(rows.x, rows.stride, rows.rows, V, slope, cut, KIND > 0, KIND > 1)
 
@@ -428,9 +427,10 @@ def verify_trees_kernel(p, q, batch, coins, picks, out, V, width,
                         K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                         P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one tree (Theorem walk)"
-    tree, p, q = own_tree(batch, INDEXED), own_rows(p, V, P), own_rows(q, V, Q)
-    k, depth, n, going, way = tl.arange(0, K), tl.arange(0, H), 0, 1, tl.full((H,), -1, tl.int32)
-    past, j = OfferedBefore(tl.zeros((K,), tl.float64), k, k, k, k, tops((K,))), 0
+    b, tree = tl.program_id(0), own_tree(batch, INDEXED)
+    p, q = own_rows(p, b, V, P), own_rows(q, b, V, Q)
+    k, depth, n, going, last = tl.arange(0, K), tl.arange(0, H), 0, 1, 0
+    past, j, way = OfferedBefore(tl.zeros((K,), tl.float64), k, k, k, k, tops((K,))), 0, depth*0 - 1
     status, at = enter_node(tree, p, tree.first, BLOCK)
     while going > 0:
         past, j, c, status = try_children(tree, p, q, at, past, coins, status, n < out.height, width,
@@ -439,9 +439,8 @@ def verify_trees_kernel(p, q, batch, coins, picks, out, V, width,
         if c >= 0:
             way, n = tl.where(depth == n, c, way), n + 1
             status, at = enter_node(tree, p, c, BLOCK)
-    last = 0
     if status == FINE:
-        last, status = drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)
+        last, status = drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
     store_verdict(tree, out, way, n, last, status)
 
 # %% ../../nbs/42a_kernels.ipynb #4f98fec4
@@ -505,7 +504,8 @@ def verify_chains_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PLR
                          K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                          P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one chain from its end: the first accepted prefix ends the search (Theorem block)"
-    tree, p, q = own_tree(batch, INDEXED), own_rows(p, V, P), own_rows(q, V, Q)
+    b, tree = tl.program_id(0), own_tree(batch, INDEXED)
+    p, q = own_rows(p, b, V, P), own_rows(q, b, V, Q)
     path, n, status = descend(tree, p, q, out.height, H, BLOCK)
     d, looking, last = n - 1, 1, 0
     while (d > 0) & (looking > 0) & (status == FINE):
@@ -518,7 +518,7 @@ def verify_chains_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PLR
         d -= looking
     if status == FINE:
         at, j, past = prefix_offer(tree, path, d)
-        last, status = drawn_token(p, q, at, j, past, tl.load(picks + tl.program_id(0)), BLOCK, NB)
+        last, status = drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
     k = tl.arange(0, H)
     way = tl.sum(tl.where(k[None, :] == k[:, None] + 1, path.node[None, :], 0), 1)   # entry l: of depth l + 1
     store_verdict(tree, out, way, d, last, status)
