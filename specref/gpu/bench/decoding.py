@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from ...models.embedded import raw_model, prompts
 from ..verify import verify_trees
-from ..engine import Engine, BatchRun
+from ..engine import Engine, BatchRun, draw_children
 
 # %% ../../../nbs/44a_race.ipynb #614ab4a8
 @torch.inference_mode()
@@ -127,10 +127,12 @@ def summarize(took, texts, target, draft, gamma, B, n):  # -> dict
 # %% ../../../nbs/44a_race.ipynb #801f4f3b
 MODEL_PAIRS = dict(shallow=random_pair, embedded=embedded_pair)
 
-def decoding_speed(name, shape, temperature, B, n, repeats, device, verify=verify_trees, models=MODEL_PAIRS):
+def decoding_speed(name, shape, temperature, B, n, repeats, device, verify=verify_trees,
+                   sample=draw_children, models=MODEL_PAIRS):
     "Tokens a second of the engine and of transformers, and the acceptance rate on the generated texts"
     (target, draft), ctxs = models[name](device, temperature), prompts("code", B)
-    plain, ours = (Engine(target, draft, s, temperature=temperature, verify=verify) for s in ((-1,), shape))
+    options = dict(temperature=temperature, verify=verify, sample=sample)
+    plain, ours = (Engine(target, draft, s, **options) for s in ((-1,), shape))
     gamma = ours.plan.depth[-1]
     runs = {"plain": lambda k: timed_engine_run(plain, ctxs, n, k),
             "engine": lambda k: timed_engine_run(ours, ctxs, n, k),

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RULES', 'DRAWN_AS', 'NOT_RETURNED', 'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts',
            'text_counts', 'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken',
-           'run_tasks', 'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'GpuSizes', 'parity_tasks',
-           'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'timed_shape', 'engine_tasks', 'gpu_tasks',
+           'run_tasks', 'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'fused_draws', 'GpuSizes',
+           'parity_tasks', 'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'timed_shape', 'engine_tasks', 'gpu_tasks',
            'reference_verify', 'token_lists', 'against_reference', 'copy_speed', 'cpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
@@ -207,6 +207,11 @@ def fused_kernels():  # -> verifier of trees, verifier of chains
     if isinstance(kernels, str): return None, None
     return kernels.fused_verify_trees, kernels.fused_verify_chains
 
+def fused_draws(device):  # -> dict
+    "The kernel that draws, as an argument of the engine; none on a CPU, or where there is no triton"
+    found = or_reason(partial(import_module, "specref.gpu.draws"))
+    return {} if isinstance(found, str) or device.type == "cpu" else dict(sample=found.fused_draw_children)
+
 # %% ../../../nbs/45a_tasks.ipynb #90580785
 class GpuSizes(NamedTuple):
     "The sizes that are measured on a GPU"
@@ -280,7 +285,8 @@ def timed_shape(kernel, block, warps, registers, **given):
 def engine_tasks(device, kernel, size):
     "The engine, the twin, tree attention, and the compiled twin"
     on, few = dict(device=device), [B for B in size.Bs if B in (1, 64)]
-    engine = partial(imported_call, "bench.decoding", "decoding_speed", verify=kernel, **size.race, **on)
+    engine = partial(imported_call, "bench.decoding", "decoding_speed", verify=kernel, **size.race, **on,
+                     **fused_draws(device))
     twin = partial(verify_times, {"kernel": kernel, "twin": verify_trees}, least=4, repeats=2, **on)
     compiled = partial(with_compiler, kernel, least=4, repeats=2, **on)
     given, last = dict(n=size.n, repeats=size.repeats), dict(V=size.Vs[-1], regime="typical")
