@@ -53,6 +53,8 @@ HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what 
     "wider than the width": (TWO, (0, 2, 2), (-1,)*3, [HALF]*3, [], .5, dict(width=1), 0, 2),
     "a chain deeper than the height": (
         (-1, 0, 1), (0, 0, 0), (-1,)*3, [HALF]*3, [], 0., dict(height=1), 1, 2),
+    "no q at a token of a chain": (
+        (-1, 0), (1, 0), (-1, 0), [[1., 0., 0.], HALF], [[0., .5, .5]], .1, {}, 1, 1),
     "infinite p in a chain": ((-1, 0), (0, 0), (-1, 0), [[inf, 1., 0.], HALF], [HALF], .5, {}, 1, 1),
     "NaN behind a prefix": (
         (-1, 0, 1), (0, 0, 0), (-1, 0, 0), [HALF, [.5, nan, .5], HALF], [[.9, .1, 0.]], .99, {}, 1, 1),

@@ -460,7 +460,7 @@ def longer_weight(p, q, at, x, row, w, BLOCK: tl.constexpr):  # -> status, weigh
         qtop = row_top(q, row, BLOCK)
         covers = row_weights(q, row, x, qtop)
     px = row_weights(p, at.row, x, at.top)
-    status = tl.where(is_weight(px) & is_weight(covers), FINE, ROW)
+    status = tl.where(is_weight(px) & is_weight(covers) & (covers > 0), FINE, ROW)
     return status, tl.minimum(w * px, covers) / covers, qtop
 
 @triton.jit

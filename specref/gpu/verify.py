@@ -234,7 +234,7 @@ def select_rows(mask, a, b):  # -> (m, V)
 
 # %% ../../nbs/42_verify.ipynb #6cba3858
 FINE, ROW, LINKS, TOKEN = range(4)   # the status of a request, see `STATUS_WORDS`
-STATUS_WORDS = ("fine", "a row that was read has NaN, a weight out of range, or no weight at all",
+STATUS_WORDS = ("fine", "a row that was read has NaN, a weight out of range, or no weight where one is needed",
                 "a link, a depth or the number of a row leads out of the tree or of the rows",
                 "a token is not in the vocabulary")
 
@@ -466,7 +466,7 @@ def longer_weight(s, on, w):  # -> (B,)
     "The weights of prefixes with the noted token behind them, 0 where there is none"
     px, qx = s.p.weigh(s.b, s.row, s.ptop, s.tok), torch.ones_like(w)
     if s.q: qx = torch.where(s.now.row >= 0, s.offer(slice(None), s.now, s.tok), qx)
-    on = on & s.stop(on & ~(is_weight(px) & is_weight(qx)), ROW)
+    on = on & s.stop(on & ~(is_weight(px) & is_weight(qx) & (qx > 0)), ROW)
     return torch.where(on, torch.minimum(w * px, qx) / qx, 0.)
 
 # %% ../../nbs/42_verify.ipynb #e8424b79
