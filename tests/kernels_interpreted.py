@@ -458,7 +458,8 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "any width": ("wider than the width", "tl.where(j < width, status, LINKS)", "status"),
     "block: any depth": ("a chain deeper than the height", "tl.where(n < height, status, LINKS)", "status"),
     "block: any p": (
-        "infinite p in a chain", "status = tl.where(is_weight(px) & is_weight(covers) & (covers > 0), FINE, ROW)",
+        "infinite p in a chain",
+        "status = tl.where(is_weight(px) & is_weight(covers) & (covers > 0), FINE, ROW)",
         "status = tl.where(px == px, FINE, FINE)"),
     "block: drawn without weight": ("no q at a token of a chain", " & (covers > 0)", ""),
     "block: NaN rejects": ("NaN behind a prefix", "tl.where(S == S, FINE, ROW)", "status"),

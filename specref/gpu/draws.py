@@ -31,6 +31,7 @@ def largest_left(rows, row, top, drawn, j, flat, BLOCK: tl.constexpr):
         most = tl.maximum(most, tl.max(w, 0))
     return most
 
+# %% ../../nbs/44b_draws.ipynb #44b00031
 @triton.jit
 def next_likeliest(rows, row, drawn, j, BLOCK: tl.constexpr):
     "The first token with the largest logit of those not drawn"
@@ -44,6 +45,7 @@ def next_likeliest(rows, row, drawn, j, BLOCK: tl.constexpr):
         most = tl.maximum(most, here)
     return at
 
+# %% ../../nbs/44b_draws.ipynb #44b00032
 @triton.jit
 def counts(w, most):
     "Weights in units of 2^-44 of the largest, rounded down to a power of two, as in `inverse_cdf`"
@@ -65,6 +67,7 @@ def token_at(rows, row, top, drawn, j, flat, most, u, BLOCK: tl.constexpr, NB: t
     inside = tl.sum((tl.cumsum(counts(w, most), 0) + before <= mark).to(tl.int32), 0)
     return tl.minimum(block * BLOCK + inside, rows.V - 1)
 
+# %% ../../nbs/44b_draws.ipynb #44b00033
 @triton.jit
 def draw_children_kernel(rows, u, tokens, V, m, children, APART: tl.constexpr, K: tl.constexpr,
                          BLOCK: tl.constexpr, NB: tl.constexpr, KIND: tl.constexpr):

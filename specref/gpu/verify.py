@@ -234,7 +234,8 @@ def select_rows(mask, a, b):  # -> (m, V)
 
 # %% ../../nbs/42_verify.ipynb #6cba3858
 FINE, ROW, LINKS, TOKEN = range(4)   # the status of a request, see `STATUS_WORDS`
-STATUS_WORDS = ("fine", "a row that was read has NaN, a weight out of range, or no weight where one is needed",
+STATUS_WORDS = ("fine",
+                "a row that was read has NaN, a weight out of range, or no weight where one is needed",
                 "a link, a depth or the number of a row leads out of the tree or of the rows",
                 "a token is not in the vocabulary")
 
