@@ -14,7 +14,7 @@ from specref.app.tour import OWN_TARGETS, target_of
 from specref.core.tree import Tree
 from specref.models import llama
 from specref.models.embedded import DATA, embedded, raw_model
-from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, can_pack, llama_pass,
+from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, llama_pass,
                                    packed_or_plain, packed_product)
 from specref.models.transformer import HFModel
 
@@ -125,14 +125,31 @@ BOUNDS = [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, .05)]
 @pytest.mark.parametrize("dtype, bound", BOUNDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("m", [1, 2, 30])
-def test_joined_maps_have_the_products(dtype, bound, bias, m):
+@pytest.mark.parametrize("packed", [True, False])
+def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packed):
+    "Packed where oneDNN has the type, or transposed"
+    packed &= torch.backends.mkldnn.is_available() and dtype != torch.float64
+    if dtype == torch.bfloat16: packed &= torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    monkeypatch.setattr(llama, "worth_packing", lambda weight: packed)
     torch.manual_seed(0)
     maps = [torch.nn.Linear(40, n, bias=bias).to(dtype) for n in (24, 8)]
     x = torch.randn(m, 40).to(dtype)
     with torch.inference_mode():
         joined, want = PackedLinear(*maps), torch.cat([f(x) for f in maps], 1)
-        assert (joined.product is packed_product) == can_pack(maps[0].weight)
+        assert (joined.product is packed_product) == packed
         assert (joined(x) - want).abs().max() < bound and joined(x).dtype == dtype
+
+
+@pytest.mark.parametrize("capability, size, dtype, packed", [
+    ("AVX512", 8, torch.float32, True), ("AVX2", 8, torch.float32, False), ("AVX2", 1025, torch.float32, True),
+    ("AVX512", 8, torch.float64, False), ("AVX512", 8, torch.bfloat16, None)])
+def test_where_packing_pays(monkeypatch, capability, size, dtype, packed):
+    "On wide vectors or for large matrices; where oneDNN lacks a type it is not asked for it"
+    if packed is None: packed = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    weight = torch.ones(1024, size, dtype=dtype)
+    assert llama.worth_packing(weight) == (packed and torch.backends.mkldnn.is_available())
+    assert not llama.worth_packing(weight.to("meta"))
 
 
 def test_rounding_is_that_of_the_module():
@@ -160,11 +177,11 @@ class Adapted(torch.nn.Linear):
     "A map with an adapter, whose weight alone is not its function"
     def forward(self, x): return super().forward(x) + 1
 
-def test_what_no_packed_product_serves_is_left_to_the_module():
+def test_what_no_pass_serves_is_left_to_the_module():
     "An adapter in a projection, double precision, another architecture"
     single, gpt = module().float(), AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1))
     assert [type(packed_or_plain(m, check=False)) for m in (single, module(), gpt)] == (
-        [PackedLlama if can_pack(single.get_input_embeddings().weight) else HFModel, HFModel, HFModel])
+        [PackedLlama, HFModel, HFModel])
     single.model.layers[1].mlp.up_proj.__class__ = Adapted
     assert type(packed_or_plain(single, check=False)) is HFModel
 

@@ -158,20 +158,23 @@ def draft_calls(ledger):
 
 @dataclass(frozen=True)
 class Prices:
-    "Seconds of target calls by size, of a draft call, and of the rest of a round; layers of the target"
+    """Seconds of single target calls by size, what a run takes for each of them, seconds of a draft call and
+    of the rest of a round; layers of the target"""
     costs: Costs
+    level: float
     draft: float
     rest: float
     layers: float
     @classmethod
-    def of(cls, costs, lap, layers):
-        "From a lap of one prompt"
+    def of(cls, costs, lap, prompt, layers):
+        "From single calls, and a lap of one prompt of `prompt` tokens"
         run, = lap.ledgers
+        level = run.seconds["target"] / reading_seconds(costs, run, prompt, layers)
         rest = (sum(lap.seconds) - run.seconds["target"] - run.seconds["draft"]) / len(run.rounds)
-        return cls(costs, run.seconds["draft"] / draft_calls(run), rest, layers)
+        return cls(costs, level, run.seconds["draft"] / draft_calls(run), rest, layers)
     def parts(self, ledger, prompt):  # -> {part: seconds}
         "What a run with such a ledger should take after a prompt of `prompt` tokens"
-        return dict(target=reading_seconds(self.costs, ledger, prompt, self.layers),
+        return dict(target=self.level * reading_seconds(self.costs, ledger, prompt, self.layers),
                     draft=draft_calls(ledger) * self.draft, rest=len(ledger.rounds) * self.rest)
 
 # %% ../../nbs/62_benchmarks.ipynb #6ba22c6c
@@ -212,7 +215,7 @@ class Laps:
         plain, prompt, out = plain_of(name), len(self.turns[0][0]), []
         layers = layers_run(self.ledgers(plain)[0])
         for costs, before, turn in zip(self.costs, self.before[name], self.seen[name]):
-            prices = Prices.of(costs[plain], before, layers)
+            prices = Prices.of(costs[plain], before, prompt, layers)
             out += [prices.parts(ledger, prompt) for ledger in turn.ledgers]
         return out
     def actual(self, name):  # -> (prompts,) {part: seconds}
