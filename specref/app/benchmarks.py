@@ -230,6 +230,7 @@ def laps_of(contest, kind, temperature, laps, each, n, bar):  # -> Laps
     groups = [texts[k*(each + 1):(k + 1)*(each + 1)] for k in range(laps)]
     none = {name: [] for name in order}
     found = Laps(none, deepcopy(none), [], [group[1:] for group in groups])
+    for run in contest.values(): lap(run, groups[0][:1], 8, temperature, 0)   # what is built once is built
     for k, (first, *turn) in enumerate(groups):
         found.costs.append(costs_of(contest, first, temperature))
         for name in order[k:] + order[:k]:
