@@ -25,6 +25,8 @@ def request(*args): return engine().generate(*args)
 
 def at(temperature, B=1): return engine(temperature=temperature).generate([(1,)]*B, 3, range(B))
 
+def cut(target=None, **kw): return engine(target, **kw).generate(ONE, 3, [0])
+
 def wrapped():
     from specref.models.transformer import HFModel
     return HFModel(net())
@@ -74,6 +76,10 @@ ROWS = [
     *[("temperature", lambda t=t: at(t))
       for t in (-1., float("inf"), float("nan"), (1., 1.), "warm", None, [None], "1", 10**400, 1j)],
     ("temperature", lambda: at("warm", 4)),
+    *[(name, lambda name=name, x=x: cut(**{name: x})) for name, wrong in dict(
+        top_k=(-1, 1.5, "all", [1, 1], None), top_p=(0., 1.5, "all", [.5, .5], float("nan")),
+        min_p=(-.1, 2, [.5, .5])).items() for x in wrong],
+    ("top_k", lambda: cut(copy.deepcopy(net()).double(), top_k=3), "at most 32 bits"),
     ("target", lambda: engine(wrapped())),
     ("draft", lambda: engine(draft=few())),
     ("draft", lambda: engine(draft=wrapped())),

@@ -108,6 +108,37 @@ def test_a_batch_is_a_map(shape, draw):
 
 
 @proves("thm-engine-map")
+@pytest.mark.parametrize("cuts", [dict(top_k=[3, 0, 5, 0, 9, 2]), dict(top_p=.6), dict(min_p=[.3]*6, top_k=7),
+                                  dict(top_k=(9, 5, 0)*2, top_p=(.9, .5, 1.)*2, min_p=(0., .1)*3)])
+def test_cuts_are_the_warps_of_the_target(cuts):
+    "Top-k, top-p and min-p, one for all or one for each; the texts without them are others"
+    target, draft = map(single, pair())
+    ctxs, n, seeds, stop, heat = batch(21, 6)
+    texts = Engine(target, draft, TREE, temperature=heat, **cuts).generate(ctxs, n, seeds, stop)
+    each = [{k: x[b] if np.ndim(x) else x for k, x in cuts.items()} for b in range(6)]
+    want = [warped(target, draft, cut, *row) for cut, row in zip(each, zip(heat, ctxs, n, seeds, stop))]
+    assert texts == want != Engine(target, draft, TREE, temperature=heat).generate(ctxs, n, seeds, stop)
+
+def single(net):
+    "A copy in single precision, with the norms of transformers"
+    net = copy.deepcopy(net)
+    for m in net.modules(): vars(m).pop("forward", None)
+    return net.float()
+
+def warped(target, draft, cut, heat, ctx, n, seed, stop):
+    "The text of the loop, with transformers' warps around the target alone"
+    if not heat: return alone(target, draft, TREE, without_replacement, 0., ctx, n, seed, stop)
+    w = transformers.generation.logits_process
+    warps = [w.TemperatureLogitsWarper(heat)] if heat != 1 else []
+    if cut.get("top_k"): warps.append(w.TopKLogitsWarper(cut["top_k"]))
+    if cut.get("top_p", 1.) < 1: warps.append(w.TopPLogitsWarper(cut["top_p"]))
+    if cut.get("min_p"): warps.append(w.MinPLogitsWarper(cut["min_p"]))
+    drafter = StaticTree(HFModel(draft, temperature=heat, check=False), TREE, without_replacement)
+    tape = tape_of(uniforms(numpy_generator(seed), max(n, 1), len(TREE)))
+    return generate(HFModel(target, processors=warps, check=False), drafter, reject, ctx, n, tape, stop=stop)
+
+
+@proves("thm-engine-map")
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]), st.integers(1, 4))
 def test_any_shape_in_any_batch(seed, shape, draw, every):
@@ -336,7 +367,7 @@ EIGHT = eight_requests()
 COUNT, DRAFTS = "count = torch.where(self.room > 0, length, 0)", "self.drafts.commit(nodes, self.batch.root, "
 UP_TO = "count.clamp_max(self.height))"
 LAST_TWO = "return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))"
-LAWS = "(Logits(z.flatten(0, 1), self.temperature) for z in (p, q))"
+LAWS = "(Logits(z.flatten(0, 1), self.temperature, **cut) for z, cut in ((p, self.cut), (q, {})))"
 LENGTHS = "lengths = [len(r.ctx) - 1 for r in self.requests]"
 WRONG = [
     ("commit", COUNT, "count = torch.where(self.room > 0, length - 1, 0)"),
