@@ -66,6 +66,10 @@ compat-transformers: $(READY)  ## chapters 07 and 09 under other versions of tra
 compat-quantised: .venv-quantised/.ready  ## chapter 07 on 4- and 8-bit weights, and on weights read from disk; recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-quantised/bin/python -W ignore tests/quantised.py
 
+peers: .venv-peers/.ready  ## plain and speculative decoding of the embedded target in other libraries on this CPU; recorded
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	    .venv-peers/bin/python -W ignore tests/peers.py docs/benchmarks/peers.json
+
 sweep: $(READY)  ## every causal architecture of transformers, tiny, against its own generate (20 minutes)
 	@mkdir -p build
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
@@ -86,7 +90,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes gpu clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers gpu clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -108,6 +112,13 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 .venv-compat/.ready: Makefile
 	$(venv)
 	.venv-compat/bin/python -m pip install -q nbdev==2.4.14 'execnb<0.2' 'fastcore<2'
+	@touch $@
+
+.venv-peers/.ready: pyproject.toml constraints.txt
+	$(venv)
+	.venv-peers/bin/python -m pip install -q -c constraints.txt torch
+	.venv-peers/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy tqdm matplotlib \
+	    mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx onnx-ir
 	@touch $@
 
 .venv-quantised/.ready: pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 "Chapters 60a and 62: the contestants, what is timed, what is predicted, and what is written"
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from specref.core.loop import Ledger, RoundCounts, autoregressive
 from specref.core.rng import Seeded
 from specref.models.embedded import embedded, prompts, raw_model
 
+BENCHMARKS = Path(__file__).resolve().parents[1]/"docs"/"benchmarks"
 PROMPT = prompts("code", 1)[0]
 THEIRS = [name for name in b.CONTEST if name[0].startswith("transformers")]
 
@@ -235,3 +237,15 @@ def test_structures_are_timed_and_weighed(tmp_path, monkeypatch):
     assert [row["structure"] for row in got["rows"]] == list(b.STRUCTURES) and got["held_after"] == 1000
     assert all(len(row["seconds"]) == 2 and 4 <= row["bytes_a_token"] < 4000 for row in got["rows"])
     assert b.memory_of(lambda tokens: [0]*8*len(tokens), [1]*1000) > 60_000 > b.memory_of(len, [1]*1000)
+
+
+def test_other_libraries_decode_the_same_prompts():
+    "In the stored run of `make peers`: everyone on every kind of text, and the texts of plain decoding"
+    got = json.loads((BENCHMARKS/"peers.json").read_text())
+    kinds = {kind: {row["contestant"]: row for row in got["rows"] if row["kind"] == kind} for kind in KINDS}
+    names = {"transformers, generate", "transformers, assisted", "specref, plain",
+             "specref, speculative sampling"}
+    for rows in kinds.values():
+        assert rows.keys() == names | {"mlx-lm, plain", "mlx-lm, speculative", "onnxruntime-genai, plain"}
+        assert rows["transformers, generate"]["over_transformers"] == 1
+        assert rows["specref, speculative sampling"]["equal_texts"] == got["prompts"]

@@ -141,7 +141,8 @@ def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packe
 
 
 @pytest.mark.parametrize("capability, size, dtype, packed", [
-    ("AVX512", 8, torch.float32, True), ("AVX2", 8, torch.float32, False), ("AVX2", 1025, torch.float32, True),
+    ("AVX512", 8, torch.float32, True), ("AVX2", 8, torch.float32, False),
+    ("AVX2", 1025, torch.float32, True),
     ("AVX512", 8, torch.float64, False), ("AVX512", 8, torch.bfloat16, None)])
 def test_where_packing_pays(monkeypatch, capability, size, dtype, packed):
     "On wide vectors or for large matrices; where oneDNN lacks a type it is not asked for it"

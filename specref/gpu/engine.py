@@ -304,7 +304,8 @@ WHOLE = 0, 1., 0.   # top-k, top-p and min-p that keep every token
 def check_cut(cut, dtype):
     "Numbers in the ranges of `Logits`, and logits of at most 32 bits where something is cut"
     top_k, top_p, min_p = cut
-    right = dict(top_k=isinstance(top_k, Integral) and top_k >= 0, top_p=0 < top_p <= 1, min_p=0 <= min_p <= 1)
+    right = dict(top_k=isinstance(top_k, Integral) and top_k >= 0, top_p=0 < top_p <= 1,
+                 min_p=0 <= min_p <= 1)
     for name, x in zip(CUTS, cut):
         if not right[name]: raise ValueError(f"{name}: got {x!r:.80}, wanted {RANGES[name]}")
         if x != dict(zip(CUTS, WHOLE))[name] and dtype.itemsize > 4:
