@@ -93,7 +93,7 @@ def reading(costs, *args, **kw): return b.reading_seconds(costs, ledger(*args, *
 def test_the_prediction_is_the_theorem():
     "`Costs.speedup` where the prompt costs nothing; else with its cost; probes are read too"
     rounds, more = [(4, 2), (4, 4), (4, 0)], COSTS.seconds(9) - COSTS.seconds(5)
-    prices = b.Prices(FREE, COSTS.draft, COSTS.rest, 10)
+    prices = b.Prices(FREE, 1., COSTS.draft, COSTS.rest, 10)
     seconds = sum(prices.parts(ledger(rounds, draft_calls=12), 7).values())
     assert 9*COSTS.plain() / seconds == pytest.approx(COSTS.speedup(3, 4))
     assert reading(FREE, rounds, 4) - reading(FREE, rounds) == pytest.approx(3*more)
@@ -111,7 +111,9 @@ def test_prices_are_those_of_a_run():
     "Per call of the drafts, or per round where there is none; the rest is neither target nor draft"
     for calls, price in (6, 8*COSTS.draft / 6), (0, 8*COSTS.draft / 2):
         lap = b.Lap((5.,), ledgers=(ledger([(4, 2), (4, 0)], draft_calls=calls),))
-        got = b.Prices.of(COSTS, lap, 10)
+        got = b.Prices.of(COSTS, lap, 7, 10)
+        assert got.level == pytest.approx(2 / reading(COSTS, [(4, 2), (4, 0)]))
+        assert got.parts(lap.ledgers[0], 7)["target"] == pytest.approx(2)
         assert got.draft == pytest.approx(price) and got.rest == pytest.approx((5 - 2 - 8*COSTS.draft) / 2)
 
 
