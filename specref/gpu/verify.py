@@ -55,9 +55,11 @@ LOG2E = 1.4426950408889634
 LN2, TAIL = 355 / 512, -2.1219444005469057e-4   # their sum is ln 2; LN2 has 9 bits: k·LN2 is exact
 TAYLOR = [1 / factorial(k) for k in range(7, -1, -1)]
 
-CUTS = "top_k", "top_p", "min_p"
-RANGES = dict(temperature="a number >= 0", top_k="a whole number >= 0", top_p="a number in (0, 1]",
-              min_p="a number in [0, 1]")
+CUTS = dict(top_k=0, top_p=1., min_p=0.)   # the values that keep every token
+RANGES = dict(temperature=("a number >= 0", lambda t: t >= 0),
+              top_k=("a whole number >= 0", lambda k: (k >= 0) & (k % 1 == 0)),
+              top_p=("a number in (0, 1]", lambda p: (0 < p) & (p <= 1)),
+              min_p=("a number in [0, 1]", lambda p: (0 <= p) & (p <= 1)))
 
 def power(x):
     "e^x for x <= 0 in float32, by sums and products alone, 0 below e^-87: the same bits everywhere"
@@ -90,7 +92,7 @@ class Logits:
         slope = (1 / (self.option("temperature") + 0.)).to(torch.float32)   # -0 is 0
         object.__setattr__(self, "slope", slope)
         asked = [getattr(self, name) for name in CUTS]
-        plain = not any(map(torch.is_tensor, asked)) and asked == [0, 1, 0]
+        plain = not any(map(torch.is_tensor, asked)) and asked == [*CUTS.values()]
         cut = None if plain else torch.stack(torch.broadcast_tensors(*map(self.option, CUTS)), 1)
         object.__setattr__(self, "cut", cut)   # (1 or B, 3)
         if cut is not None and self.x.element_size() > 4:
@@ -102,12 +104,10 @@ class Logits:
         if not torch.is_tensor(x): x = torch.tensor(float(x), dtype=torch.float64, device=self.x.device)
         return x.reshape(-1).to(torch.float64)
     def check(self, name, B):
-        right = dict(temperature=lambda t: t >= 0, top_k=lambda k: (k >= 0) & (k == k.floor()),
-                     top_p=lambda p: (0 < p) & (p <= 1), min_p=lambda p: (0 <= p) & (p <= 1))
-        for option, holds in right.items():
+        for option, (words, holds) in RANGES.items():
             x = self.option(option)
             if x.shape in ((1,), (B,)) and x.device == self.x.device and holds(x).all(): continue
-            raise ValueError(f"{option}: got {getattr(self, option)} for {name}, wanted {RANGES[option]}, "
+            raise ValueError(f"{option}: got {getattr(self, option)} for {name}, wanted {words}, "
                              f"or {B} of them")
         wrong = ~torch.isfinite(self.x.max(1)[0])
         if wrong.any():
