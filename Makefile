@@ -114,16 +114,10 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 	.venv-compat/bin/python -m pip install -q nbdev==2.4.14 'execnb<0.2' 'fastcore<2'
 	@touch $@
 
-.venv-peers/.ready: pyproject.toml constraints.txt
+.venv-peers/.ready: OTHERS := tqdm mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
+.venv-peers/.ready .venv-quantised/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)
-	.venv-peers/bin/python -m pip install -q -c constraints.txt torch
-	.venv-peers/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy tqdm matplotlib \
-	    mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx onnx-ir
-	@touch $@
-
-.venv-quantised/.ready: pyproject.toml constraints.txt
-	$(venv)
-	.venv-quantised/bin/python -m pip install -q -c constraints.txt torch
-	.venv-quantised/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy \
-	    accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
+	$(@D)/bin/python -m pip install -q -c constraints.txt torch
+	$(@D)/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy $(OTHERS)
 	@touch $@
