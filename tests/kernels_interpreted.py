@@ -190,14 +190,14 @@ def rows_by_number():
 
 
 def broken(seed, kind, V=5):
-    "Every corruption of one tree: the kernel's statuses and integers are the twin's"
+    "Every corruption of one tree, of two seeds one on logits: the kernel's statuses and integers are the twin's"
     rng = np.random.default_rng(seed)
     trees, chains = [], kind == "chains"
     while len(trees) < 3 or len(trees[1]) == 1: trees = [ragged(rng, V, chains) for _ in range(3)]
     batch, p, q, *uniforms = drafted(rng, trees, V)
-    for name, right, bad, x, y in corruptions(batch, p, q, 1):
-        for rows in (x, y), (Logits(x.log()), Logits(y.log())):
-            assert same(kind, (bad, *rows, *uniforms), check=False), f"{name}, seed {seed}"
+    for k, (name, _, bad, x, y) in enumerate(corruptions(batch, p, q, 1)):
+        rows = (Logits(x.log()), Logits(y.log())) if (k + seed) % 2 else (x, y)
+        assert same(kind, (bad, *rows, *uniforms), check=False), f"{name}, seed {seed}"
     for name in ("height", "width"):
         args = replace(batch, **{name: 1}), p, q, *uniforms
         if kind == "trees": assert same(kind, args, check=False), f"{name}, seed {seed}"
@@ -205,8 +205,8 @@ def broken(seed, kind, V=5):
 
 def published_cases():
     for args, tokens in engines_cases():
-        assert same("trees", args) and kernels.fused_verify_trees(*args).tokens.tolist() == tokens
-        assert args[0].width > 1 or same("chains", args)
+        assert same("trees", args, 32) and kernels.fused_verify_trees(*args).tokens.tolist() == tokens
+        assert args[0].width > 1 or same("chains", args, 32)
 
 
 def hidden_faults():
@@ -501,7 +501,7 @@ def main():
     random_batches(range(5), (2, 3, 5), (1, 2, 4, 8), "chains")
     random_batches(range(100, 103), (37, 1000), (16, 128, 1024), "chains")
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
-    for seed in range(4):
+    for seed in range(2):
         for kind in TWINS: broken(seed, kind)
     for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures, cuts,
                   draws, next_to_nothing, every_depth, alone): check()

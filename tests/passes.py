@@ -1,11 +1,16 @@
-"""Milliseconds of a forward pass: transformers, `LlamaPass` and its parts, bfloat16 (`make passes`)
+"""Milliseconds of a forward pass (`make passes`): transformers, `LlamaPass` and its parts, with all weights
+transposed, with all packed, and in bfloat16 where the processor has it. A record has one run for each kind of
+vectors that torch finds, which decide how the weights are stored
 
 passes.py RECORD"""
+import json
 import sys
 from copy import deepcopy
 from functools import partial
 from math import prod
+from pathlib import Path
 from time import perf_counter
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -13,7 +18,8 @@ import torch.nn.functional as F
 
 from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
-from specref.models.llama import JoinedRows, LlamaPass, root_mean_square
+from specref.models import llama as module
+from specref.models.llama import JoinedRows, LlamaPass, packed, root_mean_square, transposed
 from specref.models.recipe import llama
 from specref.models.transformer import RowCache
 
@@ -84,12 +90,16 @@ def measured_shape(name, shape, laps):  # -> rows
     "Every contestant at every number of rows"
     torch.manual_seed(0)
     model = llama(*shape).eval()
-    net, half = LlamaPass(model), LlamaPass(deepcopy(model).bfloat16())
+    nets = dict(ours=LlamaPass(model))
+    for name, stored in dict(transposed=transposed, packed=packed).items():
+        with patch.object(module, "stored_for", lambda weight, stored=stored: (stored(weight),)*2):
+            nets[name] = LlamaPass(model)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported(): nets["bfloat16"] = LlamaPass(deepcopy(model).bfloat16())
+    net = nets["ours"]
     size = prod(net.head.shape) + sum(
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     for m in ROWS:
-        calls = dict(transformers=module_pass(model, m), ours=joined_pass(net, m))
-        calls["bfloat16"] = joined_pass(half, m)
+        calls = dict(transformers=module_pass(model, m)) | {k: joined_pass(x, m) for k, x in nets.items()}
         runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
         alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
         layer = {part: ms / (len(net.layers) if part == "products" else 50)
@@ -98,11 +108,13 @@ def measured_shape(name, shape, laps):  # -> rows
                    weight_bytes=4*size)
 
 def measure_passes(path, laps=40, threads=1):
-    "Medians over paired laps, written to `path`"
+    "Medians over paired laps, written to `path` beside the runs on processors of other kinds"
     torch.set_num_threads(threads)
     with torch.inference_mode():
         rows = [row for name, shape in SHAPES.items() for row in measured_shape(name, shape, laps)]
-        write_json(path, provenance_of_run(threads=threads, laps=laps, context=CONTEXT,
-                                           read_bytes_per_second=bandwidth()) | dict(rows=rows))
+        run = provenance_of_run(threads=threads, laps=laps, context=CONTEXT,
+                                read_bytes_per_second=bandwidth()) | dict(rows=rows)
+    others = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+    write_json(path, others | {torch.backends.cpu.get_cpu_capability(): run})
 
 if __name__ == "__main__": measure_passes(sys.argv[1])

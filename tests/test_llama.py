@@ -125,9 +125,10 @@ BOUNDS = [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, .05)]
 @pytest.mark.parametrize("dtype, bound", BOUNDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("m", [1, 2, 30])
-@pytest.mark.parametrize("packed", [True, False])
-def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packed):
-    "Packed where oneDNN has the type, or transposed"
+@pytest.mark.parametrize("packed, large", [(True, True), (True, False), (False, False)])
+def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packed, large):
+    "Packed where oneDNN has the type, or transposed; a large matrix is stored once"
+    monkeypatch.setattr(llama, "CACHED", 100 if large else 10**4)
     packed &= torch.backends.mkldnn.is_available() and dtype != torch.float64
     if dtype == torch.bfloat16: packed &= torch.ops.mkldnn._is_mkldnn_bf16_supported()
     monkeypatch.setattr(llama, "worth_packing", lambda weight: packed)
@@ -136,7 +137,8 @@ def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packe
     x = torch.randn(m, 40).to(dtype)
     with torch.inference_mode():
         joined, want = PackedLinear(*maps), torch.cat([f(x) for f in maps], 1)
-        assert (joined.product is packed_product) == packed
+        ways = [way[1] is packed_product for way in (joined.few, joined.several)]
+        assert ways == [packed and large, packed]
         assert (joined(x) - want).abs().max() < bound and joined(x).dtype == dtype
 
 
