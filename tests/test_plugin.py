@@ -57,7 +57,7 @@ bigrams = TableModel(4, lambda text: exact(*weights[text[-1]]))
 target, draft = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 recovered_from_p = chain_sampler(left=lambda p, q: p)
 bonus_of_the_row_before = chain_sampler(bonus=lambda p, q: p[-2])
-quick = dict(runs=700, depth=2, cases=dict([*CASES.items()][:2]))
+quick = dict(runs=700, depth=1, cases=dict([*CASES.items()][:1]))
 
 def test_rows(certify): assert certify.rows(padded_choice, **quick).passes_robustness
 def test_program(certify): certify.program(["./decode"], bigrams, (0,), runs=1000)
@@ -135,19 +135,12 @@ def test_a_test_without_power_has_its_own_status(project):
     assert re.search(weak, printed)
 
 
-def test_workers_have_the_same_shares(project):
-    "With pytest-xdist the summary and the status come from the reports"
-    status, printed, found = project("-p", "xdist", "-n", "1", "-k", "program")
-    assert status == 20 and printed.count("all checks together") == 1
+def test_a_right_sampler_gives_0_also_with_workers(project):
+    "With pytest-xdist and a demand in the configuration file: all is taken from the reports"
+    status, printed, found = project("-p", "xdist", "-n", "1", "-k", "test_program", "-o", "specref_sees=0.4")
+    assert status == 0 and printed.count("all checks together") == 1 and "exit status" not in printed
     assert re.search("no difference +1,000 runs.*test_program\n", printed)
-    assert {float(dict(own)["specref_alpha"]) for own in found.values()} == {ALPHA/2/2}
-
-
-def test_right_samplers_give_0_and_a_bad_setting_4(project):
-    status, printed, _ = project("-k", "test_program", "-o", "specref_sees=0.4")
-    assert status == 0 and printed.count("no difference") == 1 and "exit status" not in printed
-    status, _, _ = project("-k", "test_program", "-o", "specref_alpha=2")
-    assert status == 4
+    assert float(dict(found["test_program"])["specref_alpha"]) == ALPHA/2
 
 
 def test_loading_costs_nothing():
@@ -227,9 +220,9 @@ def flat(p, tree, rng): return Verdict(0, rng.pick(np.ones(4)))
 def test_rounds_of_a_system():
     "A right one passes, a wrong one is rejected, and ten rounds show nothing"
     certify = fixture()
-    report = certify.rounds(system(), target, (0,), runs=500, n=8, like="reject")
+    report = certify.rounds(system(), target, (0,), runs=300, n=8, like="reject")
     verdict, runs, wealth, seen = outcome(certify, "runs", "wealth", "distance_visible")
-    assert (verdict, runs) == ("no difference", 500) and wealth < 100 and seen == report.share < 1
+    assert (verdict, runs) == ("no difference", 300) and wealth < 100 and seen == report.share < 1
     with pytest.raises(pytest.fail.Exception, match="(?s)^rejected: rounds.mine.*tokens more likely"):
         certify.rounds(system(flat), target, (0,), n=8)
     assert outcome(certify, "wealth")[1] > 4/ALPHA
@@ -238,8 +231,8 @@ def test_rounds_of_a_system():
 
 def test_the_numbers_of_a_report_on_rounds():
     "Rounds, the largest wealth and the share of tokens from the draft, as the words state them"
-    found = certify_sequentially(system(), target, (0,), most=600, n=8)
-    assert found.rounds == 600 and f"{found.share:.1%} of the tokens from the draft" in found.words
+    found = certify_sequentially(system(), target, (0,), most=300, n=8)
+    assert found.rounds == 300 and f"{found.share:.1%} of the tokens from the draft" in found.words
     wrong = certify_sequentially(system(flat), target, (0,), n=8)
     assert not wrong.passes and f"wealth {wrong.wealth:.1e}" in wrong.words
 
@@ -304,7 +297,7 @@ def test_a_seed_changes_the_counts():
     "The same settings and the same test give the same report, another seed another one"
     def p_value(seed):
         certify = fixture(seed=seed)
-        certify.rows(padded_choice, runs=300, depth=1)
+        certify.rows(padded_choice, runs=100, depth=1)
         return outcome(certify, "p_value")
     assert p_value("1") == p_value("1") != p_value("2")
 
@@ -408,7 +401,7 @@ def test_adapters(engine, bug):
     import torch
     source = next(s for s in blocks("python") if f"def by_{engine}" in s)
     source = source.replace(".cuda()", "").replace('"cuda"', '"cpu"')
-    how, runs = dict(vllm=(dict(padded=True), 200), sglang=(dict(layout="links"), 500))[engine]
+    how, runs = dict(vllm=(dict(padded=True), 120), sglang=(dict(layout="links"), 500))[engine]
     interface, one = Interface(batch=64, dtype="float32", **how), dict([*CASES.items()][:1])
     small = dict(V=4, gamma=3, runs=runs, depth=1, like=None, interface=interface, cases=one)
     for right, code in ((True, source), (False, source.replace(*bug))):
