@@ -250,10 +250,14 @@ def test_a_budget_in_seconds_becomes_runs(monkeypatch):
     monkeypatch.setattr(plugin, "perf_counter", lambda: clock.now)
     def attempt(k):
         tried.append(k)
-        clock.now += k*.01
-    for seconds, tries, runs in ((64, [25, 100, 400, 1600], 4275), (.1, [25], 25), (1e9, None, 2**20)):
+        clock.now += fixed + k/64
+    for fixed, seconds, tries, runs in ((0, 64, [25, 100, 400], 3571), (1, 64, [25, 100, 400], 3315),
+                                        (0, 1/8, [25], 25), (0, 1e9, None, 2**20)):
         clock.now, tried = 0., []
         assert runs_within(seconds, attempt) == runs and tries in (None, tried)
+        if runs > 25 and tries: attempt(runs)
+        assert not tries or seconds < 1 or seconds - 1/64 < clock.now <= seconds
+
 
 def test_seconds_in_a_test(monkeypatch):
     "The numbers of runs differ by the clock; the counted runs have other random numbers than the attempts"

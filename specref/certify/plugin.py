@@ -69,18 +69,19 @@ def setting(config, name):  # -> number or None
     if value is not None and right(value): return value
     raise pytest.UsageError(f"--specref-{name}: got {given!r}, wanted {words}")
 
-# %% ../../nbs/17f_plugin.ipynb #1fdd35fd
+# %% ../../nbs/17f_plugin.ipynb #82132cc1
 def runs_within(seconds, attempt, least=25, most=2**20):  # -> number of runs
     "How many runs take `seconds`, by the time of attempts `attempt(k)` of k runs"
-    begin, k = perf_counter(), least
+    begin, k, before = perf_counter(), least, 0.
     while True:
-        before = perf_counter()
+        start = perf_counter()
         attempt(k)
-        now = perf_counter()
-        if now - before > seconds/16 or 4*k > most: break
-        k *= 4
-    left = max(seconds - (now - begin), 0)
-    return int(min(max(k*left/max(now - before, 1e-9), least), most))
+        used = perf_counter() - start
+        if used > seconds/(16 if before else 4) or 4*k > most: break   # the first one imports
+        k, before = 4*k, used
+    slope = max((used - before) / (3*k/4), used/k/2) if before else used/k   # seconds of one more run
+    left = seconds - (perf_counter() - begin) - used
+    return int(min(max(k + left/max(slope, 1e-9), least), most))
 
 # %% ../../nbs/17f_plugin.ipynb #3e5eef25
 OUTCOMES = {"rejected": ("R", 20), "too weak": ("W", 21), "not run": ("N", 21)}   # letter, exit status
