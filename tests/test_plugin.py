@@ -1,8 +1,10 @@
 "Chapter 17f: pytest's fixture `certify` in a project of its own, its shares, its demands, and programs"
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -396,6 +398,20 @@ def tree_speculative_sampling_target_only(predicts, accepted, count, *arrays):
             node, accepted[b, count[b]] = c, index[b, c]
         ends = (rest if rest.sum() > 0 else p[b, node]).cumsum()
         predicts[index[b, node]] = ends.searchsorted(last[b]*ends[-1], side="right")
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no compiler of C++")
+def test_a_program_in_cpp(tmp_path, monkeypatch):
+    "The program of the page, compiled, has the distribution of its table, and not of another one"
+    weights = [(4, 3, 2, 1), (1, 2, 3, 4), (1, 1, 1, 1), (5, 1, 1, 1)]
+    (tmp_path/"decode.cpp").write_text(next(s for s in blocks("cpp") if "int main" in s))
+    subprocess.run(["g++", "-o", tmp_path/"decode", tmp_path/"decode.cpp"], check=True)
+    monkeypatch.chdir(tmp_path)
+    for rows, passes in ((weights, True), (weights[::-1], False)):
+        certify, table = fixture(runs="600"), TableModel(4, lambda text: exact(*rows[text[-1]]))
+        wrong = pytest.raises(pytest.fail.Exception, match="^rejected: program.decode")
+        with nullcontext() if passes else wrong:
+            certify.program("./decode", table, (0,))
+        assert (outcome(certify) == ["no difference"]) == passes
 
 @pytest.mark.parametrize("engine, bug", [
     ("vllm", ("P[np.arange(len(X)), n]", "P[:, -1]")),
