@@ -24,6 +24,7 @@ SEARCHED = dict(   # what readers type and the page's headings do not say; plura
     loop='draft models, bonus tokens, speculative decoding, verifier',
     reject='bonus tokens, rejection sampling, speculative decoding, lossless',
     rates='acceptance rates, acceptance lengths, mean accepted tokens', slower='latency, slowdown, overhead',
+    plugin='pytest, fixtures, GitHub Actions, JUnit, exit codes',
     criteria='test a sampler, sampler tests, mutation testing, batch seeds, shared random numbers',
     transformer='KV caches', models='draft models, target models', bridge='transformers, assisted generation',
     siblings='multi-draft, recursive rejection sampling, SpecInfer, without replacement',

@@ -252,11 +252,11 @@ def eager(tree):
         yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
 
-def light(root=ROOT):
-    "The modules that need numpy alone to be imported"
+def light(root=ROOT, also=()):
+    "The modules that need numpy alone to be imported, or these packages too"
     trees = {f: ast.parse(f.read_text(encoding='utf-8')) for f in modules(root)}
     needs = {dotted(f, root): set(imported(eager(tree), package(f, root))) for f, tree in trees.items()}
-    ours = sys.stdlib_module_names | {'numpy', 'specref'}
+    ours = sys.stdlib_module_names | {'numpy', 'specref', *also}
     heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
     while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
     return sorted(needs.keys() - heavy)
@@ -276,8 +276,8 @@ def ambiguous(root=ROOT):
         if len(found) > 1 and sorted(found) != allowed: yield f'{name} is defined in {" and ".join(found)}'
 
 def heavy(root=ROOT):
-    "Chapters that come before any framework (00 to 06, 10 to 19) but need more than numpy"
-    numpy_only = light(root)
+    "Chapters that come before any framework (00 to 06, 10 to 19) but need more than numpy (and pytest)"
+    numpy_only = light(root, {'pytest'})
     for nb in notebooks(root):
         first = nb.order[0] < 7 or 10 <= nb.order[0] < 20
         if nb.module and first and f'specref.{nb.module}' not in numpy_only:

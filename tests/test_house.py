@@ -48,6 +48,18 @@ def test_wheel_is_complete(wheel):
     needs = [l.split()[1] for l in meta.splitlines() if l.startswith('Requires-Dist') and 'extra ==' not in l]
     assert [n.split('>')[0] for n in needs] == ['numpy'], needs
 
+def test_wheel_brings_the_plugin(wheel):
+    "The entry point names a module of the wheel, and a pytest that finds the wheel has its options"
+    with zipfile.ZipFile(wheel[0]) as z:
+        names = z.namelist()
+        points = z.read(next(n for n in names if n.endswith('/entry_points.txt'))).decode()
+    assert '[pytest11]\nspecref = specref.certify.plugin\n' in points
+    assert 'specref/certify/plugin.py' in names
+    env = {k: v for k, v in os.environ.items() if not k.startswith('PYTEST')} | dict(PYTHONPATH=str(wheel[1]))
+    call = [sys.executable, '-m', 'pytest', '--help', '-p', 'no:hypothesispytest', '-p', 'no:cacheprovider']
+    done = subprocess.run(call, cwd=wheel[1], env=env, check=True, capture_output=True, text=True)
+    assert '--specref-sees' in done.stdout and 'specref_alpha' in done.stdout
+
 def test_wheel_runs_on_numpy_alone(wheel, tmp_path):
     "Each module that needs numpy alone is imported from the installed wheel, with no other package"
     import numpy

@@ -8,8 +8,8 @@ __all__ = ['DIFFERS', 'SOME', 'TEXTS', 'LARGE', 'ALPHA', 'MISS', 'MORE_RUNS', 'i
            'with_tokens', 'certificate_of', 'mean_tokens', 'check_fractions', 'estimated_texts', 'LongLaw', 'long_law',
            'round_cost', 'estimated_cost', 'Enumeration', 'Cells', 'partition', 'split_cell', 'as_stop', 'split_row',
            'load_scipy', 'log_moment', 'safe_limit', 'detectable', 'pooled', 'GTest', 'check_counts', 'g_test',
-           'Evidence', 'cell_name', 'evidence', 'check_sees', 'runs_needed', 'count_evidence', 'check_model',
-           'check_system', 'certify_system', 'certificate', 'worst_of', 'sparse_table']
+           'Evidence', 'cell_name', 'evidence', 'TooFewRuns', 'check_sees', 'runs_needed', 'count_evidence',
+           'check_model', 'check_system', 'certify_system', 'certificate', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -444,11 +444,14 @@ def evidence(cells, counts, alpha=ALPHA):  # Cells, {cell: count} -> Evidence
     found = worst, expected.get(worst, 0.), counts.get(worst, 0)
     return Evidence(test, cells.mass_in_shared_cells, found, alpha)
 
+class TooFewRuns(ValueError):
+    "No distance is detectable with so many runs"
+
 def check_sees(cells, runs, alpha):
     "Raise for so few runs that no distance is detectable on the cells"
     limit, df = safe_limit(runs, tuple(map(float, cells.weight.values())), alpha), len(cells.weight) - 1
     if detectable(runs, df, limit) == 1 if df else cells.mass_in_shared_cells:
-        raise ValueError(f"runs: got {runs}, wanted more: no distance is detectable (cells: {df + 1})")
+        raise TooFewRuns(f"runs: got {runs}, wanted more: no distance is detectable (cells: {df + 1})")
 
 def runs_needed(target, ctx, n, runs):
     "`runs`, or where so many counts detect no distance, a number little above the least that do"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'SURE_DRAFT', 'PEAK', 'SPECIAL', 'row_case', 'place_case', 'DRAFT_LAYOUTS',
            'LEAST_SEEDS', 'TREES', 'TREE_PATHS', 'BET_SIZES', 'STRENGTHS', 'FLOOR', 'RELATIONS', 'NOT_RUN', 'NO_RULE',
-           'SEEDS_ONLY', 'DETECTED', 'CHECKS', 'TILES', 'REPEAT_TOKENS', 'REPEAT_STAKES', 'VIEWED', 'KEPT',
+           'SEEDS_ONLY', 'DETECTED', 'CHECKS', 'TILES', 'BLOCKS', 'REPEAT_TOKENS', 'REPEAT_STAKES', 'VIEWED', 'KEPT',
            'WITHOUT_CHANCE', 'TextEvidence', 'why_no_text', 'certify_sampler', 'returned_text', 'returned_tokens',
            'NumpyRng', 'draw_by_cdf', 'text_sampler', 'rule_on_rows', 'token_classes', 'class_shares', 'point_table',
            'fixed_laws', 'class_members', 'token_parts', 'RowCase', 'long_row', 'PlaceCase', 'RepeatCase',
@@ -770,9 +770,12 @@ CHECKS = dict(form="distribution", distribution="distribution", position="distri
               noise="distribution", draft="distribution", tokens="acceptance", joint="acceptance",
               seeds="robustness", rows="robustness", zeros="robustness", nan="robustness")
 TILES = 64, 128, 1024
+BLOCKS = "the finished blocks"
 
+@dataclass(frozen=True, repr=False)
 class SamplerReport(Report):
     "A report in three groups: the output distribution, the tokens accepted, and robustness"
+    evidence: dict = field(default_factory=dict, compare=False)   # on the finished blocks of each case
     def failed(self, group): return tuple(name for name in self.wrong if CHECKS[name] == group)
     @property
     def passes_distribution(self): return not self.failed("distribution")
@@ -848,6 +851,7 @@ class Kit:
     depth: int = 16
     tick: object = None
     results: dict = field(default_factory=dict)
+    found: dict = field(default_factory=dict)   # {what was counted: {case: Evidence}}
 
     def result(self, name):
         "The result of one check, which runs once"
@@ -916,7 +920,7 @@ class Kit:
     def counted(self, records, side, n, what, runs):  # side: "P" or "Q"
         "Counts in each case against target or draft: finished blocks of `n` tokens, or drafts"
         if any(r.failed for r in records.values()): return None, NOT_RUN
-        found = {}
+        found = self.found[what] = {}
         for name, r in records.items():
             cells, counts = partition(getattr(r.case, side), (0,), n, runs), Counter()
             for y, k in (r.blocks if side == "P" else r.drafts).items():
@@ -950,7 +954,7 @@ class DistributionChecks(Kit):
                        f"({n:,}, first in the case '{first}'): {what}")
 
     def distribution(self):
-        fits, words = self.counted(self.records, "P", self.gamma + 1, "the finished blocks", self.runs)
+        fits, words = self.counted(self.records, "P", self.gamma + 1, BLOCKS, self.runs)
         more_checks = self.within, self.bits, self.after_one_draft
         for check in () if fits is False or words == NOT_RUN else more_checks:
             right, more = check()
@@ -1384,7 +1388,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
     how = like, cases, runs, seed, alpha, interface, special_tokens(special, V), depth
     kit = SamplerChecks(verify, V, gamma, draft, *how)
     if progress: kit.tick = import_module("tqdm.auto").tqdm(total=kit.planned, unit="call").update
-    found = SamplerReport("", tuple(kit.result(name) for name in CHECKS))
+    found = SamplerReport("", tuple(kit.result(name) for name in CHECKS), kit.found.get(BLOCKS, {}))
     title = (f"{V:,} tokens, drafts of {gamma}, cases: {len(kit.made)}, {runs:,} runs each (total "
              f"false-alarm rate {alpha:.0e}); {found.verdicts}")
     return replace(found, title=title)

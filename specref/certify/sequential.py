@@ -6,12 +6,12 @@
 __all__ = ['ODDS', 'SIGMAS', 'GROUPS', 'RIVAL', 'STARTS', 'ON_SETS', 'LAGS', 'MEMORY', 'PLACES', 'SOURCES', 'TEXT_BEFORE',
            'LASTS', 'KEYS', 'WIDTHS', 'STAKES', 'NO_CELLS', 'ACCEPTANCE_BY_RULE', 'BROKEN', 'Bets', 'bound',
            'mean_wealth', 'least_share', 'SparseRow', 'weights_at', 'stated_tokens', 'classes', 'common_classes',
-           'SetBets', 'group_bets', 'stop_bets', 'Claim', 'CheckResult', 'Report', 'cells_of', 'density', 'TextState',
-           'TextMemory', 'ContextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule', 'probability',
-           'RecordedRound', 'TextCheck', 'SequentialTest', 'certify_rounds', 'sample_rounds', 'certify_sequentially',
-           'token_list', 'read_row', 'read_sparse', 'as_floats', 'read_rows', 'padded_tokens', 'check_below',
-           'vocabulary_of_rows', 'point_mass', 'logged_round', 'check_chains', 'log_arrays', 'log_line', 'text_of',
-           'check_path', 'check_top', 'save_log', 'open_array', 'reading', 'check_shapes', 'array_rounds',
+           'SetBets', 'group_bets', 'stop_bets', 'Claim', 'CheckResult', 'Report', 'RoundsReport', 'cells_of',
+           'density', 'TextState', 'TextMemory', 'ContextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule',
+           'probability', 'RecordedRound', 'TextCheck', 'SequentialTest', 'certify_rounds', 'sample_rounds',
+           'certify_sequentially', 'token_list', 'read_row', 'read_sparse', 'as_floats', 'read_rows', 'padded_tokens',
+           'check_below', 'vocabulary_of_rows', 'point_mass', 'logged_round', 'check_chains', 'log_arrays', 'log_line',
+           'text_of', 'check_path', 'check_top', 'save_log', 'open_array', 'reading', 'check_shapes', 'array_rounds',
            'line_rounds', 'why_no_record', 'log_records', 'load_log', 'certify_log']
 
 # %% ../../nbs/17a_bets.ipynb #589a2a2b
@@ -217,6 +217,11 @@ class Claim:
         event = b.event() if name in self.sets else f"tokens more likely under {RIVAL[name]}"
         return (f"rejected after {self.tokens:,} tokens: wealth {self.wealth:.1e}, threshold {limit:.0e}; "
                 f"{event}: observed {b.hits:,}, expected {b.expected:,.1f}")
+    def share(self, limit):  # -> scalar in (0, 1], or inf
+        "The least detected share of tokens from the draft, or where there is no draft from another rival"
+        rivals = [name for name, b in self.bets.items() if name in RIVAL and name != "zeros" and b.placed]
+        named = [name for name in rivals if name == "draft"] or rivals
+        return min([np.inf, *(self.bets[name].share(limit/self.money[name]) for name in named)])
     def detectable_shares(self, limit):
         "The shares of tokens from each rival that are detected with probability 1 - MISS, and the sets"
         shares = {name: b.share(limit/self.money[name]) for name, b in self.bets.items() if name in RIVAL}
@@ -257,6 +262,13 @@ class Report:
     def words(self): return "\n".join([fill(self.title, 88, break_on_hyphens=False), *map(str, self.lines)])
     def __str__(self): return self.words
     __repr__ = __str__
+
+@dataclass(frozen=True, repr=False)
+class RoundsReport(Report):
+    "A report on rounds, with its numbers for programs"
+    rounds: int = 0
+    wealth: float = 0.       # the largest of the checks
+    share: float = np.inf    # of tokens from the draft, or without one from another rival: the least detected
 
 # %% ../../nbs/17a_bets.ipynb #63217ca0
 LAGS, MEMORY = 4, 1024   # rounds or tokens back, tokens of a context; texts
@@ -537,7 +549,9 @@ class SequentialTest:
         title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong}; threshold: wealth "
                  f"{self.limit:.0e} (false-alarm rate {self.alpha:.0e}, anytime-valid)")
         if self.tolerance: title += f"; rows within a relative error of {self.tolerance:g}"
-        return replace(found, title=title)
+        bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
+        wealth = max(float(b.wealth) for b in bets)
+        return RoundsReport(title, found.lines, self.rounds, wealth, self.law.share(self.limit))
     def tokens(self):  # -> CheckResult
         "Whether as many tokens are accepted as by the claimed rule"
         words, bets = f"{self.law.tokens / self.rounds:.3f} tokens per round", self.accepted
