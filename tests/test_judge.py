@@ -166,7 +166,7 @@ EDGES = {
     "< in place of <=": VECTORS.replace("draft] < p", "draft] <= p"),
     "changes p in place": in_place,
     "never ends": SAMPLING_RULE.replace("return [*draft, ", "while len(draft): pass\n    return ["),
-    "returns 4 tokens after a draft of 2": SAMPLING_RULE.replace("u)]\n", "u), 0, 0]\n"),
+    "returns 4 tokens after a draft of 1": SAMPLING_RULE.replace("u)]\n", "u), 0, 0, 0]\n", 1),
     "returns 0 tokens after a draft of 1": "def rule(p, q, draft, u): return []",
     "raises ZeroDivisionError": "def rule(p, q, draft, u): return [(p[0]/q[0]).sum()]",
     "returns a token outside the vocabulary": "def rule(p, q, draft, u): return [4]",
