@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', 'LOOPS', 'JUDGE_CASES', 'MOST_PATHS', 'MOST_LINES',
-           'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'ROUNDED', 'CannotEnumerate', 'Exact', 'kept_exact',
-           'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token', 'race',
+           'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'ROUNDING_LIMIT', 'CannotEnumerate', 'Exact', 'kept_exact',
+           'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token', 'race_token',
            'positive_part', 'likeliest', 'load_rule', 'run_source', 'check_sources', 'names_in', 'with_helpers',
            'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'as_emitted', 'law_of_calls',
            'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known',
-           'continued', 'continued_law', 'expected_tokens', 'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases',
+           'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases',
            'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #5e4196e0
@@ -199,7 +199,7 @@ class UniformSource:
 for name in "lt le gt ge mul rmul add radd sub rsub truediv rtruediv float".split():
     setattr(UniformSource, f"__{name}__", refusing("u itself as a number, which is u()"))
 
-# %% ../../nbs/17d_judge.ipynb #1f8639bb
+# %% ../../nbs/17d_judge.ipynb #65d9565d
 def choose_token(weights, u):  # (V,), u or a number of it -> token
     "A token by the inverse distribution function"
     x = u() if callable(u) else u
@@ -211,7 +211,7 @@ def choose_token(weights, u):  # (V,), u or a number of it -> token
         return x.rng.pick(w if total == 1 else [v/total for v in w], key=x.key)
     return next(k for k, end in enumerate(np.cumsum(w)) if x*total < end)
 
-def race(weights, u):  # (V,), u -> token
+def race_token(weights, u):  # (V,), u -> token
     "The winner of an exponential race with new times: token k with probability w_k/Σw (Theorem race)"
     if not callable(u): raise CannotEnumerate("race(weights, number), where it takes u itself")
     return choose_token(weights, u)
@@ -219,7 +219,7 @@ def race(weights, u):  # (V,), u -> token
 def positive_part(w): return np.maximum(w, 0)
 def likeliest(w): return int(np.argmax(w))
 
-HELPERS = dict(np=np, choose=choose_token, race=race, positive=positive_part, normalize=normalize,
+HELPERS = dict(np=np, choose=choose_token, race=race_token, positive=positive_part, normalize=normalize,
                argmax=likeliest)
 
 # %% ../../nbs/17d_judge.ipynb #27da361a
@@ -434,7 +434,7 @@ def nearest_known(laws, known):  # {case: law of calls} -> KnownRules at the lea
         else: heappush(queue, (off + tv_outcomes(laws[cases[done]], known[k].law(cases[done])), k, done + 1))
     return tuple(rule for _, rule in best), best[0][0] / len(cases)
 
-# %% ../../nbs/17d_judge.ipynb #cda76767
+# %% ../../nbs/17d_judge.ipynb #1a17d7a3
 @cache
 def continued(case, out):  # -> {text of gamma + 1 tokens: probability}
     "What was emitted, continued by the target; an error remains what it is"
@@ -452,7 +452,7 @@ def continued_law(case, law):  # {(draft, emitted): probability} -> {text: {draf
     return found
 
 @cache
-def expected_tokens(case):  # -> speculative sampling's, block verification's, which is the optimum
+def right_tokens(case):  # -> speculative sampling's, block verification's, which is the optimum
     first = 1 + sum(accepted_at_least(*case.parts, i) for i in range(1, case.gamma + 1))
     return first, 1 + mean_accepted_block(*case.parts, case.gamma)
 
@@ -489,7 +489,7 @@ def judge_case(case, law):  # {(draft, emitted): probability} -> CaseVerdict
     draft = max(sorted(drafts), key=drafts.get)
     tokens = sum(w*len(out) for (_, out), w in law.items() if not isinstance(out, str))
     witness = TextWitness(case.name, draft, worst, got.get(worst, 0), want.get(worst, 0))
-    return CaseVerdict(case.name, case.gamma, tv_outcomes(got, want), tokens, *expected_tokens(case), witness)
+    return CaseVerdict(case.name, case.gamma, tv_outcomes(got, want), tokens, *right_tokens(case), witness)
 
 # %% ../../nbs/17d_judge.ipynb #8f91b6ad
 def edge_cases(rule, draw, laws, calls):  # -> lines
@@ -515,8 +515,8 @@ def zero_accepted(rule, draw, laws, taken):  # -> at most one line
                            f"('{case.name}'), of probability 0: < in place of <=?")
                     return
 
-# %% ../../nbs/17d_judge.ipynb #4ec1cc81
-ROUNDED = Fraction(1, 10**12)   # a distance below it is rounding, if a rule computes with floats
+# %% ../../nbs/17d_judge.ipynb #eb692ffb
+ROUNDING_LIMIT = Fraction(1, 10**12)   # a distance below it is rounding, if a rule computes with floats
 
 @dataclass(frozen=True)
 class Judgement:
@@ -533,7 +533,7 @@ class Judgement:
     @property
     def tv(self): return self.worst.tv
     @property
-    def exact(self): return self.tv <= ROUNDED*self.rounded
+    def exact(self): return self.tv <= ROUNDING_LIMIT*self.rounded
     @property
     def passes(self): return self.exact and not self.edges
     @property

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SAMPLING_RULE', 'ARGMAX_DRAFT', 'WARPED_DRAFT', 'ROUNDED_DRAFT', 'POINT_RULE', 'TOP_ONE_DRAFT', 'INCLUSIVE_RULE',
            'MATCH_RULE', 'ARGMAX_MATCHED', 'LATE_RULE', 'BLOCK_BY_TOKENS', 'ZERO_RULE', 'ONE_ENTRY_RULE',
-           'OTHER_ROW_RULE', 'ARGMAX_RULE', 'ACCEPT_ALL_RULE', 'ONE_NUMBER_RULE', 'BACKWARDS', 'STALE', 'SIBLINGS',
-           'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft', 'SharedRace', 'columns_shared',
-           'stale_text', 'ReportedBug', 'still_in_releases', 'known_rules']
+           'OTHER_ROW_RULE', 'ARGMAX_RULE', 'ACCEPT_ALL_RULE', 'ONE_NUMBER_RULE', 'BACKWARDS', 'STALE_BUG',
+           'SIBLING_BUG', 'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft', 'SharedRace',
+           'columns_shared', 'stale_text', 'ReportedBug', 'still_in_releases', 'known_rules']
 
 # %% ../../nbs/17e_reported.ipynb #b01259d9
 from dataclasses import dataclass, field
@@ -120,7 +120,7 @@ def rule(p, q, draft, u):
     return [*draft, choose(p[-1], u)]
 """
 
-# %% ../../nbs/17e_reported.ipynb #db91e42a
+# %% ../../nbs/17e_reported.ipynb #4e5d955b
 class GeneratorSource:
     "`u` of a pasted rule, from a numpy generator"
     def __init__(self, rng): self.random = rng.random
@@ -158,13 +158,13 @@ def columns_shared(P, Q, X, seeds):
     return np.where(np.arange(g + 1) <= k[:, None], tokens, -1)
 
 BACKWARDS = {"backwards": CASES["the draft ranks them backwards"]}
-STALE = next(m for m in OTHER_STATE if m.name.startswith("rejected tokens stay"))
-SIBLINGS = next(m for m in MISSTATED if m.name.startswith("siblings verified against p, not"))
+STALE_BUG = next(m for m in OTHER_STATE if m.name.startswith("rejected tokens stay"))
+SIBLING_BUG = next(m for m in MISSTATED if m.name.startswith("siblings verified against p, not"))
 def stale_text(ctx, n, rng):
     "A text of a model that continues to read rejected tokens"
-    return rejected_stay(*STALE.wrong.parts[:3], ctx, n, NumpyRng(rng), ())
+    return rejected_stay(*STALE_BUG.wrong.parts[:3], ctx, n, NumpyRng(rng), ())
 
-# %% ../../nbs/17e_reported.ipynb #74000bf3
+# %% ../../nbs/17e_reported.ipynb #c92681d2
 @dataclass(frozen=True)
 class ReportedBug:
     "A public report: where and when, what it says, and the rule it describes, as a pasted text or a sampler"
@@ -199,7 +199,7 @@ class ReportedBug:
     def kit(self, runs=1500, seed=0):  # -> does the check of the kit pass?
         "The verdict of one check of the kit, on `runs` calls in a case"
         if self.sampler is stale_text:
-            return certify_sampler(stale_text, STALE.right.target, (0,), 3, runs=runs, seed=seed).passes
+            return certify_sampler(stale_text, STALE_BUG.right.target, (0,), 3, runs=runs, seed=seed).passes
         verify, draft = self.sampler, self.how.get("drafter")
         if self.source: verify, draft = as_sampler(self.parts[0]), as_draft(self.parts[1])
         how = dict(cases=BACKWARDS, depth=2, runs=runs, seed=seed) | self.how | dict(drafter=draft)
@@ -219,7 +219,7 @@ def known_rules():
     unique = {r.source: r for r in reversed(REPORTS) if r.source}.values()   # the oldest of equal rules
     return (*KNOWN_RULES, *[KnownRule(r.bug, r.parts[0], r.id, not r.wrong, r.parts[1]) for r in unique])
 
-# %% ../../nbs/17e_reported.ipynb #627ee56c
+# %% ../../nbs/17e_reported.ipynb #9e91d05d
 RACE = SharedRace()
 NOISE_OFF = tv_outcomes(dict(enumerate(reused_noise_law(P, Q, gumbel_max_coupling))), dict(enumerate(P)))
 REPORTS = (
@@ -258,7 +258,7 @@ REPORTS = (
     ReportedBug(
         "TensorRT-LLM#12588", "TensorRT-LLM", "NVIDIA/TensorRT-LLM/pull/12588", "2026-04", "",
         "its tree kernel tests each sibling against p itself, not against the residual",
-        "siblings verified against p", sampler=first_ratio, off=SIBLINGS.off,
+        "siblings verified against p", sampler=first_ratio, off=SIBLING_BUG.off,
         how=dict(interface=Interface("parents"), runs=1000, depth=1), checked="code, by others"),
     ReportedBug(
         "TensorRT-LLM#15098", "TensorRT-LLM", "NVIDIA/TensorRT-LLM/pull/15098", "2026-06-08", "",
@@ -308,4 +308,4 @@ REPORTS = (
     ReportedBug(
         "transformers#49036", "transformers", "huggingface/transformers/issues/49036", "2026-09-23", "5.16.1",
         "recurrent states are not rolled back, so the target continues to read rejected tokens",
-        "rejected tokens stay in the state", check="texts", sampler=stale_text, off=STALE.off))
+        "rejected tokens stay in the state", check="texts", sampler=stale_text, off=STALE_BUG.off))
