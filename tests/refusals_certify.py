@@ -108,11 +108,12 @@ NOT_ENUMERATED = {   # a line of a rule: what the error names
     "if np.log(u()) < -1: return [0]": r"the logarithm of a random number .*race\(weights, u\)",
     "import math; math.log(u())": "a random number as a float", "np.array([u()], float)": "as a float",
     "if u() < u(): return [0]": "a comparison of two random numbers", "u() * u()": "a product of two random",
-    "u() + u()": "a sum or difference of two", "u() / u()": "a quotient of two random", "1 / u()": "a division",
+    "u() + u()": "a sum or difference of two", "u() / u()": "a quotient of two", "1 / u()": "a division",
     "u() ** 2": "a power", "u() % 1": "a remainder", "abs(np.sqrt(u()))": "a function of a random number",
     "if u(): return [0]": "a truth value", "int(u() - 1)": "the whole part of a random number that may be",
     "u.integers(2**63)": "a whole number of a large range, as for a seed", "u.exponential()": "u.exponential",
-    "if u < p[0][0]: return [0]": r"u itself as a number, which is u\(\)", "race([1, 1], u())": "takes u itself",
+    "if u < p[0][0]: return [0]": r"u itself as a number, which is u\(\)",
+    "race([1, 1], u())": "takes u itself",
     "import random": "random in line 2, which has random numbers other than u",
     "from numpy.random import rand": "numpy.random in line 2", "np.random.rand()": "np.random in line 2",
     "while u() < .5: pass": "a call with more than 64 random numbers"}
@@ -245,10 +246,11 @@ ROWS = [
     # pasted rules
     *(("rule", partial(pasted, line), f"{words}.*certify_rows") for line, words in NOT_ENUMERATED.items()),
     ("rule", lambda: pasted("pass", "import torch\n"), "torch in line 1"),
-    ("rule", lambda: pasted("return [0"), "line [23]: "), ("rule", lambda: pasted("pass", "1/0\n"), "raised ZeroDiv"),
+    ("rule", lambda: pasted("return [0"), "line [23]: "),
+    ("rule", lambda: pasted("pass", "1/0\n"), "raised ZeroDivisionError"),
     ("rule", lambda: judge.judge_rule("x = 1"), "got no function of that name, wanted rule"),
     *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
     ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
     ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
-    *(("cases", partial(judge.judge_rule, "def rule(p, q, draft, u): return [0]", cases=bad)) for bad in ((), [3])),
+    *(("cases", partial(judge.judge_rule, one, cases=bad)) for bad in ((), [3])),
 ]

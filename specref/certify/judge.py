@@ -12,7 +12,8 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases',
            'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
 
-# %% ../../nbs/17d_judge.ipynb #5e4196e0
+# %% ../../nbs/17d_judge.ipynb #f648298e
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -37,7 +38,7 @@ from ..verify.block import block, mean_accepted_block
 from .mutants import KILLER, LOOP, LOSSY_MUTANTS, NOISE_SHARED, OTHER_ROW, RATIO, RECOVERED
 from .mutants import SLOW, WHOLE_BLOCK, one_round
 from .certificates import in_words
-from .sampler_mutants import wrong_from
+from .sampler_mutants import never_recovered, wrong_from
 
 # %% ../../nbs/17d_judge.ipynb #680a31d4
 class CannotEnumerate(ValueError):
@@ -370,7 +371,7 @@ def boxes(rule, case, draft):  # -> [({number: its interval}, emitted tokens)]
     calls = RuleCalls(rule)
     return [(rng.cells, out) for (_, out), rng in paths_of(partial(calls.emitted, case, draft))]
 
-# %% ../../nbs/17d_judge.ipynb #01998b45
+# %% ../../nbs/17d_judge.ipynb #a24f42f2
 @dataclass(frozen=True)
 class KnownRule:
     "A rule whose behaviour is recognised: a bug, where it was seen, or a `right` one"
@@ -418,6 +419,7 @@ KNOWN_RULES = (*RIGHT_RULES, *[
     for m in (*RECOVERED, *RATIO, *OTHER_ROW, *NOISE_SHARED, *WHOLE_BLOCK, *LOOP, *LOSSY_MUTANTS, *SLOW)
     if on_any_rows(m) and m.wrong.verify not in (reject, match, block)],
     *[KnownRule(f"wrong from depth {d}", wrong_from(d), "a test that stops before") for d in (1, 2)],
+    KnownRule("a special token never recovered", never_recovered(2), "a mask on the residual"),
     KnownRule("bonus token sampled from the draft's distribution", bonus_from_draft,
               "a row of q where p was meant"),
     KnownRule("acceptance test and recovered token share a random number", one_number,
@@ -515,7 +517,7 @@ def zero_accepted(rule, draw, laws, taken):  # -> at most one line
                            f"('{case.name}'), of probability 0: < in place of <=?")
                     return
 
-# %% ../../nbs/17d_judge.ipynb #eb692ffb
+# %% ../../nbs/17d_judge.ipynb #9728e896
 ROUNDING_LIMIT = Fraction(1, 10**12)   # a distance below it is rounding, if a rule computes with floats
 
 @dataclass(frozen=True)
@@ -558,7 +560,8 @@ class Judgement:
             yield fill(line, 92, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     def __str__(self): return self.words
 
-def judge_rule(rule, draw=None, cases=JUDGE_CASES, known=KNOWN_RULES, name="rule"):
+def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequence[JudgeCase] = JUDGE_CASES,
+               known: Sequence[KnownRule] = KNOWN_RULES, name: str = "rule") -> Judgement:
     """The exact verdict on `rule(p, q, draft, u)`, a function or its pasted text; `draw(q, u)` samples a
     token of the draft, by default from q
 

@@ -219,7 +219,7 @@ def known_rules():
     unique = {r.source: r for r in reversed(REPORTS) if r.source}.values()   # the oldest of equal rules
     return (*KNOWN_RULES, *[KnownRule(r.bug, r.parts[0], r.id, not r.wrong, r.parts[1]) for r in unique])
 
-# %% ../../nbs/17e_reported.ipynb #9e91d05d
+# %% ../../nbs/17e_reported.ipynb #274caa31
 RACE = SharedRace()
 NOISE_OFF = tv_outcomes(dict(enumerate(reused_noise_law(P, Q, gumbel_max_coupling))), dict(enumerate(P)))
 REPORTS = (
@@ -240,9 +240,9 @@ REPORTS = (
         "the assistant always drafts greedily, and the ratio uses its softmax probabilities",
         "argmax draft, stated with the softmax q", ARGMAX_DRAFT, "noise"),
     ReportedBug(
-        "EAGLE#183", "EAGLE", "SafeAILab/EAGLE/issues/183", "2025-03", "",
-        "doubts that likeliest tokens may be verified as if q were 1", "argmax draft, verified with q = 1",
-        TOP_ONE_DRAFT, "noise", wrong=False),
+        "EAGLE#183", "EAGLE", "SafeAILab/EAGLE/issues/183", "2025-02-28", "",
+        "asks whether likeliest tokens, verified as if q were 1, are still lossless",
+        "argmax draft, verified with q = 1", TOP_ONE_DRAFT, "noise", wrong=False),
     ReportedBug(
         "vllm-ascend#7807", "vLLM Ascend", "vllm-project/vllm-ascend/issues/7807", "2026-03-29", "0.17.0rc2",
         "block verification accepts and resamples as verification by tokens does",
