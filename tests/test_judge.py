@@ -1,6 +1,7 @@
 "Chapter 17d: a pasted rule is judged by its exact distribution; right rules pass, and each bug is named"
 import json
 from fractions import Fraction as F
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -187,6 +188,12 @@ def test_a_number_of_the_draft_may_be_used_again():
     rule = load_rule(SAMPLING_RULE.replace("q[i]), u)", "q[i]), u.of_draft(i))"))[0]
     case = JudgeCase("one token", free_table(*P), free_table(*Q), 1)
     assert judge_rule(rule, cases=[case]).tv == NOISE_SHARED[1].off > 0
+
+
+def test_helpers_are_known_to_any_function():
+    "A function that was defined elsewhere, without an import, and a partial one"
+    rule = eval("lambda p, q, draft, u: [choose(normalize(positive(p[0])), u)]")
+    assert judge_rule(rule, known=()).passes and judge_rule(partial(rule), known=()).passes
 
 
 def test_a_draft_may_state_another_distribution():

@@ -5,7 +5,7 @@ from fractions import Fraction as F
 
 import pytest
 
-from specref.certify.judge import JudgeCase, RuleCalls, judge_rule, law_of_calls
+from specref.certify.judge import KNOWN_RULES, JudgeCase, RuleCalls, judge_rule, law_of_calls
 from specref.certify.mutants import P, Q, free_table
 from specref.certify.reported import NOISE_OFF, REPORTS, SharedRace, known_rules, still_in_releases
 
@@ -65,6 +65,7 @@ def rule(p, q, draft, u):
     return [*draft, race(p[-1], u)]
 """
     found = judge_rule(source, known=known_rules())
+    assert len({k.name for k in known_rules()}) == len(known_rules()) > len(KNOWN_RULES)
     assert found.distance == 0 and found.nearest == (
         "recovered token from the row after the rejected one (openvino.genai#4190)",)
 

@@ -223,7 +223,7 @@ def likeliest(w): return int(np.argmax(w))
 HELPERS = dict(np=np, choose=choose_token, race=race_token, positive=positive_part, normalize=normalize,
                argmax=likeliest)
 
-# %% ../../nbs/17d_judge.ipynb #27da361a
+# %% ../../nbs/17d_judge.ipynb #8161e81e
 PASTED, OTHER_SOURCES = "<rule>", {"random", "secrets", "torch", "jax"}
 LOOPS = ast.While, ast.Import, ast.ImportFrom   # what may run without an end
 
@@ -261,6 +261,7 @@ def names_in(node):
 
 def with_helpers(f):
     "A function for which the names of `HELPERS` are defined"
+    if isinstance(f, partial): return partial(with_helpers(f.func), *f.args, **f.keywords)
     if not isinstance(f, FunctionType) or f.__code__.co_filename == PASTED: return f
     out = FunctionType(f.__code__, HELPERS | f.__globals__, f.__name__, f.__defaults__, f.__closure__)
     out.__kwdefaults__ = f.__kwdefaults__
