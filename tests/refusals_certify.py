@@ -252,5 +252,7 @@ ROWS = [
     *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
     ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
     ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
+    *(("draw", partial(judge.judge_rule, one, draw=lambda q, u, x=x: x), words) for x, words in (
+        (4, "got token 4, wanted one from 0 to 3"), (-1, "got token -1"), (None, "raised TypeError"))),
     *(("cases", partial(judge.judge_rule, one, cases=bad)) for bad in ((), [3])),
 ]

@@ -7,10 +7,10 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'ROUNDING_LIMIT', 'CannotEnumerate', 'Exact', 'kept_exact',
            'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token', 'race_token',
            'positive_part', 'likeliest', 'load_rule', 'run_source', 'check_sources', 'names_in', 'with_helpers',
-           'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'as_emitted', 'law_of_calls',
-           'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known',
-           'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases',
-           'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
+           'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'drawn_token', 'as_emitted',
+           'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number',
+           'nearest_known', 'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case',
+           'edge_cases', 'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -163,7 +163,7 @@ for names, did in {"__float__": "a random number as a float, as in math.log(u())
                    "__mod__ __floordiv__ __divmod__": "a remainder of a random number"}.items():
     for name in names.split(): setattr(RandomNumber, name, refusing(did))
 
-# %% ../../nbs/17d_judge.ipynb #3dfeb0be
+# %% ../../nbs/17d_judge.ipynb #bd246aae
 MOST_NUMBERS = 64   # random numbers in a call
 
 class UniformSource:
@@ -186,7 +186,7 @@ class UniformSource:
     def uniform(self, low=0, high=1, size=None): return low + (high - low)*self(size)
     def integers(self, low, high=None):
         low, high = (0, low) if high is None else (low, high)
-        return low + (self()*(high - low)).whole()
+        return low + floor(self()*(high - low))
     def choice(self, a, p=None):
         values = np.arange(a) if np.ndim(a) == 0 else a
         return values[choose_token(np.ones(len(values), int) if p is None else p, self)]
@@ -308,7 +308,7 @@ JUDGE_CASES = (
     JudgeCase("a target of one token", turned(0, 1, 0), turned(1, 2, 1), 2),
     JudgeCase("no draft", turned(3, 2, 1), turned(1, 2, 3), 0))
 
-# %% ../../nbs/17d_judge.ipynb #ccde25dd
+# %% ../../nbs/17d_judge.ipynb #f91fa9cd
 MOST_PATHS, MOST_LINES = 20_000, 20_000   # of a case; lines of the rule that one call may run
 
 class NeverEnds(Exception): pass
@@ -335,7 +335,7 @@ class RuleCalls:
         draft = ()
         for i in range(case.gamma):
             u, q = UniformSource(rng, ("draft", i)), case.row(1, draft).copy()
-            draft += (choose_token(q, u) if self.draw is None else index(self.draw(q, u)),)
+            draft += (choose_token(q, u) if self.draw is None else drawn_token(self.draw, q, u),)
         return draft
     def emitted(self, case, draft, rng):  # -> draft, tokens or what went wrong
         u, before = UniformSource(rng, zero=self.zero), case.arguments(draft)
@@ -350,6 +350,14 @@ class RuleCalls:
         pairs = zip(("p", "q", "draft"), given, before)
         self.changed |= {name for name, a, b in pairs if a.tolist() != b.tolist()}
         return draft, out
+
+def drawn_token(draw, q, u):
+    "A token of the draft, by a function that was pasted"
+    try: x = index(draw(q, u))
+    except (CannotEnumerate, Irreproducible): raise
+    except Exception as e: raise ValueError(f"draw: raised {type(e).__name__}: {e}") from None
+    if not 0 <= x < len(q): raise ValueError(f"draw: got token {x}, wanted one from 0 to {len(q) - 1}")
+    return x
 
 def as_emitted(out, case):  # -> tokens, up to the first below 0, or what is wrong with them
     try: tokens = tuple(takewhile(lambda x: x >= 0, map(index, out)))
