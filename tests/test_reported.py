@@ -80,7 +80,7 @@ def test_releases_are_read_from_a_file(tmp_path):
     path = tmp_path/"engines.json"
     assert set(still_in_releases(path).values()) == {"not run"}
     runs = {"vllm#54282": dict(version="0.33.0", still=False, how="counts"),
-            "xllm#2175": dict(version="1", still=True, how="a test"),
+            "xLLM-AI/xllm#2175": dict(version="1", still=True, how="a test"),
             "dflash#74": dict(version="2", still=None)}
     path.write_text(json.dumps(dict(reported=runs)))
     said = still_in_releases(path)

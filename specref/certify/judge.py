@@ -163,7 +163,7 @@ for names, did in {"__float__": "a random number as a float, as in math.log(u())
                    "__mod__ __floordiv__ __divmod__": "a remainder of a random number"}.items():
     for name in names.split(): setattr(RandomNumber, name, refusing(did))
 
-# %% ../../nbs/17d_judge.ipynb #bd246aae
+# %% ../../nbs/17d_judge.ipynb #70b2656e
 MOST_NUMBERS = 64   # random numbers in a call
 
 class UniformSource:
@@ -180,7 +180,7 @@ class UniformSource:
         self.taken += 1
         if self.taken > MOST_NUMBERS:
             raise CannotEnumerate(f"a call with more than {MOST_NUMBERS} random numbers, as in a loop "
-                                  "until one fits,")
+                                  "until one fits")
         if self.taken - 1 == self.zero: return Exact(0)
         return RandomNumber(self.rng, (self.where, self.taken - 1))
     def uniform(self, low=0, high=1, size=None): return low + (high - low)*self(size)
@@ -223,7 +223,7 @@ def likeliest(w): return int(np.argmax(w))
 HELPERS = dict(np=np, choose=choose_token, race=race_token, positive=positive_part, normalize=normalize,
                argmax=likeliest)
 
-# %% ../../nbs/17d_judge.ipynb #8161e81e
+# %% ../../nbs/17d_judge.ipynb #3793f3c0
 PASTED, OTHER_SOURCES = "<rule>", {"random", "secrets", "torch", "jax"}
 LOOPS = ast.While, ast.Import, ast.ImportFrom   # what may run without an end
 
@@ -250,7 +250,7 @@ def check_sources(tree):
     for node in ast.walk(tree):
         for name in names_in(node):
             if name.split(".")[0] in OTHER_SOURCES or name in ("np.random", "numpy.random"):
-                raise CannotEnumerate(f"{name} in line {node.lineno}, which has random numbers other than u,")
+                raise CannotEnumerate(f"{name} in line {node.lineno}, which has random numbers other than u")
 
 def names_in(node):
     "The modules that a statement imports, or the name and attribute of an expression"

@@ -164,7 +164,7 @@ def stale_text(ctx, n, rng):
     "A text of a model that continues to read rejected tokens"
     return rejected_stay(*STALE_BUG.wrong.parts[:3], ctx, n, NumpyRng(rng), ())
 
-# %% ../../nbs/17e_reported.ipynb #8f548f64
+# %% ../../nbs/17e_reported.ipynb #4e547184
 @dataclass(frozen=True)
 class ReportedBug:
     "A public report: where and when, what it says, and the rule it describes, as a pasted text or a sampler"
@@ -185,6 +185,11 @@ class ReportedBug:
     counted: bool = True          # False: too small for the counts of a few thousand calls
     @property
     def link(self): return f"https://github.com/{self.thread}"
+    @property
+    def issue(self):
+        "The thread as owner/repository#number"
+        repository, _, number = self.thread.rsplit("/", 2)
+        return f"{repository}#{number}"
     @cached_property
     def parts(self): return load_rule(self.source)
     @cached_property
@@ -212,7 +217,8 @@ def still_in_releases(path):  # -> {id: words}
     said = {True: "still there in {}", False: "gone in {}", None: "not decided in {}"}
     def words(run):
         return ": ".join(filter(None, [said[run["still"]].format(run["version"]), run.get("how")]))
-    return {r.id: words(runs[r.id]) if r.id in runs else "not run" for r in REPORTS}
+    found = {r.id: runs.get(r.id, runs.get(r.issue)) for r in REPORTS}
+    return {key: words(run) if run else "not run" for key, run in found.items()}
 
 def known_rules():
     "The known rules and the reported ones that behave otherwise, of equal texts the oldest"
