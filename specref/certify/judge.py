@@ -7,7 +7,7 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'ROUNDING_LIMIT', 'CannotEnumerate', 'Exact', 'kept_exact',
            'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token', 'race_token',
            'positive_part', 'likeliest', 'load_rule', 'run_source', 'check_sources', 'names_in', 'with_helpers',
-           'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'drawn_token', 'as_emitted',
+           'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by', 'as_emitted',
            'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number',
            'nearest_known', 'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case',
            'edge_cases', 'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
@@ -308,7 +308,7 @@ JUDGE_CASES = (
     JudgeCase("a target of one token", turned(0, 1, 0), turned(1, 2, 1), 2),
     JudgeCase("no draft", turned(3, 2, 1), turned(1, 2, 3), 0))
 
-# %% ../../nbs/17d_judge.ipynb #f91fa9cd
+# %% ../../nbs/17d_judge.ipynb #eee5b8fb
 MOST_PATHS, MOST_LINES = 20_000, 20_000   # of a case; lines of the rule that one call may run
 
 class NeverEnds(Exception): pass
@@ -335,7 +335,7 @@ class RuleCalls:
         draft = ()
         for i in range(case.gamma):
             u, q = UniformSource(rng, ("draft", i)), case.row(1, draft).copy()
-            draft += (choose_token(q, u) if self.draw is None else drawn_token(self.draw, q, u),)
+            draft += (choose_token(q, u) if self.draw is None else token_drawn_by(self.draw, q, u),)
         return draft
     def emitted(self, case, draft, rng):  # -> draft, tokens or what went wrong
         u, before = UniformSource(rng, zero=self.zero), case.arguments(draft)
@@ -351,7 +351,7 @@ class RuleCalls:
         self.changed |= {name for name, a, b in pairs if a.tolist() != b.tolist()}
         return draft, out
 
-def drawn_token(draw, q, u):
+def token_drawn_by(draw, q, u):
     "A token of the draft, by a function that was pasted"
     try: x = index(draw(q, u))
     except (CannotEnumerate, Irreproducible): raise
