@@ -44,6 +44,7 @@ PUBLIC = {   # module: the names that stand here as well
     "certify.certificates": "certify_system certificate g_test",
     "certify.sequential": "certify_rounds certify_log certify_sequentially save_log",
     "certify.samplers": "certify_sampler certify_rows",
+    "certify.judge": "judge_rule",
     "certify.mutants": "MUTANTS",
     "app.systems": "SYSTEMS LOSSY",
 }

@@ -100,6 +100,7 @@ from .certify.sequential import certify_sequentially as certify_sequentially
 from .certify.sequential import save_log as save_log
 from .certify.samplers import certify_sampler as certify_sampler
 from .certify.samplers import certify_rows as certify_rows
+from .certify.judge import judge_rule as judge_rule
 from .certify.mutants import MUTANTS as MUTANTS
 from .app.systems import SYSTEMS as SYSTEMS
 from .app.systems import LOSSY as LOSSY

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, samplers, sequential
+from specref.certify import certificates, judge, samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import System, Verdict, match
 from specref.core.target import TableModel
@@ -98,6 +98,29 @@ def on_texts(verify): return texts(samplers.text_sampler(verify, *pair(), 2))
 def padded():
     rule = samplers.rule_on_rows(reject)
     return rule(np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), np.random.default_rng(0))
+
+
+# Pasted rules
+
+def pasted(line, start=""):
+    return judge.judge_rule(f"{start}def rule(p, q, draft, u):\n    {line}\n    return [1]", known=())
+NOT_ENUMERATED = {   # a line of a rule: what the error names
+    "if np.log(u()) < -1: return [0]": r"the logarithm of a random number .*race\(weights, u\)",
+    "import math; math.log(u())": "a random number as a float", "np.array([u()], float)": "as a float",
+    "if u() < u(): return [0]": "a comparison of two random numbers", "u() * u()": "a product of two random",
+    "u() + u()": "a sum or difference of two", "u() / u()": "a quotient of two", "1 / u()": "a division",
+    "u() ** 2": "a power", "u() % 1": "a remainder", "abs(np.sqrt(u()))": "a function of a random number",
+    "if u(): return [0]": "a truth value", "int(u() - 1)": "the whole part of a random number that may be",
+    "u.integers(2**63)": "a whole number of a large range, as for a seed", "u.exponential()": "u.exponential",
+    "if u < p[0][0]: return [0]": r"u itself as a number, which is u\(\)",
+    "race([1, 1], u())": "takes u itself",
+    "import random": "random in line 2, which has random numbers other than u",
+    "from numpy.random import rand": "numpy.random in line 2", "np.random.rand()": "np.random in line 2",
+    "while u() < .5: pass": "a call with more than 64 random numbers"}
+COUNTS = []
+def counted(p, q, draft, u):
+    COUNTS.append(0)
+    return [len(COUNTS) % 3]
 
 BAD_RELATIONS = [lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, q), lambda p: (p, p),
                  lambda p, q: (normalize(p[:3]), normalize(q[:3]))]
@@ -220,4 +243,16 @@ ROWS = [
     ("siblings", lambda: samplers.Interface("parents", siblings=3)),
     *(("sample", partial(texts, lambda ctx, n, rng, bad=bad: bad)) for bad in ([.5, .5], [[1, 2, 3]])),
     *(("verify", partial(on_texts, lambda *a, bad=bad: bad)) for bad in ([-1, -1], "text")),
+    # pasted rules
+    *(("rule", partial(pasted, line), f"{words}.*certify_rows") for line, words in NOT_ENUMERATED.items()),
+    ("rule", lambda: pasted("pass", "import torch\n"), "torch in line 1"),
+    ("rule", lambda: pasted("return [0"), "line [23]: "),
+    ("rule", lambda: pasted("pass", "1/0\n"), "raised ZeroDivisionError"),
+    ("rule", lambda: judge.judge_rule("x = 1"), "got no function of that name, wanted rule"),
+    *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
+    ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
+    ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
+    *(("draw", partial(judge.judge_rule, one, draw=lambda q, u, x=x: x), words) for x, words in (
+        (4, "got token 4, wanted one from 0 to 3"), (-1, "got token -1"), (None, "raised TypeError"))),
+    *(("cases", partial(judge.judge_rule, one, cases=bad)) for bad in ((), [3])),
 ]

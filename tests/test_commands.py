@@ -1,4 +1,5 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from specref.app.commands import ProgressLines, TextStream, compare_texts, main,
 from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions
 from specref.app.systems import SYSTEMS
 from specref.app.tour import decode_cold, drafter_stops, own_stops
+from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds, save_log
 from specref.core.cost import Costs
 from specref.core.loop import System, Verdict, generate, match, no_draft
@@ -300,6 +302,41 @@ def test_certify_fails_with_status_1(capsys, monkeypatch):
     monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: wrong)
     with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
     assert end.value.code == 1 and "OUTPUT DISTRIBUTION DIFFERS" in capsys.readouterr().out
+
+
+@pytest.fixture
+def pasted(tmp_path):
+    "What writes a rule to a file; the command that judges it"
+    def write(text):
+        (tmp_path/"rule.py").write_text(text)
+        return "judge", str(tmp_path/"rule.py")
+    return write
+
+
+def test_judge_prints_the_verdict_on_a_rule(capsys, pasted, monkeypatch):
+    "A right rule ends with status 0, a wrong one and an edge case with 1; its file or the standard input"
+    printed = run(capsys, *pasted(SAMPLING_RULE))
+    assert "EXACT: equal to the target's" in printed and "behaves exactly as: speculative sampling" in printed
+    found = report(capsys, *pasted(MATCH_RULE))
+    assert found["command"] == "judge" and found["passes"] and found["exact"] and found["tv"] == 0
+    assert found["cases"][0]["name"] == "four tokens" and "sample-and-match" in found["nearest"]
+    for text, words in ((LATE_RULE, "openvino.genai#4190"), (INCLUSIVE_RULE, "edge case: where a random")):
+        with pytest.raises(SystemExit) as end: main(list(pasted(text)))
+        printed = capsys.readouterr().out
+        assert end.value.code == 1 and words in printed and max(map(len, printed.splitlines()[1:])) <= 92
+    monkeypatch.setattr(sys, "stdin", io.StringIO(ARGMAX_DRAFT))
+    with pytest.raises(SystemExit): main(["judge", "-"])
+    assert "argmax draft, stated with the softmax q" in capsys.readouterr().out
+
+
+def test_rules_that_cannot_be_judged(capsys, pasted, tmp_path):
+    "No file, a folder, no rule, a rule that is not enumerated"
+    fails(capsys, "No such file", "judge", str(tmp_path/"none.py"))
+    fails(capsys, "directory", "judge", str(tmp_path))
+    fails(capsys, "rule: got no function", *pasted("x = 1"))
+    fails(capsys, "rule: line 1: ", *pasted("def rule("))
+    fails(capsys, "certify_rows tests any rule", *pasted("def rule(p, q, draft, u): return [u() < u()]"))
+    fails(capsys, "the following arguments are required: file", "judge")
 
 
 @pytest.fixture
