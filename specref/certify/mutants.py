@@ -166,7 +166,7 @@ RECOVERED = [
            ONE_TOKEN,
            verify=reject_from(after=lambda r, q, x: residual(q, r))),
     mutant("recovered token sampled from p without the rejected token",
-           "vllm-project/vllm#40149; xLLM-AI/xllm#2175", F(7, 60), ONE_TOKEN,
+           "xLLM-AI/xllm#2175", F(7, 60), ONE_TOKEN,
            verify=reject_from(after=lambda r, q, x: without_token(r, x))),
     mutant("recovered token is the argmax of the residual",
            "sgl-project/sglang#31214", F(1, 10), ONE_TOKEN,
