@@ -43,7 +43,7 @@ def certify(name, target, draft, ctx, n, stop, gamma, shape, merged=True):
 
 @proves("thm-match", "thm-reject", "thm-siblings", "thm-lookup")
 @systems
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(models(), contexts, stops, st.integers(1, 2), st.sampled_from([(1,), (2,), (1, 1)]))
 def test_whole_loops(name, pair, ctx, stop, gamma, shape):
     """Every path of three tokens, V = 3, nothing merged: rounds of 2 and 3 tokens, the last is clipped; SSD
