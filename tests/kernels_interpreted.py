@@ -452,6 +452,7 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "any q is a weight": ("negative q at a token", "is_weight(w) & (cover", "(cover"),
     "any sum of q": ("infinite q elsewhere", 'tl.where(odd > 0, float("nan"), total)', "total"),
     "any sum of p": ("too much weight", "(total < 2 * ONE) & ", ""),
+    "negative sums": ("negative weight at the end", "(total >= 0) & ", ""),
     "NaN is no weight": ("NaN at a tried token", "tl.where(x == 0, r, tl.where(less < 0, 0.0, less))",
                          "tl.where(x > 0, tl.where(less < 0, 0.0, less), r)"),
     "any depth": ("deeper than the height", "(deeper == 0)", "(deeper > 1)"),

@@ -17,9 +17,9 @@ def test_interpreted(tmp_path):
     assert verified > 450 and watched >= 15 and mutants >= 30
 
 
-KERNELS = dict(match_trees_kernel=1, match_coupled_kernel=1, typical_trees_kernel=1, traverse_trees_kernel=4)
-COMPILED = [(name, K, *ROWS[(i + j) % 3], (80, 90, 100)[j])
-            for i, (name, K) in enumerate(KERNELS.items()) for j in range(3)]
+COMPILED = [("match_trees_kernel", 1, *ROWS[1], 90), ("match_coupled_kernel", 1, *ROWS[0], 100),
+            ("typical_trees_kernel", 1, *ROWS[2], 100), ("typical_trees_kernel", 1, *ROWS[0], 80),
+            ("traverse_trees_kernel", 4, *ROWS[1], 90), ("traverse_trees_kernel", 4, *ROWS[0], 80)]
 
 
 @pytest.mark.parametrize("name, K, p, q, generation", COMPILED)

@@ -308,7 +308,7 @@ def drawn_token(p, q, at, j, past, u, BLOCK: tl.constexpr, NB: tl.constexpr):  #
     before = tl.sum(tl.where(tl.arange(0, NB) < block, part, 0.0), 0)
     w = fixed_point(residual_weights(p, q, block * BLOCK + tl.arange(0, BLOCK), at, j, past))
     token = block * BLOCK + tl.sum((tl.cumsum(w, 0) + before <= mark).to(tl.int32), 0)
-    return token, tl.where((total < 2 * ONE) & (token < p.V), FINE, ROW)   # V where all are 0
+    return token, tl.where((total >= 0) & (total < 2 * ONE) & (token < p.V), FINE, ROW)   # V where all are 0
 
 # %% ../../nbs/42a_kernels.ipynb #f376b155
 @triton.jit

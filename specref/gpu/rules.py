@@ -10,7 +10,7 @@ __all__ = ['PHILOX', 'ROOT_HALF', 'LN_TWO', 'LOG_SERIES', 'MULTIPLIER', 'STEP', 
            'fused_match_coupled', 'PhiloxRace', 'on_level', 'level_node', 'empty_levels', 'weighed', 'weights_and_logs',
            'typical_limit', 'LongestPath', 'longer_path', 'enter_gate', 'typical_search', 'typical_trees_kernel',
            'fused_typical_trees', 'gate_rows', 'TreeStack', 'row_of', 'on_stack', 'off_stack', 'empty_stack',
-           'residual_sum', 'scale_of', 'traverse_trees_kernel', 'fused_traverse_trees']
+           'residual_sum', 'child_scale', 'scale_of', 'traverse_trees_kernel', 'fused_traverse_trees']
 
 # %% ../../nbs/42b_rules.ipynb #cf118fc3
 from dataclasses import replace
@@ -373,7 +373,7 @@ def gate_rows(batch, p, gate):  # -> rows
         raise ValueError(f"gate: got {tuple(gate.x.shape)}, wanted {tuple(p.x.shape)} in the order of p")
     return gate
 
-# %% ../../nbs/42b_rules.ipynb #94166101
+# %% ../../nbs/42b_rules.ipynb #b7fd5b61
 class TreeStack(NamedTuple):
     "The levels above a node: entry d of each vector, their offers in row d of each matrix, how many"
     at: object
@@ -418,6 +418,15 @@ def residual_sum(p, q, at, j, past, BLOCK: tl.constexpr, NB: tl.constexpr):
     return S
 
 @triton.jit
+def child_scale(p, q, at, j, past, x, a):  # -> status, scale
+    "min(1, R_j(x) / (a w_j(x)))"
+    px, r, w = row_weights(p, at.row, x, at.top), residual_weights(p, q, x, at, j, past), offer(q, x, j, past)
+    most, one = a * w, tl.where(r > 0, 1.0, 0.0).to(tl.float64)
+    sound = is_weight(px) & is_weight(r) & is_weight(w) & ((w > 0) | (j > 0)) & (most == most)
+    scale = tl.where(most > 0, tl.minimum(r, most) / tl.where(most > 0, most, 1.0), one)
+    return tl.where(sound, FINE, ROW), scale
+
+@triton.jit
 def scale_of(tree, p, q, at, j, past, c, room, BLOCK: tl.constexpr, NB: tl.constexpr):
     "The scale of child `c`, offer j of its node (Proposition one-number) -> status, scale, offers"
     status, x, row, alone = read_offer(tree, c, q)
@@ -429,12 +438,7 @@ def scale_of(tree, p, q, at, j, past, c, room, BLOCK: tl.constexpr, NB: tl.const
         cap = tl.full((), ONE, tl.float64)
         if j > 0: cap = (residual_sum(p, q, at, j, past, BLOCK, NB) + (1 - at.scale)) * ONE
         past = changed(past, tl.where(tl.arange(0, past.tok.shape[0]) == j, cap / cover, past.a), past.flat)
-        px, r = row_weights(p, at.row, x, at.top), residual_weights(p, q, x, at, j, past)
-        w = offer(q, x, j, past)
-        most = cap / cover * w
-        sound = is_weight(px) & is_weight(r) & is_weight(w) & ((w > 0) | (j > 0)) & (most == most)
-        status, one = tl.where(sound, FINE, ROW), tl.where(r > 0, 1.0, 0.0).to(tl.float64)
-        scale = tl.where(most > 0, tl.minimum(r, most) / tl.where(most > 0, most, 1.0), one)
+        status, scale = child_scale(p, q, at, j, past, x, cap / cover)
     return status, scale, past
 
 @triton.jit

@@ -413,7 +413,7 @@ def final_token(s, picks):  # -> (B,)
         total[i] = sums[:, -1]
         mark = (picks[i] * total[i]).floor()
         last[i] = torch.searchsorted(sums, mark[:, None], right=True)[:, 0]
-    s.stop(~(total < 2*ONE) | (last >= s.V), ROW)   # the token V: all weights are 0
+    s.stop(~((total >= 0) & (total < 2*ONE)) | (last >= s.V), ROW)   # the token V: all weights are 0
     return last
 
 def make_verdict(s, nodes, picks):  # list of (B,) -> BatchVerdict
