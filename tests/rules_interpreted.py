@@ -290,8 +290,8 @@ def calls_on(batch, p, q, coins, picks, skipped=()):
     "What the four kernels return"
     given = dict(match_trees=dict(picks=coins), match_coupled=dict(seed=1, position=0),
                  typical_trees=dict(picks=picks), traverse_trees=dict(q=q, coins=coins, picks=picks))
-    for rule, more in given.items():
-        if rule not in skipped: yield rule, lists(getattr(rules, f"fused_{rule}")(batch, p, **more, check=False, block=8))
+    for rule in given.keys() - {*skipped}:
+        yield rule, lists(getattr(rules, f"fused_{rule}")(batch, p, **given[rule], check=False, block=8))
 
 
 ROTATED = ("match_trees", "typical_trees"), ("match_coupled",), ("match_trees", "traverse_trees")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'CUTS', 'RANGES', 'FINE', 'ROW', 'LINKS', 'TOKEN',
            'STATUS_WORDS', 'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'relative_weights', 'Logits',
-           'check_floats', 'check_row_arrays', 'check_vocab', 'check_rows', 'check_arguments', 'read_arguments',
+           'check_floats', 'check_row_arrays', 'check_vocab', 'checked_rows', 'check_arguments', 'read_arguments',
            'read_target', 'check_uniform', 'check_drawn', 'reading_is_free', 'masked_requests', 'select_rows',
            'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token',
            'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'longer_weight', 'verify_chains',
@@ -177,7 +177,7 @@ def check_vocab(V, q):
     if q and q.x.shape[1] != V:
         raise ValueError(f"q: got rows of {q.x.shape[1]} tokens, wanted {V} as in p")
 
-def check_rows(batch, p, q):  # -> p, q as rows
+def checked_rows(batch, p, q):  # -> p, q as rows
     "Check a batch, the rows of p for its nodes, and the rows of q"
     if not isinstance(batch, Batch): raise ValueError(f"batch: got {type(batch).__name__}, wanted a Batch")
     p, q = (x if x is None or isinstance(x, (Probs, Logits)) else Probs(x) for x in (p, q))
@@ -189,7 +189,7 @@ def check_rows(batch, p, q):  # -> p, q as rows
 
 def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
     "Check the arguments of a verifier before a launch; their numbers are read only if `check`"
-    p, q = check_rows(batch, p, q)
+    p, q = checked_rows(batch, p, q)
     check_floats("coins", coins, (batch.n,), batch.device, torch.float64)
     check_floats("picks", picks, (batch.B,), batch.device, torch.float64)
     if check: read_arguments(batch, p, q, coins, picks)
