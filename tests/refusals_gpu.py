@@ -239,7 +239,7 @@ def ruled(name, **kw):
     args = dict(batch=flat([-1, 0], [0, 1], [-1, 0]), p=p)
     given = dict(match_trees=dict(picks=TWICE), match_coupled=dict(seed=0, position=5),
                  typical_trees=dict(picks=TWICE[:1]),
-                 traverse_trees=dict(q=p[:1], coins=TWICE, picks=TWICE[:1]))
+                 traverse_trees=dict(q=p[1:], coins=TWICE, picks=TWICE[:1]))
     return getattr(rules, f"fused_{name}")(**args | given[name] | kw)
 
 EACH = [("block", dict(block=3)), ("warps", dict(warps=64)), ("batch", dict(batch=None)),

@@ -421,7 +421,7 @@ MUTANTS = {
         "typical_trees", "level_node(stack, d), entry(bounds, d)", "level_node(stack, d), limit"),
     "K without 1 - a": ("traverse_trees", "+ (1 - at.scale)) * ONE", ") * ONE"),
     "K = 1": ("traverse_trees", "if j > 0: cap", "if j > 99: cap"),
-    "the scale is lost": ("traverse_trees", "weighed(at, scale), d + 1", "weighed(at, one), d + 1"),
+    "the scale is lost": ("traverse_trees", "with_scale(at, scale), d + 1", "with_scale(at, one), d + 1"),
     "the root's coin": ("traverse_trees", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
     "not divided by K": ("traverse_trees", "u * (S + (1 - at.scale)) < S", "u < S"),
     "S not renewed": ("traverse_trees", "if d > 0: S = residual_sum", "if d > 99: S = residual_sum"),
