@@ -1,6 +1,7 @@
 "Chapter 42a: kernels return the torch implementation's integers, compile without spills; mutants detected"
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -58,9 +59,10 @@ def compiled(source, generation):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
 
 
-def float_steps(source, generation):
-    "The operations of floats in a kernel that needs no memory for its registers"
+def float_steps(source, generation, constants=()):
+    "The operations of floats in a kernel that needs no memory for its registers, and has these doubles"
     usage, ptx = compiled(source, generation)
+    assert {struct.pack(">d", x).hex() for x in constants} <= {*re.findall("0d(\\w{16})", ptx.lower())}
     spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
     assert spilled == [0, 0], usage
     return set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
