@@ -375,6 +375,7 @@ CASES = {
     "min-p": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, min_p=.3),
     "soft borders": soft_borders(),
     "borders": star([], [1.] + [0.]*63, [*WIDE], [()]*8, BORDERS[:-1] / BORDERS[-1]),
+    "negative": star([], [1.] + [0.]*7, [.25, 0., 0., 0., -.75, .5, -.4, 0.], [()], [.5]),
     "chain": chain([3, 0], [0, 0], [P4, [.05, .05, .1, .8], P4], [Q4], FOUR*2, [.05]*4 + [.6]*4),
     "ends": chain([1, 0], [0, 1], [[.75, .25], [.25, .75], [.5, .5]], [[0., 1.], [.25, .75]],
                   [(0., 0., .9)], [.5]),   # a prefix of weight 1/4 with S = 0: the coin 0 must not accept it
@@ -452,6 +453,7 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "any q is a weight": ("negative q at a token", "is_weight(w) & (cover", "(cover"),
     "any sum of q": ("infinite q elsewhere", 'tl.where(odd > 0, float("nan"), total)', "total"),
     "any sum of p": ("too much weight", "(total < 2 * ONE) & ", ""),
+    "negative sums": ("negative", "(total >= 0) & ", ""),
     "NaN is no weight": ("NaN at a tried token", "tl.where(x == 0, r, tl.where(less < 0, 0.0, less))",
                          "tl.where(x > 0, tl.where(less < 0, 0.0, less), r)"),
     "any depth": ("deeper than the height", "(deeper == 0)", "(deeper > 1)"),

@@ -229,4 +229,30 @@ KERNELS = [("batch", lambda: launched("fused_verify_chains", **proper()))]
 KERNELS += [(name, partial(launched, kernel, **bad))
             for kernel in ("fused_verify_trees", "fused_verify_chains") for name, bad in LAUNCHES]
 
-ROWS = [*LAYOUT, *ATTENTION, *VERIFY, *(KERNELS if find_spec("triton") else [])]
+
+
+# Chapter 42b
+
+def ruled(name, **kw):
+    from specref.gpu import rules
+    p = torch.eye(2, dtype=torch.float64)
+    args = dict(batch=flat([-1, 0], [0, 1], [-1, 0]), p=p)
+    given = dict(match_trees=dict(picks=TWICE), match_coupled=dict(seed=0, position=5),
+                 typical_trees=dict(picks=TWICE[:1]),
+                 traverse_trees=dict(q=p[1:], coins=TWICE, picks=TWICE[:1]))
+    return getattr(rules, f"fused_{name}")(**args | given[name] | kw)
+
+EACH = [("block", dict(block=3)), ("warps", dict(warps=64)), ("batch", dict(batch=None)),
+        ("p", dict(p=2 * torch.eye(2, dtype=torch.float64))), ("p", dict(p=torch.eye(3).double()))]
+BAD_WHOLE = (1., -1, 2**32, torch.zeros(2).long(), torch.zeros(1).int(), torch.tensor([-1]), None)
+OWN = dict(match_trees=[("picks", dict(picks=TWICE + 1)), ("picks", dict(picks=TWICE[:1]))],
+           match_coupled=[(name, {name: bad}) for name in ("seed", "position") for bad in BAD_WHOLE],
+           traverse_trees=[(name, bad) for name, bad in LAUNCHES if name in ("coins", "picks", "q")],
+           typical_trees=[("picks", dict(picks=TWICE)), ("epsilon", dict(epsilon=1.5)),
+                          ("delta", dict(delta=1)), ("delta", dict(delta="x")),
+                          ("gate", dict(gate=torch.eye(3).double())),
+                          ("gate", dict(gate=2 * torch.eye(2).double())), ("gate", dict(gate=[1.])),
+                          ("gate", dict(gate=Probs(torch.eye(2).double(), ints([0, 0]))))])
+RULES = [(name, partial(ruled, rule, **bad)) for rule, own in OWN.items() for name, bad in [*EACH, *own]]
+
+ROWS = [*LAYOUT, *ATTENTION, *VERIFY, *(KERNELS + RULES if find_spec("triton") else [])]

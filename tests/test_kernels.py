@@ -1,6 +1,7 @@
 "Chapter 42a: kernels return the torch implementation's integers, compile without spills; mutants detected"
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,24 +19,29 @@ from specref.gpu import draws, kernels
 HERE = Path(__file__).parent
 
 
+def counts_of(script, tmp_path):
+    "The numbers on the last line of a script that runs in Triton's interpreter"
+    paths = dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", TRITON_CACHE_DIR=str(tmp_path))
+    env = os.environ | paths | dict(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", HERE/script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return map(int, done.stdout.split())
+
+
 @proves("thm-same-integers", "prop-reads", "prop-same-draws")
 def test_interpreted(tmp_path):
     "The torch implementation's integers in every cell and on ragged batches, rows read, mutants detected"
-    paths = dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", TRITON_CACHE_DIR=str(tmp_path))
-    env = os.environ | paths | dict(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", HERE/"kernels_interpreted.py"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    verified, watched, mutants = map(int, done.stdout.split())
+    verified, watched, mutants = counts_of("kernels_interpreted.py", tmp_path)
     assert verified > 450 and watched >= 15 and mutants >= 20
 
 
-def source_of(kernel, K, p, q):
+def source_of(kernel, K, p, q, numbers="*fp64"):
     "A kernel for rows of the types p and q; rows, their strides and V are aligned"
     rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, "*fp32", "i32", "*fp64", "i32") for x in (p, q)]
     trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
     out = kernels.VerdictArrays(*["*i32"]*4, "i32")
-    given = [*rows, trees, "*fp64", "*fp64", out, "i32", "i32"] + ["constexpr"]*7
+    given = [*rows, trees, numbers, numbers, out, "i32", "i32"] + ["constexpr"]*7
     types = dict(zip(kernel.arg_names, given, strict=True))
     P, Q = (("logits" in x) + ("cut" in x) for x in (p, q))
     fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P=P, Q=Q, INDEXED="rows" in p)
@@ -51,6 +57,15 @@ def compiled(source, generation):
     binary.write_bytes(asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", binary]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
+
+
+def float_steps(source, generation, constants=()):
+    "The operations of floats in a kernel that needs no memory for its registers, and has these doubles"
+    usage, ptx = compiled(source, generation)
+    assert {struct.pack(">d", x).hex() for x in constants} <= {*re.findall("0d(\\w{16})", ptx.lower())}
+    spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
+    assert spilled == [0, 0], usage
+    return set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
 
 
 @pytest.mark.parametrize("generation", [80, 90, 100])
@@ -76,9 +91,6 @@ COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation
 def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
     "For three generations of GPUs and all types of rows: no spills, no fused operation, rounding to nearest"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    usage, ptx = compiled(source_of(getattr(kernels, name), K, p, q), generation)
-    spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
-    assert spilled == [0, 0], usage
-    steps = set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
+    steps = float_steps(source_of(getattr(kernels, name), K, p, q), generation)
     single = {f"{step}.rn.f32" for step in ("mul", "add", "sub")} if "logits" in p else set()
     assert steps == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")} | single

@@ -48,6 +48,7 @@ HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what 
     "infinite q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.1, inf, .8]], 0., {}, 0, 1),
     "NaN at a tried token": (TWO, (0, 1, 0), (-1, -1, 0), [[.1, 0., .9]]*3, [[.5, nan, .5]], .9, {}, 0, 1),
     "no weight at the end": ((-1,), (0,), (-1,), [[0.]*3], [], .5, {}, 0, 1),
+    "negative weight at the end": ((-1,), (0,), (-1,), [[.25, -1., .25]], [], .5, {}, 0, 1),
     "too much weight": ((-1,), (0,), (-1,), [[1.5]*3], [], .5, {}, 0, 1),
     "deeper than the height": ((-1, 0, 1), (0, 0, 0), (-1,)*3, [HALF]*3, [], 0., dict(height=1), 0, 2),
     "wider than the width": (TWO, (0, 2, 2), (-1,)*3, [HALF]*3, [], .5, dict(width=1), 0, 2),

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'FINE', 'ROW', 'LINKS', 'TOKEN', 'RowArrays',
            'TreeArrays', 'VerdictArrays', 'RowPointers', 'TreePointers', 'RowTop', 'NodeState', 'OfferedBefore',
-           'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'is_weight', 'power', 'load_row', 'load_logits',
-           'relative_weights', 'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit',
-           'row_top', 'offer_row_weights', 'offer', 'residual_weights', 'residual_blocks', 'drawn_token',
-           'covered_weight', 'recounted_weight', 'enter_node', 'read_offer', 'own_tree', 'own_rows', 'store_verdict',
-           'entered', 'changed', 'try_children', 'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix',
-           'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power_of_two', 'row_arrays', 'launch',
-           'fused_verify_trees', 'fused_verify_chains', 'NodeReads', 'node_reads', 'rows_read']
+           'is_entry', 'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'is_weight', 'power', 'load_row',
+           'load_logits', 'relative_weights', 'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off',
+           'largest_logit', 'row_top', 'offer_row_weights', 'offer', 'residual_weights', 'residual_blocks',
+           'drawn_token', 'covered_weight', 'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree',
+           'own_rows', 'store_verdict', 'entered', 'changed', 'next_offer', 'try_children', 'verify_trees_kernel',
+           'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel',
+           'check_power_of_two', 'row_arrays', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'Watched',
+           'NodeReads', 'node_reads', 'rows_read']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 from typing import NamedTuple
@@ -104,14 +105,21 @@ class OfferedBefore(NamedTuple):
 
 # %% ../../nbs/42a_kernels.ipynb #5fea35e2
 @triton.jit
+def is_entry(vector, l):
+    "Where entry l of a vector is, or row l of a matrix"
+    here = tl.arange(0, vector.shape[0]) == l
+    if len(vector.shape) > 1: here = here[:, None]
+    return here
+
+@triton.jit
 def entry(vector, l):
-    "Entry l of a vector in registers"
-    return tl.sum(tl.where(tl.arange(0, vector.shape[0]) == l, vector, 0), 0)
+    "Entry l of a vector in registers, or row l of a matrix"
+    return tl.sum(tl.where(is_entry(vector, l), vector, 0), 0)
 
 @triton.jit
 def top_entry(top, l):
     "`entry` of a `RowTop`"
-    least = tl.max(tl.where(tl.arange(0, top.least.shape[0]) == l, top.least, float("-inf")), 0)
+    least = tl.max(tl.where(is_entry(top.least, l), top.least, float("-inf")), 0)
     return RowTop(entry(top.most, l), entry(top.at, l), entry(top.share, l), least)
 
 @triton.jit
@@ -300,7 +308,7 @@ def drawn_token(p, q, at, j, past, u, BLOCK: tl.constexpr, NB: tl.constexpr):  #
     before = tl.sum(tl.where(tl.arange(0, NB) < block, part, 0.0), 0)
     w = fixed_point(residual_weights(p, q, block * BLOCK + tl.arange(0, BLOCK), at, j, past))
     token = block * BLOCK + tl.sum((tl.cumsum(w, 0) + before <= mark).to(tl.int32), 0)
-    return token, tl.where((total < 2 * ONE) & (token < p.V), FINE, ROW)   # V where all are 0
+    return token, tl.where((total >= 0) & (total < 2 * ONE) & (token < p.V), FINE, ROW)   # V where all are 0
 
 # %% ../../nbs/42a_kernels.ipynb #f376b155
 @triton.jit
@@ -345,14 +353,20 @@ def enter_node(tree, p, node, BLOCK: tl.constexpr):  # -> status, NodeState
     return tl.where(there, FINE, LINKS), NodeState(node, row, row_top(p, row, BLOCK), 1.0)
 
 @triton.jit
-def read_offer(tree, c, q):  # -> status, token, row of q, drawn without replacement?
-    "What the tree says of an offered node; nothing is read outside the tree"
+def read_token(tree, c, V):  # -> status, token
+    "The token of an offered node; nothing is read outside the tree"
     inside = (c > tree.first) & (c < tree.end)
     x = tl.load(tree.token + c, mask=inside, other=0)
-    row = tl.load(tree.q_row + c, mask=inside, other=-1)
-    alone = tl.load(tree.without_replacement + c, mask=inside, other=0).to(tl.int32)
-    status = tl.where((x >= 0) & (x < q.V), FINE, TOKEN)
-    return tl.where(inside & (row >= -1) & (row < q.rows), status, LINKS), x, row, alone
+    status = tl.where((x >= 0) & (x < V), FINE, TOKEN)
+    return tl.where(inside, status, LINKS), x
+
+@triton.jit
+def read_offer(tree, c, q):  # -> status, token, row of q, drawn without replacement?
+    "What the tree says of an offered node, and where its token was drawn from"
+    status, x = read_token(tree, c, q.V)
+    row = tl.load(tree.q_row + c, mask=status != LINKS, other=-1)
+    alone = tl.load(tree.without_replacement + c, mask=status != LINKS, other=0).to(tl.int32)
+    return tl.where((row >= -1) & (row < q.rows), status, LINKS), x, row, alone
 
 @triton.jit
 def own_tree(batch, INDEXED: tl.constexpr):  # -> TreePointers
@@ -392,6 +406,16 @@ def changed(past, a, flat):  # -> OfferedBefore
     return OfferedBefore(a, past.tok, past.row, past.without_replacement, flat, past.top)
 
 @triton.jit
+def next_offer(q, past, j, x, row, alone, top, BLOCK: tl.constexpr):  # -> OfferedBefore, c_j counted
+    "Offer j is entered, with the sum of its weights"
+    here, cover = tl.arange(0, past.tok.shape[0]) == j, tl.full((), ONE, tl.float64)
+    past = entered(past, here, x, row, alone, top)
+    if (alone > 0) & (j > 0):
+        cover, nothing = covered_weight(q, row, top, j, past, BLOCK)
+        past = changed(past, past.a, tl.where(here, nothing, past.flat))
+    return past, cover
+
+@triton.jit
 def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: PLR0915  one loop in registers
                  BLOCK: tl.constexpr, NB: tl.constexpr):
     "The children of a node in turn -> their offers, how many were rejected, the accepted one or -1, status"
@@ -403,11 +427,7 @@ def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: P
         status = tl.where(j < width, status, LINKS)
         if status == FINE:
             if (row >= 0) & (row != last): top, last = row_top(q, row, BLOCK), row
-            past = entered(past, here, x, row, alone, top)
-            cover = tl.full((), ONE, tl.float64)
-            if (alone > 0) & (j > 0):
-                cover, nothing = covered_weight(q, row, top, j, past, BLOCK)
-                past = changed(past, past.a, tl.where(here, nothing, past.flat))
+            past, cover = next_offer(q, past, j, x, row, alone, top, BLOCK)
             if stale > 0: left = tl.sum(residual_blocks(p, q, at, j, past, BLOCK, NB), 0)
             a, r, w = left / cover, residual_weights(p, q, x, at, j, past), offer(q, x, j, past)
             yes = tl.load(coins + c) * (a * w) < r
@@ -571,6 +591,26 @@ def fused_verify_chains(batch, p, q, coins, picks, check=True,   # -> BatchVerdi
         raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains")
     shape = block, warps, registers
     return launch(verify_chains_kernel, batch.height + 1, batch, p, q, coins, picks, *shape)
+
+# %% ../../nbs/42a_kernels.ipynb #edb9b96a
+class Watched:
+    "Records, in the interpreter, what is loaded from the named tensors: entries (name, [(row, token), ...])"
+    def __init__(self, **tensors): self.tensors, self.seen = tensors, []
+    def __enter__(self):
+        from triton.runtime.interpreter import interpreter_builder
+        load = type(interpreter_builder).create_masked_load
+        def watched(ptrs, mask, *rest):
+            for name, x in self.tensors.items():
+                at = (ptrs.data[mask.data].astype("int64") - x.data_ptr()) // x.element_size()
+                if len(at) and (0 <= at).all() and (at < x.numel()).all():
+                    self.seen.append((name, [divmod(i, x.shape[1]) for i in at.tolist()]))
+            return load(interpreter_builder, ptrs, mask, *rest)
+        interpreter_builder.create_masked_load, self.builder = watched, interpreter_builder
+        return self
+    def __exit__(self, *_): del self.builder.create_masked_load
+    def full(self, name):
+        "The rows of a tensor of which more than one number was loaded at once"
+        return {at[0][0] for n, at in self.seen if n == name and len(at) > 1}
 
 # %% ../../nbs/42a_kernels.ipynb #0c0d127e
 class NodeReads(NamedTuple):

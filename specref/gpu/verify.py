@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'CUTS', 'RANGES', 'FINE', 'ROW', 'LINKS', 'TOKEN',
            'STATUS_WORDS', 'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'relative_weights', 'Logits',
-           'check_floats', 'check_row_arrays', 'check_vocab', 'check_arguments', 'read_arguments', 'check_uniform',
-           'check_drawn', 'reading_is_free', 'masked_requests', 'select_rows', 'is_weight', 'OfferSource', 'Offers',
-           'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token', 'make_verdict', 'verify_trees', 'verify_level',
-           'chain_weights', 'longer_weight', 'verify_chains', 'reject_child', 'accepted_lists', 'DecisionCell',
-           'MiddleOfCell', 'decision_cells']
+           'check_floats', 'check_row_arrays', 'check_vocab', 'checked_rows', 'check_arguments', 'read_arguments',
+           'read_target', 'check_uniform', 'check_drawn', 'reading_is_free', 'masked_requests', 'select_rows',
+           'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token',
+           'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'longer_weight', 'verify_chains',
+           'reject_child', 'accepted_lists', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
 
 # %% ../../nbs/42_verify.ipynb #1e630238
 from dataclasses import dataclass, replace
@@ -177,16 +177,21 @@ def check_vocab(V, q):
     if q and q.x.shape[1] != V:
         raise ValueError(f"q: got rows of {q.x.shape[1]} tokens, wanted {V} as in p")
 
-def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
-    "Check the arguments of a verifier before a launch; their numbers are read only if `check`"
+def checked_rows(batch, p, q):  # -> p, q as rows
+    "Check a batch, the rows of p for its nodes, and the rows of q"
     if not isinstance(batch, Batch): raise ValueError(f"batch: got {type(batch).__name__}, wanted a Batch")
     p, q = (x if x is None or isinstance(x, (Probs, Logits)) else Probs(x) for x in (p, q))
     for name, rows in dict(p=p, q=q).items():
         if rows is not None or name == "p": check_row_arrays(name, rows, batch)
-    check_floats("coins", coins, (batch.n,), batch.device, torch.float64)
-    check_floats("picks", picks, (batch.B,), batch.device, torch.float64)
     if q is not None and not len(q.x): q = None
     check_vocab(p.x.shape[1], q)
+    return p, q
+
+def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
+    "Check the arguments of a verifier before a launch; their numbers are read only if `check`"
+    p, q = checked_rows(batch, p, q)
+    check_floats("coins", coins, (batch.n,), batch.device, torch.float64)
+    check_floats("picks", picks, (batch.B,), batch.device, torch.float64)
     if check: read_arguments(batch, p, q, coins, picks)
     return p, q
 
@@ -194,16 +199,20 @@ def check_arguments(batch, p, q, coins, picks, check):  # -> p, q as rows
 def read_arguments(batch, p, q, coins, picks):
     "Check the numbers of a verifier's arguments; this waits for the device"
     check_batch(batch, p.x.shape[1], 0 if q is None else len(q.x))
-    if p.row is not None and not ((0 <= p.row) & (p.row < len(p.x))).all():
-        raise ValueError(f"row: got a number outside the {len(p.x)} rows of p, wanted 0 to {len(p.x) - 1}")
-    rows = p if p.row is None else replace(p, x=p.x[p.row.long()], row=None)
-    rows.check("p", batch.B)
+    read_target(batch, p)
     if q: q.check("q", batch.B)
     for name, u in dict(coins=coins, picks=picks).items(): check_uniform(name, u)
     pairs = torch.stack([batch.parent, batch.token])[:, batch.without_replacement]
     if pairs.unique(dim=1).shape != pairs.shape:
         raise ValueError("token: got equal siblings drawn without replacement, wanted different ones")
     if q: check_drawn(batch, q)
+
+def read_target(batch, p):
+    "Check the numbers in the rows of p"
+    if p.row is not None and not ((0 <= p.row) & (p.row < len(p.x))).all():
+        raise ValueError(f"row: got a number outside the {len(p.x)} rows of p, wanted 0 to {len(p.x) - 1}")
+    rows = p if p.row is None else replace(p, x=p.x[p.row.long()], row=None)
+    rows.check("p", batch.B)
 
 def check_uniform(name, u):
     "Raise a ValueError unless all numbers are at least 0 and below 1"
@@ -404,7 +413,7 @@ def final_token(s, picks):  # -> (B,)
         total[i] = sums[:, -1]
         mark = (picks[i] * total[i]).floor()
         last[i] = torch.searchsorted(sums, mark[:, None], right=True)[:, 0]
-    s.stop(~(total < 2*ONE) | (last >= s.V), ROW)   # the token V: all weights are 0
+    s.stop(~((total >= 0) & (total < 2*ONE)) | (last >= s.V), ROW)   # the token V: all weights are 0
     return last
 
 def make_verdict(s, nodes, picks):  # list of (B,) -> BatchVerdict
