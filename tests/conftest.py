@@ -72,8 +72,8 @@ def pytest_testnodedown(node):
 
 
 def pytest_sessionfinish(session):
-    """A worker reports its CPU seconds and its yardsticks, which were taken while the others ran: memory, caches
-    and clock are shared. The controller adds them up, and a whole suite above the budget fails"""
+    """A worker reports its CPU seconds and its yardsticks, which were taken while the others ran: they share
+    memory, caches and clock. The controller adds them up, and a whole suite above the budget fails"""
     if hasattr(session.config, "workerinput"):
         session.config.workeroutput |= dict(cpu=used(), yardsticks=YARDSTICKS)
         return

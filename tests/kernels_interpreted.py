@@ -190,7 +190,7 @@ def rows_by_number():
 
 
 def broken(seed, kind, V=5):
-    "Every corruption of one tree, of two seeds one on logits: the kernel's statuses and integers are the twin's"
+    "Every corruption of one tree, for half of the seeds on logits: statuses and integers are the twin's"
     rng = np.random.default_rng(seed)
     trees, chains = [], kind == "chains"
     while len(trees) < 3 or len(trees[1]) == 1: trees = [ragged(rng, V, chains) for _ in range(3)]

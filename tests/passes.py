@@ -91,9 +91,9 @@ def measured_shape(name, shape, laps):  # -> rows
     torch.manual_seed(0)
     model = llama(*shape).eval()
     nets = dict(ours=LlamaPass(model))
-    for name, stored in dict(transposed=transposed, packed=packed).items():
+    for way, stored in dict(transposed=transposed, packed=packed).items():
         with patch.object(module, "stored_for", lambda weight, stored=stored: (stored(weight),)*2):
-            nets[name] = LlamaPass(model)
+            nets[way] = LlamaPass(model)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported(): nets["bfloat16"] = LlamaPass(deepcopy(model).bfloat16())
     net = nets["ours"]
     size = prod(net.head.shape) + sum(

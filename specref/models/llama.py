@@ -23,7 +23,7 @@ CACHED = 2**20   # numbers of a matrix that a cache holds
 FEW = 4          # rows: below, such a matrix is read faster transposed
 
 def worth_packing(weight):
-    "Has oneDNN a packed product for a matrix of this type and device, and is it the faster one for several rows?"
+    "Has oneDNN a packed product for a matrix of this type and device, the faster one for several rows?"
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available(): return False
     usable = {torch.float32: True, torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported()}
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability() or weight.numel() > CACHED
