@@ -1,0 +1,295 @@
+"""Released samplers and engines, tested: `make engines`
+
+engines.py RECORD SOURCES [PART ...]: each part of the record is made anew and written at once; without names
+all of them. SOURCES holds the wheels of engines that are not installed; only their Python files are used."""
+import os
+os.environ["TRITON_INTERPRET"] = "1"   # before triton is imported
+import json
+import sys
+import warnings
+import zipfile
+from datetime import date
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
+
+import numpy as np
+import torch
+
+from specref.app import engines as en
+from specref.app.benchmarks import quiet
+from specref.app.tour import provenance_of_run
+from specref.certify.certificates import ALPHA
+from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
+from specref.core.check import write_json
+from specref.core.rng import numpy_generator
+from specref.core.target import TableModel, random_table
+from specref.models.embedded import END_TEXT, prompts, tokenizer
+from specref.verify.block import block
+from specref.verify.reject import reject
+
+RECORD, SOURCES = map(Path, sys.argv[1:3])
+BATCH, RUNS, SEEDS = 4096, 150_000, 200
+TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
+FLOAT32 = "float32 numbers: distances below 1e-6 are not the rule's"
+FOLDER = Path(gettempdir())/"specref-engines"
+
+
+# -- Released sources ---------------------------------------------------------------------------------
+
+@cache
+def sources(package):
+    "The Python files of a wheel, in a folder"
+    wheel, = SOURCES.glob(f"{package}-*.whl")
+    with zipfile.ZipFile(wheel) as z:
+        z.extractall(FOLDER/package, [name for name in z.namelist() if name.endswith(".py")])
+    return FOLDER/package
+
+@cache
+def released(package):
+    "The version of a wheel or of an installed package"
+    try: return version(package)
+    except PackageNotFoundError: return next(SOURCES.glob(f"{package}-*.whl")).name.split("-")[1]
+
+@cache
+def vllm(): return en.vllm_modules(sources("vllm"))
+
+@cache
+def sglang(): return en.sglang_modules(sources("sglang"))
+
+
+# -- Samplers: engine, what was asked, how it is made, the rule, its planted mistakes -----------------
+
+FROM_P, ONE_UNIFORM, NO_Q = "recovered token from p", "one uniform for all places", "draft weight left out"
+PREFIX, UNSCALED = "acceptance of the prefix alone", "residual without the prefix's weight"
+CHAIN, BLOCK = "standard rejection of a chain", "block verification of a chain"
+BLOCK_MASS = "residual_mass / (\n" + " "*28 + "residual_mass + 1.0 - prefix_prob\n" + " "*24 + ")"
+
+def kernels():
+    "{name: (package, what was asked, sampler of modules, modules, rule, mistakes)}"
+    (runner, _, v1, sampling), (chain, dspark) = vllm(), sglang()
+    return {
+        "vLLM, runner V2": ("vllm", CHAIN, en.vllm_runner_sampler, [runner], reject, {
+            FROM_P: [("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
+            ONE_UNIFORM: [("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")],
+            NO_Q: [("tl.log(u) + draft_logprob", "tl.log(u)")]}),
+        "vLLM, runner V2, block": (
+            "vllm", BLOCK, partial(en.vllm_runner_sampler, block=True), [runner], block, {
+                PREFIX: [("h = tl.where(denom > 0.0, residual_mass / denom, 1.0)", "h = prefix_joint_ratio")],
+                UNSCALED: [("target_log_probs += log_p_tau", "target_log_probs += 0.0")],
+                ONE_UNIFORM: [("spec_step_seed(seed, i) if USE_BLOCK_VERIFICATION else seed", "seed"),
+                              ("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")]}),
+        "vLLM, V1": ("vllm", CHAIN, en.vllm_v1_sampler, [v1, sampling], reject, {
+            FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
+            ONE_UNIFORM: [("uniform_probs_ptr + start_idx + pos", "uniform_probs_ptr + start_idx")],
+            NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
+        "SGLang, chain": ("sglang", CHAIN, en.sglang_chain_sampler, [chain], reject, {
+            FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
+            ONE_UNIFORM: [("uni_ptr_base + (step - 1) * stride_uni_s", "uni_ptr_base")],
+            "the first row for all places": [("cur_prob_row = step", "cur_prob_row = 0")]}),
+        "SGLang, chain, block": (
+            "sglang", BLOCK, partial(en.sglang_chain_sampler, block=True), [chain], block, {
+                PREFIX: [(BLOCK_MASS, "prefix_prob")],
+                UNSCALED: [("residual_scale = prefix_prob", "residual_scale = 1.0")],
+                ONE_UNIFORM: [("uni_ptr_base + (step - 1) * stride_uni_s", "uni_ptr_base")]}),
+        "SGLang, DSpark": ("sglang", CHAIN, en.sglang_dspark_sampler, [dspark], reject, {
+            FROM_P: [("log_p + libdevice.log1p(-ratio)", "log_p")],
+            ONE_UNIFORM: [("(req * STRIDE + i).to(tl.int32)", "(req * STRIDE).to(tl.int32)")]})}
+
+def mistaken(sampler, modules, changes):
+    "The sampler of a changed module"
+    other = en.changed_module(modules[0], *changes)
+    if hasattr(modules[0], "libdevice"): other.libdevice = modules[0].libdevice
+    return sampler(other, *modules[1:])
+
+def kernel_rows():
+    "Each kernel in all cases; a difference is looked for with a second seed before it is a verdict"
+    calls = Interface(batch=BATCH)
+    for name, (package, asked, sampler, modules, rule, _) in kernels().items():
+        verify = sampler(*modules)
+        kits = [en.sampler_checks(verify, calls, RUNS, like=rule, seed=seed) for seed in (0, 1)]
+        kit = kits[0] if not kits[0].differs else kits[1]
+        yield en.row_of_checks(kit, name, released(package), asked, approximations=FLOAT32,
+                               reason="released source in Triton's interpreter", robustness=robustness(kit))
+
+def robustness(kit):
+    "The checks of robustness that fail"
+    return [name for name in ("rows", "zeros", "nan") if kit.result(name).passes is False]
+
+def interpreter_rows(n=256):
+    "Are the tokens those of Triton's own interpreter, one program after another?"
+    for name, (_, _, sampler, modules, *_) in kernels().items():
+        calls, verify = Interface(batch=n), sampler(*modules)
+        case = RowCase(CASES["different rows"], 4)
+        given = calls.arguments(calls.drafts(case, n, 2, numpy_generator(0)))
+        seeds = np.array(calls.noises(n, 0))
+        together, alone = (f(*given, seeds) for f in (verify, verify.one_by_one))
+        yield dict(engine=name, rows=n, equal=int((together == alone).all(1).sum()))
+
+def own_draft_rows():
+    "vLLM's drafter and verifier with the seeds of one request"
+    (runner, noise, *_), what = vllm(), "drafts by the engine's own noise, verified with the same seed"
+    kit = en.sampler_checks(en.vllm_runner_sampler(runner), en.vllm_drafts(noise), RUNS, like=reject)
+    yield en.row_of_checks(kit, "vLLM, runner V2", released("vllm"), what, approximations=FLOAT32,
+                           reason="released source in Triton's interpreter")
+
+def transformers_rows():
+    "transformers' rule, called for each draft"
+    cases = TWO | {"zeros at both ends": CASES["zeros at both ends"]}
+    kit = en.sampler_checks(en.transformers_sampler(), Interface(dtype="float32"), RUNS, cases, like=reject)
+    yield en.row_of_checks(kit, "transformers", released("transformers"), "standard rejection of a chain",
+                           approximations=FLOAT32, robustness=robustness(kit))
+
+def mlx_tables(k=0):
+    "Two tables of four tokens: rows, and the target"
+    tables = [random_table(4, seed + 2*k, zeros=False) for seed in (4, 7)]
+    rows = [np.array([table.law((0, v)).astype(float) for v in range(4)]) for table in tables]
+    return rows, TableModel(4, lambda text: rows[0][text[-1]])
+
+def mlx_rows():
+    "mlx-lm's loop on tables: texts of four tokens"
+    rows, target = mlx_tables()
+    found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=RUNS)
+    asked = "mlx-lm", released("mlx-lm"), "its loop on two tables, texts of four tokens"
+    yield en.engine_row(*asked, "sampler", runs=RUNS, verdict="no difference" if found.passes else "differs",
+                        distance=float(found.test.tv), approximations=FLOAT32,
+                        witness=None if found.passes else found.words)
+
+
+# -- Planted mistakes, and right samplers with many seeds ---------------------------------------------
+
+def transformers_mistakes():
+    rule = en.import_module("transformers.generation.utils")._speculative_sampling
+    def lost(ids, q, n, p):   # the last token, recovered or bonus
+        tokens, k = rule(ids, q, n, p)
+        return tokens[:, :max(int(k), 1)], k
+    def from_p(ids, q, n, p):   # after a rejection
+        tokens, k = rule(ids, q, n, p)
+        if k == n: return tokens, k
+        return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
+    return {"the last token is left out": en.transformers_sampler(lost),
+            "q stated at another temperature": en.transformers_sampler(stated=lambda q: q*.5),
+            "recovered token from p": en.transformers_sampler(from_p)}
+
+def short_runs():
+    "{engine: (right sampler, {mistake: sampler}, how it is called, rule, runs)}"
+    calls = Interface(batch=BATCH)
+    for name, (_, _, sampler, modules, rule, mistakes) in kernels().items():
+        wrong = {what: mistaken(sampler, modules, changes) for what, changes in mistakes.items()}
+        yield name, sampler(*modules), wrong, calls, rule, 2000
+    calls = Interface(dtype="float32")
+    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, 400
+
+def mlx_short(seed, loop=None, runs=1500):
+    rows, target = mlx_tables()
+    return certify_sampler(en.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
+
+def mlx_mistakes():
+    module, rejected = en.import_module("mlx_lm.generate"), "([*draft_tokens, tokens[-1]])[n]"
+    always = [("if tn != dtn:", "if tn != dtn and n:")]
+    returned = [("yield tokens[n], logprobs[n], False", f"yield {rejected}, logprobs[n], False"),
+                ("y = mx.array([tokens[n]], mx.uint32)", f"y = mx.array([{rejected}], mx.uint32)")]
+    return {"the first draft token is always accepted": en.changed_module(module, *always),
+            "a rejected draft token is returned": en.changed_module(module, *returned)}
+
+def planted_rows(wrong_seeds=20):
+    "How many of the seeds convict a sampler: the right one in none, a wrong one in all"
+    for name, right, wrong, calls, rule, runs in short_runs():
+        def convicted(verify, seed):
+            return bool(en.sampler_checks(verify, calls, runs, TWO, like=rule, seed=seed).differs_quickly)
+        alarms = sum(convicted(right, seed) for seed in range(SEEDS))
+        found = {what: sum(convicted(f, seed) for seed in range(wrong_seeds)) for what, f in wrong.items()}
+        yield counted(name, 2*runs, alarms, wrong_seeds, found)
+    alarms = sum(not mlx_short(seed) for seed in range(SEEDS))
+    found = {what: sum(not mlx_short(seed, m.speculative_generate_step) for seed in range(wrong_seeds))
+             for what, m in mlx_mistakes().items()}
+    yield counted("mlx-lm", 1500, alarms, wrong_seeds, found)
+
+def counted(name, runs, alarms, wrong_seeds, found):
+    return dict(engine=name, runs=runs, seeds=SEEDS, alarms=alarms, wrong_seeds=wrong_seeds, convicted=found)
+
+
+# -- Engines as black boxes ---------------------------------------------------------------------------
+
+def starts():
+    "Prompts in turn, of both kinds, each once"
+    for k in count(): yield prompts(("english", "code")[k % 2], 1, seed=k)[0]
+
+def texts_row(names, engine, tokens, seeded=True, small=0., n=64, **more):
+    "Judged with one set of prompts; a difference is looked for again with other prompts"
+    found = en.judge_texts(engine, starts(), n, tokens, seeded, small=small)
+    if found.over:
+        later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
+        again = en.judge_texts(engine, later, n, tokens, seeded)
+        more["again"] = again.words
+        if not again.over: found = again
+    return en.row_of_bets(found, *names, **dict(approximations=FLOAT32) | more)
+
+def identity_row(names, engine, plain, texts=40, n=48):
+    "Temperature 0: how many texts are those of plain decoding"
+    same, first = 0, None
+    for k, prompt in zip(range(texts), starts()):
+        a, b = ([*map(int, e.generate(prompt, n, k))] for e in (engine, plain))
+        same += a == b
+        if a != b and first is None: first = dict(prompt=[*map(int, prompt)], engine=a, plain=b)
+    verdict = "the texts of plain decoding" if same == texts else "other texts"
+    return en.engine_row(*names, "black box", runs=texts, alpha=None, equal_texts=same, verdict=verdict,
+                         witness=first)
+
+COLD = dict(do_sample=False, temperature=None, top_p=None, top_k=None)
+PAIR, AS_DOCUMENTED = dict(target="large", draft="small"), "the weight mixes target and draft, as documented"
+
+def transformers_cases():
+    "{what is asked: (engine, tokens, options of `texts_row`)}"
+    second, make = en.import_module("specref.draft.vocab"), en.transformers_engine
+    other = dict(assistant_model=second.second_draft().model, tokenizer=tokenizer(),
+                 assistant_tokenizer=second.second_tokenizer())
+    eos = tokenizer().convert_tokens_to_ids(END_TEXT)
+    cut = dict(temperature=.7, top_k=20, top_p=.9)
+    return {
+        "assistant model": (make(**PAIR), 90_000, dict(small=.02)),
+        "assistant model, no seed": (make(**PAIR), 20_000, dict(seeded=False)),
+        "assistant model, a target of 24 layers": (make("target", "small"), 6_000, {}),
+        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 20_000, {}),
+        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 20_000, {}),
+        "early exit after one layer": (make("large", assistant_early_exit=1), 20_000, {}),
+        "assistant model with another tokenizer": (make("large", **other), 20_000, {}),
+        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 20_000, dict(n=128)),
+        "assistant model, ensemble weight .5": (
+            make(**PAIR, assistant_ensemble_weight=.5), 20_000, dict(approximations=AS_DOCUMENTED))}
+
+def transformers_text_rows():
+    names, make = ("transformers", released("transformers")), en.transformers_engine
+    for asked, (engine, tokens, how) in transformers_cases().items():
+        yield texts_row((*names, asked), engine, tokens, **how)
+    yield identity_row((*names, "assistant model, temperature 0"), make(**PAIR, **COLD), make("large", **COLD))
+    yield refused_row((*names, "assistant model, two texts at once"), make(**PAIR).generate)
+
+def refused_row(names, generate):
+    "A batch of two prompts"
+    two = [prompts("code", 2)]
+    try: generate(two[0], 8, 0)
+    except Exception as e: why = f"{type(e).__name__}: {e}".split(". ")[0][:160]
+    return en.engine_row(*names, "black box", verdict="not run", reason=why)
+
+
+PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, transformers=transformers_rows, mlx=mlx_rows,
+             transformers_texts=transformers_text_rows)
+LISTS = dict(interpreter=interpreter_rows, planted=planted_rows)
+
+def main(parts):
+    "Make parts of the record anew"
+    quiet()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    for part in parts or [*PARTS, *LISTS]:
+        record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
+        others = [row for row in record["rows"] if row["part"] != part]
+        if part in LISTS: found = {part: [*LISTS[part]()]}
+        else: found = dict(rows=others + [dict(part=part) | row for row in PARTS[part]()])
+        write_json(RECORD, record | provenance_of_run(threads=1, alpha=ALPHA) | found)
+        print(date.today(), part, *found.values(), sep="\n")
+
+if __name__ == "__main__": main(sys.argv[3:])
