@@ -5,19 +5,23 @@ all of them. SOURCES holds the wheels of engines that are not installed; only th
 import os
 os.environ["TRITON_INTERPRET"] = "1"   # before triton is imported
 import json
+import shutil
+import subprocess
 import sys
 import warnings
 import zipfile
-from datetime import date
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
 
+import engines_exact as ee
 from specref.app import engines as en
 from specref.app.benchmarks import quiet
 from specref.app.tour import provenance_of_run
@@ -26,12 +30,12 @@ from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
 from specref.core.check import write_json
 from specref.core.rng import numpy_generator
 from specref.core.target import TableModel, random_table
-from specref.models.embedded import END_TEXT, prompts, tokenizer
+from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
 from specref.verify.block import block
 from specref.verify.reject import reject
 
 RECORD, SOURCES = map(Path, sys.argv[1:3])
-BATCH, RUNS, SEEDS = 4096, 150_000, 200
+BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 20_000, 200
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
 FLOAT32 = "float32 numbers: distances below 1e-6 are not the rule's"
 FOLDER = Path(gettempdir())/"specref-engines"
@@ -137,8 +141,7 @@ def own_draft_rows():
 
 def transformers_rows():
     "transformers' rule, called for each draft"
-    cases = TWO | {"zeros at both ends": CASES["zeros at both ends"]}
-    kit = en.sampler_checks(en.transformers_sampler(), Interface(dtype="float32"), RUNS, cases, like=reject)
+    kit = en.sampler_checks(en.transformers_sampler(), Interface(dtype="float32"), RUNS, TWO, like=reject)
     yield en.row_of_checks(kit, "transformers", released("transformers"), "standard rejection of a chain",
                            approximations=FLOAT32, robustness=robustness(kit))
 
@@ -151,11 +154,24 @@ def mlx_tables(k=0):
 def mlx_rows():
     "mlx-lm's loop on tables: texts of four tokens"
     rows, target = mlx_tables()
-    found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=RUNS)
+    found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=TEXTS)
     asked = "mlx-lm", released("mlx-lm"), "its loop on two tables, texts of four tokens"
-    yield en.engine_row(*asked, "sampler", runs=RUNS, verdict="no difference" if found.passes else "differs",
+    yield en.engine_row(*asked, "sampler", runs=TEXTS, verdict="no difference" if found.passes else "differs",
                         distance=float(found.test.tv), approximations=FLOAT32,
                         witness=None if found.passes else found.words)
+
+
+def exact_rows():
+    "transformers' drafters with their whole output distribution, for networks of two seeds"
+    once, again = (ee.enumerated(seed) for seed in (0, 100))
+    for name, (stated, off) in once.items():
+        worst = max(off, again[name][1])
+        witness = dict(reproduce="tests/engines_exact.py: enumerated(seed)", seeds=[0, 100],
+                       output_off_by=[off, again[name][1]], stated_off_by=[stated, again[name][0]])
+        if name.startswith("Gemma"): witness["our_loop_off_by"] = ee.imitated(0)
+        verdict = "differs" if worst > 1e-5 else "no difference"
+        yield en.engine_row("transformers", released("transformers"), name, "enumerated", alpha=None,
+                            distance=1e-5, verdict=verdict, witness=witness if worst > 1e-5 else None)
 
 
 # -- Planted mistakes, and right samplers with many seeds ---------------------------------------------
@@ -178,11 +194,11 @@ def short_runs():
     calls = Interface(batch=BATCH)
     for name, (_, _, sampler, modules, rule, mistakes) in kernels().items():
         wrong = {what: mistaken(sampler, modules, changes) for what, changes in mistakes.items()}
-        yield name, sampler(*modules), wrong, calls, rule, 2000
+        yield name, sampler(*modules), wrong, calls, rule, 500
     calls = Interface(dtype="float32")
-    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, 400
+    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, 300
 
-def mlx_short(seed, loop=None, runs=1500):
+def mlx_short(seed, loop=None, runs=300):
     rows, target = mlx_tables()
     return certify_sampler(en.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
 
@@ -205,7 +221,7 @@ def planted_rows(wrong_seeds=20):
     alarms = sum(not mlx_short(seed) for seed in range(SEEDS))
     found = {what: sum(not mlx_short(seed, m.speculative_generate_step) for seed in range(wrong_seeds))
              for what, m in mlx_mistakes().items()}
-    yield counted("mlx-lm", 1500, alarms, wrong_seeds, found)
+    yield counted("mlx-lm", 300, alarms, wrong_seeds, found)
 
 def counted(name, runs, alarms, wrong_seeds, found):
     return dict(engine=name, runs=runs, seeds=SEEDS, alarms=alarms, wrong_seeds=wrong_seeds, convicted=found)
@@ -250,22 +266,91 @@ def transformers_cases():
     cut = dict(temperature=.7, top_k=20, top_p=.9)
     return {
         "assistant model": (make(**PAIR), 90_000, dict(small=.02)),
-        "assistant model, no seed": (make(**PAIR), 20_000, dict(seeded=False)),
-        "assistant model, a target of 24 layers": (make("target", "small"), 6_000, {}),
-        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 20_000, {}),
-        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 20_000, {}),
-        "early exit after one layer": (make("large", assistant_early_exit=1), 20_000, {}),
-        "assistant model with another tokenizer": (make("large", **other), 20_000, {}),
-        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 20_000, dict(n=128)),
+        "assistant model, no seed": (make(**PAIR), 4_000, dict(seeded=False)),
+        "assistant model, a target of 24 layers": (make("target", "small"), 1_500, {}),
+        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 4_000, {}),
+        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 4_000, {}),
+        "early exit after one layer": (make("large", assistant_early_exit=1), 4_000, {}),
+        "assistant model with another tokenizer": (make("large", **other), 4_000, {}),
+        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 4_000, dict(n=128)),
         "assistant model, ensemble weight .5": (
-            make(**PAIR, assistant_ensemble_weight=.5), 20_000, dict(approximations=AS_DOCUMENTED))}
+            make(**PAIR, assistant_ensemble_weight=.5), 4_000, dict(approximations=AS_DOCUMENTED))}
 
 def transformers_text_rows():
     names, make = ("transformers", released("transformers")), en.transformers_engine
     for asked, (engine, tokens, how) in transformers_cases().items():
         yield texts_row((*names, asked), engine, tokens, **how)
-    yield identity_row((*names, "assistant model, temperature 0"), make(**PAIR, **COLD), make("large", **COLD))
+    cold = make(**PAIR, **COLD), make("large", **COLD)
+    yield identity_row((*names, "assistant model, temperature 0"), *cold)
     yield refused_row((*names, "assistant model, two texts at once"), make(**PAIR).generate)
+
+@cache
+def onnx_models():
+    "The large and the small model for onnxruntime-genai, and a folder with one as the draft of the other"
+    from peers import put_head_last
+    for name in ("large", "small"):
+        raw_model(name).save_pretrained(FOLDER/name)
+        shutil.copytree(DATA/"tokenizer", FOLDER/name, dirs_exist_ok=True)
+        build = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
+        build += ["-i", FOLDER/name, "-o", FOLDER/f"onnx-{name}"]
+        subprocess.run(build, check=True, capture_output=True)
+        put_head_last(FOLDER/f"onnx-{name}"/"model.onnx")
+    shutil.copytree(FOLDER/"onnx-large", FOLDER/"onnx-pair", dirs_exist_ok=True)
+    files = [FOLDER/f"onnx-{name}"/"genai_config.json" for name in ("pair", "small")]
+    config, draft = (json.loads(file.read_text()) for file in files)
+    config["model"]["draft"] = draft["model"]["decoder"] | dict(filename="../onnx-small/model.onnx")
+    for side in "decoder", "draft": config["model"][side]["session_options"]["intra_op_num_threads"] = 1
+    files[0].write_text(json.dumps(config | dict(speculative=dict(max_draft_tokens=4))))
+    return FOLDER/"onnx-pair", FOLDER/"onnx-large"
+
+def onnx_text_rows():
+    (pair, alone), make = onnx_models(), partial(en.onnx_engine, stop=(0,))
+    lookup = dict(ngram_size=3, max_draft_tokens=4)
+    cases = {"draft model": (make(pair), 90_000, dict(small=.02)),
+             "draft model, no seed": (make(pair), 15_000, dict(seeded=False)),
+             "draft model, top-k 20": (make(pair, top_k=20), 15_000, {}),
+             "draft model, top-p .9": (make(pair, top_p=.9), 15_000, {}),
+             "draft model, temperature .7": (make(pair, temperature=.7), 15_000, {}),
+             "lookup of n-grams": (make(alone, lookup=lookup), 15_000, {})}
+    names = "onnxruntime-genai", released("onnxruntime-genai")
+    for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
+    cold = make(pair, do_sample=False), en.transformers_engine("large", stop=(0,), **COLD)
+    yield identity_row((*names, "draft model, temperature 0"), *cold)
+
+@cache
+def checkpoints():
+    "The models as checkpoints, for mlx-lm"
+    for name in ("target", "large", "small"): raw_model(name).save_pretrained(FOLDER/name)
+    return FOLDER
+
+def mlx_text_rows():
+    make, names = partial(en.mlx_engine, checkpoints(), "large"), ("mlx-lm", released("mlx-lm"))
+    cases = {"draft model": (make(), 3_000, {}), "draft model, no seed": (make(), 1_500, dict(seeded=False)),
+             "draft model, top-p .9": (make(top_p=.9), 1_500, {}),
+             "draft model, top-k 20": (make(top_k=20), 1_500, {})}
+    for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
+    plain = en.transformers_engine("large", **COLD)
+    yield identity_row((*names, "draft model, temperature 0"), make(temp=0.), plain, 20)
+
+
+# -- What was not run ---------------------------------------------------------------------------------
+
+GPU, MODELS = "a CUDA kernel: no GPU here", "it needs models in a format that nothing installed here makes"
+NOT_RUN = {   # engine, version on the day of the record, what would be asked: the reason
+    ("SGLang, tree", "0.5.23", "target-only sampling of a tree"): GPU,
+    ("FlashInfer", "0.7.2.post1", "chain_speculative_sampling"): GPU,
+    ("TensorRT-LLM", "1.2.1", "rejection of chains and trees"): "its release could not be fetched here; CUDA kernels",
+    ("vLLM Ascend", "0.23.0.post1", "rejection of chains"): "its source release does not build here",
+    ("exllamav3", "1.6.5", "draft model"): "it runs on a GPU only",
+    ("openvino-genai", "2026.4.1.0", "draft model, prompt lookup"): MODELS,
+    ("mistralrs", "0.9.5", "draft model"): "as drafts, its Python interface takes only heads of the model",
+    ("llama-cpp-python", "0.3.36", "prompt lookup"): "no wheel: it has to be compiled, and models converted",
+    ("CTranslate2", "4.8.5", "draft model"): "no speculative decoding of language models"}
+
+def not_run_rows():
+    for names, why in NOT_RUN.items():
+        yield en.engine_row(*names, None, verdict="not run", reason=why, alpha=None)
+
 
 def refused_row(names, generate):
     "A batch of two prompts"
@@ -276,8 +361,49 @@ def refused_row(names, generate):
 
 
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, transformers=transformers_rows, mlx=mlx_rows,
-             transformers_texts=transformers_text_rows)
-LISTS = dict(interpreter=interpreter_rows, planted=planted_rows)
+             exact=exact_rows, transformers_texts=transformers_text_rows, onnx_texts=onnx_text_rows,
+             mlx_texts=mlx_text_rows, not_run=not_run_rows)
+
+
+# -- Reported bugs ------------------------------------------------------------------------------------
+
+def issue(engine, still, how): return dict(engine=engine, version=released(engine), still=still, how=how)
+
+def reported():
+    "{issue: does the release of the record still have it?}"
+    once, rows = ee.enumerated(0), json.loads(RECORD.read_text())["rows"]
+    own_drafts, = (row for row in rows if row["part"] == "own_drafts")
+    exact = "exact output and stated distributions of a random network (tests/engines_exact.py)"
+    def wrong(*names): return any(max(x or 0 for x in once[name]) > 1e-5 for name in names)
+    return {
+        "huggingface/transformers#32867": issue("transformers", wrong("assistant model"), exact),
+        "huggingface/transformers#47932": issue(
+            "transformers", wrong("DFlash block", "multi-token heads"), exact),
+        "huggingface/transformers#49036": issue("transformers", *ee.recurrent()),
+        "huggingface/transformers: Gemma 4's assistant": issue(
+            "transformers", wrong("Gemma 4's assistant"), f"{exact}; the network is a stand-in"),
+        "huggingface/transformers: vocabulary not listed by id": issue(
+            "transformers", wrong("two tokenizers, listed backwards"), exact),
+        "vllm-project/vllm#47386": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
+        "vllm-project/vllm#54282": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
+        "vllm-project/vllm#40149": issue("vllm", None, "not run: it is in the engine, not in its kernels"),
+        "sgl-project/sglang#35771": issue("sglang", *zero_coins())}
+
+OWN_DRAFTS = "the released drafter and verifier with the seed of one request, in Triton's interpreter"
+
+def zero_coins():
+    "The kernel of chains at uniform numbers of 0, where no draft token is possible; that of trees by reading"
+    verify, calls = en.sglang_chain_sampler(sglang()[0]), Interface(batch=64)
+    case = RowCase(CASES["nothing in common"], 4)
+    given = calls.arguments(calls.drafts(case, 64, 2, numpy_generator(0)))
+    with mock.patch.object(np.random, "default_rng", lambda seed: SimpleNamespace(random=np.zeros)):
+        y = verify(*given, np.arange(64))
+    found = bool((given[0][:, 0][np.arange(64), y[:, 0]] == 0).any())
+    return found, ("the kernel of chains was run at uniform numbers of 0; of the CUDA kernel of trees the "
+                   "source was read: it asks for a positive probability and compares with <")
+
+
+LISTS = dict(interpreter=lambda: [*interpreter_rows()], planted=lambda: [*planted_rows()], reported=reported)
 
 def main(parts):
     "Make parts of the record anew"
@@ -285,11 +411,17 @@ def main(parts):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     for part in parts or [*PARTS, *LISTS]:
-        record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
-        others = [row for row in record["rows"] if row["part"] != part]
-        if part in LISTS: found = {part: [*LISTS[part]()]}
-        else: found = dict(rows=others + [dict(part=part) | row for row in PARTS[part]()])
-        write_json(RECORD, record | provenance_of_run(threads=1, alpha=ALPHA) | found)
-        print(date.today(), part, *found.values(), sep="\n")
+        if part in LISTS:
+            found = LISTS[part]()
+            update(lambda record: {part: found})
+        else: update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]))
+        for row in PARTS.get(part, list)():
+            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]))
+            print(row, flush=True)
+
+def update(change):
+    "A change of the record as it is now"
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
+    write_json(RECORD, record | provenance_of_run(threads=1, alpha=ALPHA) | change(record))
 
 if __name__ == "__main__": main(sys.argv[3:])

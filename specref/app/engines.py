@@ -7,8 +7,9 @@ __all__ = ['VLLM', 'VLLM_HELPERS', 'SGLANG', 'COLUMNS_OF_ENGINES', 'StandIn', 'R
            'changed_module', 'GivenTorchNoise', 'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows',
            'log_rows', 'with_root', 'vllm_modules', 'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules',
            'sglang_chain_sampler', 'sglang_dspark_sampler', 'OwnDrafts', 'vllm_drafts', 'MlxTable', 'mlx_sampler',
-           'Engine', 'transformers_engine', 'mlx_engine', 'TextBets', 'judge_texts', 'MeasuredChecks', 'sampler_checks',
-           'engine_row', 'row_of_checks', 'row_of_bets', 'engine_line', 'engine_table', 'engine_notes']
+           'Engine', 'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets', 'judge_texts', 'MeasuredChecks',
+           'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets', 'engine_line', 'engine_table',
+           'engine_notes']
 
 # %% ../../nbs/65_engines.ipynb #22d51950
 import importlib.util, sys
@@ -288,6 +289,23 @@ def mlx_engine(folder, target="target", draft="small", gamma=4, **sampling):  # 
         return [token for token, *_ in steps]
     names = dict(temp="temperature", top_k="top_k", top_p="top_p")
     return Engine(generate, target, draft, {names[k]: v for k, v in sampling.items()})
+
+# %% ../../nbs/65_engines.ipynb #1c87979a
+def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **search):  # -> Engine
+    "onnxruntime-genai on an exported target, with the draft that its configuration names, or by `lookup`"
+    genai = import_module("onnxruntime_genai")
+    model, how = genai.Model(str(folder)), dict(do_sample=True, top_k=0, top_p=1., temperature=1.) | search
+    def generate(prompt, n, seed):
+        params = genai.GeneratorParams(model)
+        own = {} if seed is None else dict(random_seed=seed)
+        params.set_search_options(**how, **own, max_length=len(prompt) + n)
+        if lookup: params.set_speculative_options(**lookup)
+        run = genai.Generator(model, params)
+        run.append_tokens(np.array(prompt, np.int32))
+        while not run.is_done(): run.generate_next_token()
+        return run.get_sequence(0)[len(prompt):].tolist()
+    warped = {k: how[k] or None for k in ("temperature", "top_k", "top_p")}
+    return Engine(generate, target, rival, warped if how["do_sample"] else dict(temperature=0), stop)
 
 # %% ../../nbs/65_engines.ipynb #8901fd2d
 class TextBets:

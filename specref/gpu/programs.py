@@ -89,7 +89,7 @@ def tensor_of(a, dtype, kind):
     handle = interpreter.TensorHandle(a.astype(interpreter._get_np_dtype(dtype)), dtype.scalar)
     return tl.core.tensor(handle, kind)
 
-# %% ../../nbs/64a_programs.ipynb #4f53556c
+# %% ../../nbs/64a_programs.ipynb #6d4809a4
 class SideBySide(interpreter.GridExecutor):
     "A launch whose programs run together; how often the source was begun is counted in `begun`"
     begun = 0
@@ -98,7 +98,8 @@ class SideBySide(interpreter.GridExecutor):
         scope = interpreter._patch_lang(self.fn)
         try:
             given = inspect.getcallargs(self.fn, *args, **kwargs)
-            for name in given.keys() - {*self.constexprs}: given[name] = interpreter._implicit_cvt(given[name])
+            for name in given.keys() - {*self.constexprs}:
+                given[name] = interpreter._implicit_cvt(given[name])
             self.run_grid(given, (*(self.grid(given) if callable(self.grid) else self.grid), 1, 1)[:3])
         finally: scope.restore()
     def run_grid(self, given, grid):
