@@ -46,7 +46,7 @@ def stated_off(generator, V=2, network=None):
 def config(**more): return GenerationConfig(**SAMPLING, max_length=64, min_length=0, **more)
 
 
-class GemmaStandIn(torch.nn.Module):
+class Gemma4AssistantStandIn(torch.nn.Module):
     "A network in place of Gemma 4's assistant, which 5.23.0 does not build; the generator is transformers'"
     def __init__(self, gemma, seed):
         super().__init__()
@@ -93,7 +93,7 @@ def gemma_pair(seed):
                  head_dim=8, global_head_dim=8, layer_types=["sliding_attention", "full_attention"])
     def make(**kw): return Gemma4ForCausalLM(Gemma4TextConfig(**kw, **sizes))
     gemma = tiny(2, seed + 6, 2, make=make).double()
-    return gemma, GemmaStandIn(gemma, seed + 1)
+    return gemma, Gemma4AssistantStandIn(gemma, seed + 1)
 
 def gemma_generator(gemma, network):
     embeddings = gemma.get_input_embeddings()
