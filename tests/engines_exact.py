@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from tokenizers import Tokenizer, decoders, models as token_models, pre_tokenizers
 from transformers import (
-    AutoModelForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig, GenerationConfig, Glm4MoeConfig,
+    AutoModelForCausalLM, DynamicCache, Gemma4ForCausalLM, Gemma4TextConfig, GenerationConfig, Glm4MoeConfig,
     Glm4MoeForCausalLM, LlamaConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel,
     PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM)
 from transformers.generation.candidate_generator import (
@@ -15,8 +15,12 @@ from transformers.generation.candidate_generator import (
     SinglePositionMultiTokenCandidateGenerator)
 from transformers.modeling_layers import MtpModel
 
-from specref.core.rng import law_of, tv_outcomes
-from specref.models.bridge import GeneratorDrafter, edge_law_error, generate_law, new_tokens, speculate
+from specref.core.loop import loop_law
+from specref.core.rng import tv_outcomes
+from specref.core.tree import Tree
+from specref.models.bridge import GeneratorDrafter, edge_law_error, generate_law, new_tokens
+from specref.models.transformer import HFModel
+from specref.verify.reject import reject
 
 SAMPLING = dict(do_sample=True, top_k=0, temperature=1., top_p=1.)
 
@@ -133,24 +137,35 @@ def enumerated(seed):  # -> {name: (misstated by or None, output off by)}
     return {name: pair for made in DRAFTERS for name, pair in made(seed).items()}
 
 def imitated(seed):
-    "How far our own loop is off with Gemma 4's generator and our rule: a misstated q is enough"
+    "How far our own loop is off with Gemma 4's generator and our rule, and without a draft: 0"
     model, network = gemma_pair(seed)
-    how = dict(max_new_tokens=3, **SAMPLING)
-    our = dict(custom_generate=speculate, drafter=GeneratorDrafter(gemma_generator(model, network), 2, model))
-    ours = law_of(lambda rng: new_tokens(model, (0, 1), seed=rng, **our, **how))
-    return float(tv_outcomes(ours, generate_law(model, (0, 1), **how)))
+    drafter, target = GeneratorDrafter(gemma_generator(model, network), 2, model), HFModel(model, check=False)
+    want = generate_law(model, (0, 1), max_new_tokens=3, **SAMPLING)
+    drafters = drafter, lambda ctx, rng: Tree(ctx)
+    return [float(tv_outcomes(loop_law(target, d, reject, (0, 1), 3), want)) for d in drafters]
 
-def recurrent():
-    "Assisted decoding of a hybrid with recurrent layers at temperature 0: other texts than plain decoding?"
+def hybrid_model():
+    "A random Qwen3-Next: a layer with a recurrent state, and one with rows"
     kinds = dict(layer_types=["linear_attention", "full_attention"], head_dim=8, linear_num_value_heads=2,
                  linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=0,
                  num_key_value_heads=1)
-    hybrid = tiny(32, 3, 2, make=lambda **kw: Qwen3NextForCausalLM(Qwen3NextConfig(**kw, **kinds)))
-    draft, other = tiny(32, 5), 0
-    draft.generation_config.num_assistant_tokens = 4
-    how = dict(do_sample=False, max_new_tokens=24)
-    try:
-        for k in range(20): other += new_tokens(hybrid, (0, k), **how) != new_tokens(
-            hybrid, (0, k), assistant_model=draft, **how)
-    except Exception as e: return False, f"refused: {type(e).__name__}: {e}"[:200]
-    return other > 0, f"a random Qwen3-Next of two layers: {other} of 20 texts differ from plain decoding"
+    return tiny(32, 3, 2, make=lambda **kw: Qwen3NextForCausalLM(Qwen3NextConfig(**kw, **kinds)))
+
+@torch.no_grad()
+def recurrent():
+    "A hybrid with recurrent layers: is a pass after `crop` that of the text? And is it assisted?"
+    hybrid = hybrid_model()
+    def after(read, cropped):   # the row after 1, ..., 6, 9, where `cropped` tokens more were read between
+        cache = DynamicCache(config=hybrid.config)
+        cache.activate_past_recording()
+        for part in read: hybrid(torch.tensor([part]), past_key_values=cache)
+        if cropped: cache.crop(-cropped)
+        return hybrid(torch.tensor([[9]]), past_key_values=cache).logits[0, -1]
+    whole = hybrid(torch.tensor([[1, 2, 3, 4, 5, 6, 9]])).logits[0, -1]
+    off, control = ((after(read, cropped) - whole).abs().max().item() for read, cropped in (
+        ([[1, 2, 3, 4], [5, 6, 7, 8]], 2), ([[1, 2, 3, 4], [5, 6]], 0)))
+    try: new_tokens(hybrid, (0, 1), do_sample=False, max_new_tokens=4, assistant_model=tiny(32, 5))
+    except ValueError as e: refused = str(e)
+    assert control < 1e-4
+    return off > 1e-2, (f"logits of a random Qwen3-Next after `crop(-2)` are off by {off:.2f}, without a crop "
+                        f"by less than .0001; `is_croppable` is False, and generate answers: {refused:.70}")

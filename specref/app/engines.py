@@ -6,10 +6,10 @@
 __all__ = ['VLLM', 'VLLM_HELPERS', 'SGLANG', 'COLUMNS_OF_ENGINES', 'StandIn', 'ReleasedSources', 'released_modules',
            'changed_module', 'GivenTorchNoise', 'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows',
            'log_rows', 'with_root', 'vllm_modules', 'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules',
-           'sglang_chain_sampler', 'sglang_dspark_sampler', 'OwnDrafts', 'vllm_drafts', 'MlxTable', 'mlx_sampler',
-           'Engine', 'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets', 'judge_texts', 'MeasuredChecks',
-           'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets', 'engine_line', 'engine_table',
-           'engine_notes']
+           'sglang_tree_sampler', 'sglang_chain_sampler', 'sglang_dspark_sampler', 'OwnDrafts', 'vllm_drafts',
+           'MlxTable', 'mlx_sampler', 'Engine', 'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets',
+           'judge_texts', 'MeasuredChecks', 'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets',
+           'engine_line', 'engine_table', 'engine_notes']
 
 # %% ../../nbs/65_engines.ipynb #22d51950
 import importlib.util, sys
@@ -99,7 +99,7 @@ def transformers_sampler(rule=None, stated=lambda q: q):  # -> verify(p, q, x, r
         return tokens[0].numpy()
     return verify
 
-# %% ../../nbs/65_engines.ipynb #4e11032d
+# %% ../../nbs/65_engines.ipynb #6df5d014
 def numpy_log1p(x):
     "`log1p` of the CUDA library for Triton's interpreter, which lacks it"
     tl, handle = import_module("triton.language"), import_module("triton.runtime.interpreter").TensorHandle
@@ -110,9 +110,9 @@ def run_together(sampler):
     @wraps(sampler)
     def make(*args, **kwargs):
         verify = sampler(*args, **kwargs)
-        def faster(P, Q, X, seeds):
+        def faster(P, *given):
             programs = import_module("specref.gpu.programs")
-            with programs.programs_together(P.shape[-1]): return verify(P, Q, X, seeds)
+            with programs.programs_together(P.shape[-1]): return verify(P, *given)
         faster.one_by_one = verify
         return faster
     return make
@@ -164,15 +164,27 @@ def vllm_v1_sampler(kernels, sampling):  # -> verify(P, Q, X, seeds)
         return kernels.rejection_sample(x, [g]*B, g, ends, q.view(-1, V), rows, bonus, how).numpy()
     return verify
 
-# %% ../../nbs/65_engines.ipynb #dd82955b
-SGLANG = ["sglang.kernels.ops.speculative.reject_sampling",
+# %% ../../nbs/65_engines.ipynb #afa92918
+SGLANG = ["sglang.kernels.ops.speculative.reject_sampling", "sglang.kernels.ops.speculative.spec_tree",
           "sglang.kernels.ops.speculative.dspark.blockwise_rejection"]
 
-def sglang_modules(root):  # -> kernel of chains, kernels of DSpark
+def sglang_modules(root):  # -> kernel of chains, kernels of trees, kernels of DSpark
     "SGLang's modules; DSpark's needs `msgspec`"
-    chain, dspark = released_modules(root, "sglang", SGLANG)
+    chain, tree, dspark = released_modules(root, "sglang", SGLANG)
     dspark.libdevice = SimpleNamespace(log1p=numpy_log1p)
-    return chain, dspark
+    return chain, tree, dspark
+
+@run_together
+def sglang_tree_sampler(kernels, depth=2):  # -> verify(P, Q, X, index, child, sibling, seeds)
+    "SGLang's kernel that matches a tree with one token of the target for each node, here a sampled one"
+    def verify(P, Q, X, index, child, sibling, seeds):
+        (B, n), numbers = X.shape, [np.random.default_rng(seed).random(X.shape[1]) for seed in seeds]
+        wanted = (np.array(numbers)[..., None]*P.sum(-1, keepdims=True) >= P.cumsum(-1)).sum(-1)
+        links = [torch.from_numpy(np.ascontiguousarray(a)) for a in (X, index, child, sibling, wanted)]
+        y, at, k = torch.full((B*n,), -1), torch.full((B, depth + 1), -1), torch.zeros(B, dtype=torch.int64)
+        kernels.verify_tree_greedy_triton(y, at, k, *links)
+        return np.where(np.arange(depth + 1) <= k[:, None].numpy(), y[at.clamp(min=0)].numpy(), -1)
+    return verify
 
 @run_together
 def sglang_chain_sampler(kernel, block=False):  # -> verify(P, Q, X, seeds)
