@@ -24,7 +24,7 @@ import torch
 
 import engines_exact as ee
 from specref.app import engines as en
-from specref.app.benchmarks import quiet
+from specref.app.benchmarks import generation_view, quiet
 from specref.app.tour import provenance_of_run
 from specref.certify.certificates import ALPHA
 from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
@@ -302,11 +302,11 @@ def transformers_cases():
             make("large", **other_tokenizer(listed_by_id)), 1_500, {}),
         "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 1_500, dict(n=128)),
         "assistant model, ensemble weight .5": (
-            make(**PAIR, assistant_ensemble_weight=.5), 1_500, dict(approximations=AS_DOCUMENTED))}
+            make(**PAIR, assistant_ensemble_weight=.5), 8_000, dict(approximations=AS_DOCUMENTED))}
 
 def transformers_long_rows():
     asked = "transformers", released("transformers"), "assistant model"
-    yield texts_row(asked, en.transformers_engine(**PAIR), 12_000)
+    yield texts_row(asked, en.transformers_engine(**PAIR), 20_000)
 
 def transformers_text_rows():
     names, make = ("transformers", released("transformers")), en.transformers_engine
@@ -314,7 +314,7 @@ def transformers_text_rows():
         yield texts_row((*names, asked), engine, tokens, **how)
     cold = make(**PAIR, **COLD), make("large", **COLD)
     yield identity_row((*names, "assistant model, temperature 0"), *cold)
-    yield refused_row((*names, "assistant model, two texts at once"), make(**PAIR).generate)
+    yield refused_row((*names, "assistant model, two texts at once"))
 
 @cache
 def onnx_models():
@@ -387,12 +387,14 @@ def not_run_rows():
         yield en.engine_row(*names, None, verdict="not run", reason=why, alpha=None)
 
 
-def refused_row(names, generate):
+def refused_row(names):
     "A batch of two prompts"
-    two = [prompts("code", 2)]
-    try: generate(two[0], 8, 0)
-    except Exception as e: why = f"{type(e).__name__}: {e}".split(". ")[0][:160]
+    ids = torch.tensor(prompts("code", 2))
+    how = dict(max_new_tokens=8, assistant_model=generation_view("small"))
+    try: generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
+    except ValueError as e: why = f"refused: {e}".split(". ")[0][:160]
     return en.engine_row(*names, "black box", verdict="not run", reason=why)
+
 
 
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,

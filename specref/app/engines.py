@@ -414,11 +414,12 @@ def row_of_bets(found, *names, **more):
                       verdict="differs" if found.over else "no difference",
                       witness=found.words if found.over else None) | more
 
-# %% ../../nbs/65_engines.ipynb #e41e303f
+# %% ../../nbs/65_engines.ipynb #3df8f534
 def engine_line(row):
     "A line of the table"
     runs = "" if row["runs"] is None else f"{row['runs']:,}"
-    distance = "-" if row["distance"] is None else f"{row['distance']:.4f}"
+    distance = "-" if row["distance"] is None or row["verdict"] == "differs" else f"{row['distance']:.4f}"
+    if row["how"] == "enumerated": distance = f"{row['distance']:.0e}"
     return f"  {row['asked']:62}{runs:>10}  {row['verdict']:26}{distance:>7}"
 
 def engine_table(record):
@@ -433,14 +434,14 @@ def engine_table(record):
     return "\n".join(line.rstrip() for line in out)
 
 def engine_notes(record):
-    "What is to be said of rows beyond their lines: reasons, approximations, robustness, witnesses"
-    out, seen = [], set()
+    "What is to be said of rows beyond their lines, each note with the rows that it belongs to"
+    rows_of = {}
     for row in record["rows"]:
-        notes = dict(reason=row["reason"], approximations=row["approximations"],
-                     robustness=", ".join(row.get("robustness") or ()) or None, witness=row["witness"])
+        notes = dict(reason=row["reason"], approximation=row["approximations"],
+                     fails=", ".join(row.get("robustness") or ()))
         for kind, words in notes.items():
-            if not words: continue
-            note = fill(f"{row['engine']}, {row['asked']}: {kind}: {words}", 100, subsequent_indent="    ")
-            if (row["engine"], kind, str(words)) not in seen: out.append(note)
-            seen.add((row["engine"], kind, str(words)))
-    return "\n".join(out)
+            mine = rows_of.setdefault((kind, words), []) if words else []
+            name = f"{row['engine']} ({row['asked']})" if row["verdict"] == "not run" else row["engine"]
+            if name not in mine: mine.append(name)
+    lines = (f"{kind}: {words}: {'; '.join(names)}" for (kind, words), names in sorted(rows_of.items()))
+    return "\n".join(fill(line, 100, subsequent_indent="    ") for line in lines)
