@@ -71,7 +71,7 @@ def sglang(): return en.sglang_modules(sources("sglang"))
 # -- Samplers: engine, what was asked, how it is made, the rule, its planted mistakes -----------------
 
 FROM_P, ONE_UNIFORM, NO_Q = "recovered token from p", "one uniform for all places", "draft weight left out"
-PREFIX, UNSCALED = "acceptance of the prefix alone", "residual without the prefix's weight"
+PREFIX = "acceptance of the prefix alone"
 CHAIN, BLOCK = "standard rejection of a chain", "block verification of a chain"
 BLOCK_MASS = "residual_mass / (\n" + " "*28 + "residual_mass + 1.0 - prefix_prob\n" + " "*24 + ")"
 
@@ -80,15 +80,15 @@ def kernels():
     (runner, _, v1, sampling), (chain, _, dspark) = vllm(), sglang()
     return {
         "vLLM, runner V2": ("vllm", CHAIN, en.vllm_runner_sampler, [runner], reject, {
-            FROM_P: [("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
+            FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
+                     ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
             ONE_UNIFORM: [("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")],
             NO_Q: [("tl.log(u) + draft_logprob", "tl.log(u)")]}),
         "vLLM, runner V2, block": (
             "vllm", BLOCK, partial(en.vllm_runner_sampler, block=True), [runner], block, {
-                PREFIX: [("h = tl.where(denom > 0.0, residual_mass / denom, 1.0)", "h = prefix_joint_ratio")],
-                UNSCALED: [("target_log_probs += log_p_tau", "target_log_probs += 0.0")],
-                ONE_UNIFORM: [("spec_step_seed(seed, i) if USE_BLOCK_VERIFICATION else seed", "seed"),
-                              ("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")]}),
+                FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
+                         ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
+                PREFIX: [("tl.where(denom > 0.0, residual_mass / denom, 1.0)", "prefix_joint_ratio")]}),
         "vLLM, V1": ("vllm", CHAIN, en.vllm_v1_sampler, [v1, sampling], reject, {
             FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
             ONE_UNIFORM: [("uniform_probs_ptr + start_idx + pos", "uniform_probs_ptr + start_idx")],
@@ -99,11 +99,10 @@ def kernels():
             "the first row for all places": [("cur_prob_row = step", "cur_prob_row = 0")]}),
         "SGLang, chain, block": (
             "sglang", BLOCK, partial(en.sglang_chain_sampler, block=True), [chain], block, {
-                PREFIX: [(BLOCK_MASS, "prefix_prob")],
-                UNSCALED: [("residual_scale = prefix_prob", "residual_scale = 1.0")],
-                ONE_UNIFORM: [("uni_ptr_base + (step - 1) * stride_uni_s", "uni_ptr_base")]}),
+                FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
+                PREFIX: [(BLOCK_MASS, "prefix_prob")]}),
         "SGLang, DSpark": ("sglang", CHAIN, en.sglang_dspark_sampler, [dspark], reject, {
-            FROM_P: [("log_p + libdevice.log1p(-ratio)", "log_p")],
+            FROM_P: [("ratio < 1.0, log_p + libdevice.log1p(-ratio)", "ratio < 1e30, log_p")],
             ONE_UNIFORM: [("(req * STRIDE + i).to(tl.int32)", "(req * STRIDE).to(tl.int32)")]})}
 
 def mistaken(sampler, modules, changes):
@@ -207,15 +206,15 @@ def transformers_mistakes():
             "recovered token from p": en.transformers_sampler(from_p)}
 
 def short_runs():
-    "{engine: (right sampler, {mistake: sampler}, how it is called, rule, runs)}"
+    "(engine, right sampler, {mistake: sampler}, how it is called, rule, runs of the right and of wrong ones)"
     calls = Interface(batch=BATCH)
     for name, (_, _, sampler, modules, rule, mistakes) in kernels().items():
         wrong = {what: mistaken(sampler, modules, changes) for what, changes in mistakes.items()}
-        yield name, sampler(*modules), wrong, calls, rule, 2000
+        yield name, sampler(*modules), wrong, calls, rule, (2000, 8000)
     calls = Interface(dtype="float32")
-    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, 300
+    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, (300, 2500)
 
-def mlx_short(seed, loop=None, runs=300):
+def mlx_short(seed, runs, loop=None):
     rows, target = mlx_tables()
     return certify_sampler(en.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
 
@@ -227,21 +226,30 @@ def mlx_mistakes():
     return {"the first draft token is always accepted": en.changed_module(module, *always),
             "a rejected draft token is returned": en.changed_module(module, *returned)}
 
-def planted_rows(wrong_seeds=20):
-    "How many of the seeds convict a sampler: the right one in none, a wrong one in all"
-    for name, right, wrong, calls, rule, runs in short_runs():
-        def convicted(verify, seed):
-            return bool(en.sampler_checks(verify, calls, runs, ONE, like=rule, seed=seed).differs_quickly)
-        alarms = sum(convicted(right, seed) for seed in range(SEEDS))
-        found = {what: sum(convicted(f, seed) for seed in range(wrong_seeds)) for what, f in wrong.items()}
-        yield counted(name, runs, alarms, wrong_seeds, found)
-    alarms = sum(not mlx_short(seed) for seed in range(SEEDS))
-    found = {what: sum(not mlx_short(seed, m.speculative_generate_step) for seed in range(wrong_seeds))
-             for what, m in mlx_mistakes().items()}
-    yield counted("mlx-lm", 300, alarms, wrong_seeds, found)
+def convicted(verify, calls, rule, runs, seed):
+    return bool(en.sampler_checks(verify, calls, runs, ONE, like=rule, seed=seed).differs_quickly)
 
-def counted(name, runs, alarms, wrong_seeds, found):
-    return dict(engine=name, runs=runs, seeds=SEEDS, alarms=alarms, wrong_seeds=wrong_seeds, convicted=found)
+def right_rows():
+    "How many of the seeds convict a right sampler"
+    for name, right, _, calls, rule, (runs, _) in short_runs():
+        alarms = sum(convicted(right, calls, rule, runs, seed) for seed in range(SEEDS))
+        yield dict(engine=name, runs=runs, seeds=SEEDS, alarms=alarms)
+    alarms = sum(not mlx_short(seed, 300) for seed in range(SEEDS))
+    yield dict(engine="mlx-lm", runs=300, seeds=SEEDS, alarms=alarms)
+
+def planted_rows(seeds=10):
+    "How many of the seeds convict a wrong sampler"
+    for name, _, wrong, calls, rule, (_, runs) in short_runs():
+        found = {what: sum(convicted(f, calls, rule, runs, seed) for seed in range(seeds))
+                 for what, f in wrong.items()}
+        yield dict(engine=name, runs=runs, seeds=seeds, convicted=found)
+    (runner, noise, *_), what = vllm(), "draft and recovered token from one noise"
+    shared = en.vllm_runner_sampler(runner), en.vllm_drafts(noise, salted=False), reject, RUNS
+    yield dict(engine="vLLM, runner V2, its own drafts", runs=RUNS, seeds=3,
+               convicted={what: sum(convicted(*shared, seed) for seed in range(3))})
+    found = {what: sum(not mlx_short(seed, 1500, m.speculative_generate_step) for seed in range(seeds))
+             for what, m in mlx_mistakes().items()}
+    yield dict(engine="mlx-lm", runs=1500, seeds=seeds, convicted=found)
 
 
 # -- Engines as black boxes ---------------------------------------------------------------------------
@@ -441,7 +449,8 @@ def zero_coins():
                    "source was read: it asks for a positive probability and compares with <")
 
 
-LISTS = dict(interpreter=lambda: [*interpreter_rows()], planted=lambda: [*planted_rows()], reported=reported)
+LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_rows()],
+             planted=lambda: [*planted_rows()], reported=reported)
 
 def main(parts):
     "Make parts of the record anew"
