@@ -202,7 +202,7 @@ def transformers_mistakes():
         if k == n: return tokens, k
         return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
     return {"the last token is left out": en.transformers_sampler(lost),
-            "q stated at another temperature": en.transformers_sampler(stated=lambda q: q*.5),
+            "q stated at a temperature of 5": en.transformers_sampler(stated=lambda q: q/5),
             "recovered token from p": en.transformers_sampler(from_p)}
 
 def short_runs():
