@@ -159,7 +159,7 @@ def tree_rows():
 def transformers_rows():
     "transformers' rule, called for each draft"
     names = "transformers", released("transformers"), CHAIN
-    yield checked_row(names, en.transformers_sampler(), Interface(dtype="float32"), reject, 30_000)
+    yield checked_row(names, en.transformers_sampler(), Interface(dtype="float32"), reject, 130_000)
 
 def mlx_tables(k=0):
     "Two tables of four tokens: rows, and the target"
@@ -314,7 +314,7 @@ def transformers_cases():
 
 def transformers_long_rows():
     asked = "transformers", released("transformers"), "assistant model"
-    yield texts_row(asked, en.transformers_engine(**PAIR), 20_000)
+    yield texts_row(asked, en.transformers_engine(**PAIR), 60_000, small=.02)
 
 def transformers_text_rows():
     names, make = ("transformers", released("transformers")), en.transformers_engine
