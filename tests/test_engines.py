@@ -103,7 +103,7 @@ def texts():
     return [(row[:32], row[32:]) for row in x.tolist()]
 
 def bets(texts, **engine):
-    found = en.TextBets(en.Engine(None, **engine))
+    found = en.TextBets(en.BlackBox(None, **engine))
     for prompt, new in texts:
         found.observe(prompt, new)
         if found.over: break
