@@ -259,11 +259,11 @@ def starts():
     for k in count(): yield prompts(("english", "code")[k % 2], 1, seed=k)[0]
 
 def texts_row(names, engine, tokens, seeded=True, small=0., n=64, **more):
-    "Judged with one set of prompts; a difference is looked for again with other prompts"
-    found = en.judge_texts(engine, starts(), n, tokens, seeded, small=small)
+    "Bets with one set of prompts; a difference is looked for again with other prompts"
+    found = en.bet_on_texts(engine, starts(), n, tokens, seeded, small=small)
     if found.over:
         later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
-        again = en.judge_texts(engine, later, n, tokens, seeded)
+        again = en.bet_on_texts(engine, later, n, tokens, seeded)
         more["again"] = again.words
         if not again.over: found = again
     return en.row_of_bets(found, *names, **dict(approximations=FLOAT32) | more)

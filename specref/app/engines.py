@@ -8,7 +8,7 @@ __all__ = ['VLLM_FILES', 'VLLM_HELPERS', 'SGLANG_FILES', 'COLUMNS_OF_ENGINES', '
            'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows', 'log_rows', 'with_root', 'vllm_modules',
            'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules', 'sglang_tree_sampler', 'sglang_chain_sampler',
            'sglang_dspark_sampler', 'OwnDrafts', 'vllm_drafts', 'MlxTable', 'mlx_sampler', 'BlackBox',
-           'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets', 'judge_texts', 'MeasuredChecks',
+           'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets', 'bet_on_texts', 'MeasuredChecks',
            'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets']
 
 # %% ../../nbs/65_engines.ipynb #22d51950
@@ -351,7 +351,7 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
     warped = {k: how[k] or None for k in ("temperature", "top_k", "top_p")}
     return BlackBox(generate, target, rival, warped if how["do_sample"] else dict(temperature=0), stop)
 
-# %% ../../nbs/65_engines.ipynb #8901fd2d
+# %% ../../nbs/65_engines.ipynb #dfc70420
 class TextBets:
     "Bets on the tokens of an engine's texts against the rows of its known target"
     def __init__(self, engine, alpha=ALPHA):
@@ -387,7 +387,7 @@ class TextBets:
         found = self.claim.words(self.limit), self.noise.words(self.limit), self.ends.failure
         return "; ".join(filter(None, found))
 
-def judge_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0.):  # -> TextBets
+def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0.):  # -> TextBets
     "Texts of `n` tokens after prompts in turn, until `tokens`, an error, or a visible distance of `small`"
     found = TextBets(engine, alpha)
     for k, prompt in enumerate(starts):
