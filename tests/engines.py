@@ -300,15 +300,15 @@ def transformers_cases():
     eos = tokenizer().convert_tokens_to_ids(END_TEXT)
     cut = dict(temperature=.7, top_k=20, top_p=.9)
     return {
-        "assistant model, no seed": (make(**PAIR), 1_500, dict(seeded=False)),
-        "assistant model, a target of 24 layers": (make("target", "small"), 1_500, {}),
-        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 1_500, {}),
-        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 1_500, {}),
-        "early exit after one layer": (make("large", assistant_early_exit=1), 1_500, {}),
-        "assistant model with another tokenizer": (make("large", **other_tokenizer()), 1_500, {}),
+        "assistant model, no seed": (make(**PAIR), 4_000, dict(seeded=False)),
+        "assistant model, a target of 24 layers": (make("target", "small"), 4_000, {}),
+        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 4_000, {}),
+        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 4_000, {}),
+        "early exit after one layer": (make("large", assistant_early_exit=1), 4_000, {}),
+        "assistant model with another tokenizer": (make("large", **other_tokenizer()), 4_000, {}),
         "assistant model with another tokenizer, both listed by id": (
-            make("large", **other_tokenizer(listed_by_id)), 1_500, {}),
-        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 1_500, dict(n=128)),
+            make("large", **other_tokenizer(listed_by_id)), 4_000, {}),
+        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 4_000, dict(n=128)),
         "assistant model, ensemble weight .5": (
             make(**PAIR, assistant_ensemble_weight=.5), 8_000, dict(approximations=AS_DOCUMENTED))}
 
