@@ -401,7 +401,7 @@ def refused_row(names):
     how = dict(max_new_tokens=8, assistant_model=generation_view("small"))
     try: generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
     except ValueError as e: why = f"refused: {e}".split(". ")[0][:160]
-    return en.engine_row(*names, "black box", verdict="not run", reason=why)
+    return en.engine_row(*names, "black box", verdict="not run", reason=why, alpha=None)
 
 
 
