@@ -70,6 +70,10 @@ peers: .venv-peers/.ready  ## plain and speculative decoding of the embedded tar
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-peers/bin/python -W ignore tests/peers.py docs/benchmarks/peers.json
 
+engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (two hours); recorded
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	    .venv-engines/bin/python -W ignore tests/engines.py docs/benchmarks/engines.json .venv-engines/wheels $(PART)
+
 sweep: $(READY)  ## every causal architecture of transformers, tiny, against its own generate (20 minutes)
 	@mkdir -p build
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
@@ -90,7 +94,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers gpu clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -116,8 +120,11 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 
 .venv-peers/.ready: OTHERS := tqdm mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
-.venv-peers/.ready .venv-quantised/.ready: pyproject.toml constraints.txt Makefile
+.venv-engines/.ready: OTHERS := scipy tqdm triton msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23   # their Python files alone are used
+.venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)
 	$(@D)/bin/python -m pip install -q -c constraints.txt torch
 	$(@D)/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy $(OTHERS)
+	$(if $(WHEELS),$(@D)/bin/python -m pip download -q --no-deps -d $(@D)/wheels $(WHEELS))
 	@touch $@
