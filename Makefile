@@ -121,7 +121,7 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 .venv-peers/.ready: OTHERS := tqdm mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
 .venv-engines/.ready: OTHERS := scipy tqdm triton msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
-.venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23   # their Python files alone are used
+.venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23 lmdeploy==0.18.0   # their Python files alone are used
 .venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)
 	$(@D)/bin/python -m pip install -q -c constraints.txt torch

@@ -67,6 +67,9 @@ def vllm(): return en.vllm_modules(sources("vllm"))
 @cache
 def sglang(): return en.sglang_modules(sources("sglang"))
 
+@cache
+def lmdeploy(): return en.lmdeploy_modules(sources("lmdeploy"))
+
 
 # -- Samplers: engine, what was asked, how it is made, the rule, its planted mistakes -----------------
 
@@ -77,8 +80,16 @@ BLOCK_MASS = "residual_mass / (\n" + " "*28 + "residual_mass + 1.0 - prefix_prob
 
 def kernels():
     "{name: (package, what was asked, sampler of modules, modules, rule, mistakes)}"
-    (runner, _, v1, sampling), (chain, _, dspark) = vllm(), sglang()
+    (runner, _, v1, sampling), (chain, _, dspark), (tiles, launcher, plain) = vllm(), sglang(), lmdeploy()
     return {
+        "LMDeploy": ("lmdeploy", CHAIN, en.lmdeploy_kernel_sampler, [tiles, launcher], reject, {
+            FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
+            ONE_UNIFORM: [("uniform_probs_ptr + req_idx * draft_stride + pos",
+                           "uniform_probs_ptr + req_idx * draft_stride")],
+            NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
+        "LMDeploy, torch": ("lmdeploy", CHAIN, en.lmdeploy_torch_sampler, [plain], reject, {
+            FROM_P: [("(target_probs - draft_probs).clamp_min_(0)", "target_probs")],
+            NO_Q: [("target_draft_probs / draft_token_probs >=", "target_draft_probs >=")]}),
         "vLLM, runner V2": ("vllm", CHAIN, en.vllm_runner_sampler, [runner], reject, {
             FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
                      ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
@@ -117,7 +128,8 @@ def kernel_rows():
     for name, (package, asked, sampler, modules, rule, _) in kernels().items():
         verify = sampler(*modules)
         names = name, released(package), asked
-        yield checked_row(names, verify, calls, rule, reason="released source in Triton's interpreter")
+        where = "Triton's interpreter" if hasattr(verify, "one_by_one") else "torch"
+        yield checked_row(names, verify, calls, rule, reason=f"released source in {where}")
 
 def checked_row(names, verify, calls, rule, runs=RUNS, **more):
     "All cases with few calls, two with many; a difference is looked for again with another seed"
@@ -136,6 +148,7 @@ def interpreter_rows(n=128):
     "Are the tokens those of Triton's own interpreter, one program after another?"
     for name, (_, _, sampler, modules, *_) in kernels().items():
         calls, verify = Interface(batch=n), sampler(*modules)
+        if not hasattr(verify, "one_by_one"): continue   # no Triton
         case = RowCase(CASES["different rows"], 4)
         given = calls.arguments(calls.drafts(case, n, 2, numpy_generator(0)))
         seeds = np.array(calls.noises(n, 0))
