@@ -249,9 +249,8 @@ def sglang_dspark_sampler(kernels):  # -> verify(P, Q, X, seeds)
     return verify
 
 # %% ../../nbs/65_engines.ipynb #33e0782e
-LMDEPLOY_FILES = ["lmdeploy.pytorch.kernels.cuda.rejection_sampling", "lmdeploy.pytorch.backends.rejection_sampling",
-                  "lmdeploy.pytorch.backends.cuda.rejection_sampling",
-                  "lmdeploy.pytorch.backends.default.rejection_sampling"]
+LMDEPLOY_FILES = [f"lmdeploy.pytorch.{part}.rejection_sampling"
+                  for part in ("kernels.cuda", "backends", "backends.cuda", "backends.default")]
 
 def lmdeploy_modules(root):  # -> kernels, the sampler that launches them, the sampler in torch
     "LMDeploy's modules"
