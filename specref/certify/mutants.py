@@ -394,7 +394,7 @@ COUPLED = Setting(PAIR[0], PositionKeyed(Chain(PAIR[1], 1)), coupled, 2, loop=wh
 # %% ../../nbs/16a_mutants.ipynb #eab2bdd0
 NOISE_SHARED = [
     mutant("draft and acceptance test share a random number",
-           "local-inference-lab/vllm#205", None, KEYED_DRAFT,
+           "vllm-project/vllm#47386", None, KEYED_DRAFT,
            verify=reusing_verifier(coin=DRAFT)),
     mutant("draft and recovered token share a random number",
            "vllm-project/vllm#54282", None, KEYED_DRAFT,

@@ -312,7 +312,8 @@ REPORTS = (
         INCLUSIVE_RULE, "zeros"),
     ReportedBug(
         "vllm#54282", "vLLM", "vllm-project/vllm/pull/54282", "2026-08-28", "",
-        "the recovered token is drawn with the noise that sampled the rejected one",
+        "the recovered token is drawn with the noise that sampled the rejected one; #47386 reports it "
+        "first, and the same of the acceptance test",
         "draft and recovered token share their noise", check="noise", sampler=RACE.verify,
         how=dict(drafter=RACE.draft), off=NOISE_OFF),
     ReportedBug(
