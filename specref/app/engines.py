@@ -40,14 +40,15 @@ def engine_line(row):
     runs = "" if row["runs"] is None else f"{row['runs']:,}"
     distance = "-" if row["distance"] is None or row["verdict"] == "differs" else f"{row['distance']:.4f}"
     if row["how"] == "enumerated": distance = f"{row['distance']:.0e}"
-    return f"  {row['asked']:62}{runs:>10}  {row['verdict']:26}{distance:>7}"
+    return f"  {runs:>8}{distance:>10}  {row['verdict']:28}{row['asked']}"
 
 def engine_table(record):
     "The rows of a record, engine by engine"
-    head = f"  {'asked':62}{'runs':>10}  {'found':25}{'distance':>8}"
+    head = f"  {'runs':>8}{'distance':>10}  {'found':28}asked"
     out, names = [f"{record['date']}, {record['machine']}", head], []
     for row in sorted(record["rows"], key=lambda row: (row["engine"], row["how"] or "")):
-        name = f"{row['engine']} {row['version'] or ''}".strip() + f", {row['how'] or 'not run'}"
+        engine, *part = row["engine"].split(", ")
+        name = ", ".join([f"{engine} {row['version'] or ''}".strip(), *part, row["how"] or "not run"])
         if name not in names: out += ["", name]
         names.append(name)
         out.append(engine_line(row))
