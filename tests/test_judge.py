@@ -171,9 +171,9 @@ EDGES = {
     "never ends": SAMPLING_RULE.replace("return [*draft, ", "while len(draft): pass\n    return ["),
     "returns 4 tokens after a draft of 1": SAMPLING_RULE.replace("u)]\n", "u), 0, 0, 0]\n", 1),
     "returns 0 tokens after a draft of 1": "def rule(p, q, draft, u): return []",
-    "raises ZeroDivisionError": "def rule(p, q, draft, u): return [(p[0]/q[0]).sum()]",
-    "returns a token outside the vocabulary": "def rule(p, q, draft, u): return [4]",
-    "returns something other than tokens": "def rule(p, q, draft, u): return u()"}
+    "raises ZeroDivisionError": "def rule(p, q, draft, u): return [(p[0]/q[0]).sum()] if draft else [0]",
+    "returns a token outside the vocabulary": "def rule(p, q, draft, u): return [4 if draft else 0]",
+    "returns something other than tokens": "def rule(p, q, draft, u): return u() if draft else [0]"}
 
 
 @pytest.mark.parametrize("words", EDGES)
@@ -181,6 +181,25 @@ def test_edge_cases_have_words(words):
     found = judge_rule(EDGES[words], known=(), cases=[case for case in JUDGE_CASES if case.gamma < 3])
     assert not found.passes and any(words in edge for edge in found.edges) and words in found.words
     assert found.exact is words.startswith(("<", "changes", "returns 0"))
+
+
+@pytest.mark.parametrize("names, words", [("p, q, draft", "3 positional"), ("p, q, draft, u", "other than")])
+def test_a_rule_that_never_answers_is_refused(names, words):
+    with pytest.raises(ValueError, match=f"^rule: .*{words}.* in all calls$"):
+        judge_rule(f"def rule({names}): pass")
+
+
+def test_no_bug_is_named_beside_an_exact_rule_and_none_of_a_far_one():
+    "A coin between two right rules; a rule that is like none"
+    mixed = judge_rule("""
+def rule(p, q, draft, u):
+    if u() < .5: return [choose(p[0], u)]
+    for i, x in enumerate(draft):
+        if u() >= p[i][x]/q[i][x]: return [*draft[:i], choose(positive(p[i] - q[i]), u)]
+    return [*draft, choose(p[-1], u)]
+""")
+    assert mixed.exact and mixed.right and mixed.distance > 0
+    assert judge_rule("def rule(p, q, draft, u): return [2]").likeness == "behaves as none of the known rules"
 
 
 def test_a_number_of_the_draft_may_be_used_again():

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', 'LOOPS', 'JUDGE_CASES', 'MOST_PATHS', 'MOST_LINES',
-           'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'ROUNDING_LIMIT', 'CannotEnumerate', 'Exact', 'kept_exact',
-           'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token', 'race_token',
-           'positive_part', 'likeliest', 'load_rule', 'run_source', 'check_sources', 'names_in', 'with_helpers',
-           'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by', 'as_emitted',
-           'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number',
-           'nearest_known', 'continued', 'continued_law', 'right_tokens', 'TextWitness', 'CaseVerdict', 'judge_case',
-           'edge_cases', 'zero_accepted', 'Judgement', 'judge_rule', 'check_judged']
+           'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'FAR_OFF', 'ROUNDING_LIMIT', 'CannotEnumerate', 'Exact',
+           'kept_exact', 'exactly', 'RandomNumber', 'elementwise', 'refusing', 'UniformSource', 'choose_token',
+           'race_token', 'positive_part', 'likeliest', 'load_rule', 'run_source', 'check_sources', 'names_in',
+           'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls',
+           'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows',
+           'bonus_from_draft', 'one_number', 'nearest_known', 'continued', 'continued_law', 'right_tokens',
+           'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases', 'zero_accepted', 'Judgement', 'judge_rule',
+           'check_answers', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -527,6 +528,7 @@ def zero_accepted(rule, draw, laws, taken):  # -> at most one line
                     return
 
 # %% ../../nbs/17d_judge.ipynb #9728e896
+FAR_OFF = Fraction(1, 4)   # a mean distance at which no known rule is named
 ROUNDING_LIMIT = Fraction(1, 10**12)   # a distance below it is rounding, if a rule computes with floats
 
 @dataclass(frozen=True)
@@ -556,6 +558,7 @@ class Judgement:
     def likeness(self):
         if self.distance is None: return "compared with no known rule"
         if not self.distance: return f"behaves exactly as: {'; as: '.join(self.nearest)}"
+        if self.distance > FAR_OFF: return "behaves as none of the known rules"
         return f"nearest known: {'; '.join(self.nearest)}, at a mean distance of {in_words(self.distance)}"
     @property
     def words(self): return "\n".join([f"{self.name}  {self.verdict}", *self.lines()])
@@ -565,7 +568,9 @@ class Judgement:
             tokens = "".join(f"{float(x):{w}.3f}" for x, w in ((c.tokens, 9), (c.sampling, 10), (c.block, 8)))
             yield f"  {c.name:22} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
         witness = [f"witness: {self.worst.witness.words}"]*(not self.exact)
-        for line in (*witness, *(f"edge case: {edge}" for edge in self.edges), self.likeness):
+        asked = [f"not asked: drafts of more than {max(c.gamma for c in self.cases)} tokens"]*self.exact
+        edges = [f"edge case: {edge}" for edge in self.edges]
+        for line in (*witness, *edges, self.likeness, *asked):
             yield fill(line, 92, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     def __str__(self): return self.words
 
@@ -583,10 +588,19 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     laws = {case: law_of_calls(case, calls) for case in cases}
     rounded = Exact.floats > floats
     edges = tuple(edge_cases(rule, draw, laws, calls))
-    nearest, distance = nearest_known(laws, known)
-    names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
+    check_answers(laws, calls)
     found = tuple(judge_case(case, law) for case, law in laws.items())
+    nearest, distance = nearest_known(laws, known)
+    if distance and not any(c.tv for c in found):   # no bug is named beside an exact rule
+        nearest, distance = nearest_known(laws, [k for k in known if k.right])
+    names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
     return Judgement(name, found, edges, names, distance, any(k.right for k in nearest), rounded)
+
+def check_answers(laws, calls):
+    "Raise for a rule that returns tokens in no call"
+    outs = [out for law in laws.values() for _, out in law]
+    if any(not isinstance(out, str) for out in outs): return
+    raise ValueError(f"rule: {calls.raised or outs[0]} in all calls")
 
 def check_judged(rule, draw, cases):
     "Raise for what is no rule, no draw or no cases"

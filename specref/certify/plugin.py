@@ -202,7 +202,9 @@ class CountedCalls:
 def failures_in_words(report, ignore=()):  # -> words, "" if the sampler passes
     "The checks of a report that failed, but for those to `ignore`"
     wrong = tuple(x for x in report.lines if x.passes is False and x.check not in ignore)
-    return replace(report, lines=wrong).words if wrong else ""
+    names = tuple(x.check for x in wrong)
+    hint = f"\na lossless sampler may fail this: ignore={names}"*({*names} <= {"zeros", "nan"})
+    return replace(report, lines=wrong).words + hint if wrong else ""
 
 def within(records, most, seconds):  # -> iterator
     "Records one by one, at most so many, and none after so many seconds"
