@@ -186,7 +186,7 @@ def mlx_rows():
     found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=TEXTS)
     asked = "mlx-lm", released("mlx-lm"), "its loop on two tables, texts of four tokens"
     yield en.engine_row(*asked, "sampler", runs=TEXTS, verdict="no difference" if found.passes else "differs",
-                        distance=float(found.test.tv + found.mass_in_shared_cells), approximations=FLOAT32,
+                        distance=found.distance_visible, approximations=FLOAT32,
                         witness=None if found.passes else found.words)
 
 

@@ -72,10 +72,11 @@ def test_transformers_rule_passes_and_a_wrong_one_is_convicted():
         tokens, k = rule(ids, q, n, p)
         if k == n: return tokens, k
         return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
-    def found(rule): return en.sampler_checks(en.transformers_sampler(rule), FLOAT32, 400, TWO, like=reject)
+    def found(rule): return en.sampler_checks(en.transformers_sampler(rule), FLOAT32, 1000, TWO, like=reject)
     right = found(rule)
-    assert not right.differs_quickly and right.result("distribution").passes and right.visible < 1
-    assert "more likely under the draft" in found(from_p).differs_quickly
+    assert not right.differs_quickly and right.result("distribution").passes
+    assert .3 < right.visible < .5   # of texts; on the cells alone it is about .2
+    assert "differs in the case 'different rows'" in found(from_p).differs_quickly
 
 def test_a_released_module_is_imported_alone(tmp_path):
     "Its other imports are stand-ins, what is given is real; one change of its text is another module"

@@ -435,8 +435,7 @@ class MeasuredChecks(SamplerChecks):
     "The checks of a sampler, and the largest distance of finished blocks that they could miss in a case"
     visible = 1.
     def no_difference(self, found, what, runs):
-        if what == "the finished blocks":
-            self.visible = float(max(e.test.tv + e.mass_in_shared_cells for e in found.values()))
+        if what == "the finished blocks": self.visible = max(e.distance_visible for e in found.values())
         return super().no_difference(found, what, runs)
     @property
     def differs(self):

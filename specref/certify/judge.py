@@ -10,8 +10,8 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'NeverEnds', 'run_limited', 'RuleCalls',
            'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows',
            'bonus_from_draft', 'one_number', 'nearest_known', 'continued', 'continued_law', 'right_tokens',
-           'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases', 'zero_accepted', 'Judgement', 'judge_rule',
-           'check_answers', 'check_judged']
+           'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases', 'zero_accepted', 'are_exact', 'Judgement',
+           'judge_rule', 'check_answers', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -531,6 +531,8 @@ def zero_accepted(rule, draw, laws, taken):  # -> at most one line
 FAR_OFF = Fraction(1, 4)   # a mean distance at which no known rule is named
 ROUNDING_LIMIT = Fraction(1, 10**12)   # a distance below it is rounding, if a rule computes with floats
 
+def are_exact(cases, rounded): return all(c.tv <= ROUNDING_LIMIT*rounded for c in cases)
+
 @dataclass(frozen=True)
 class Judgement:
     "A rule: its verdict in each case, edge cases, and the known rules of the nearest behaviour"
@@ -546,7 +548,7 @@ class Judgement:
     @property
     def tv(self): return self.worst.tv
     @property
-    def exact(self): return self.tv <= ROUNDING_LIMIT*self.rounded
+    def exact(self): return are_exact(self.cases, self.rounded)
     @property
     def passes(self): return self.exact and not self.edges
     @property
@@ -587,11 +589,11 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     calls, floats = RuleCalls(rule, draw), Exact.floats
     laws = {case: law_of_calls(case, calls) for case in cases}
     rounded = Exact.floats > floats
-    edges = tuple(edge_cases(rule, draw, laws, calls))
     check_answers(laws, calls)
+    edges = tuple(edge_cases(rule, draw, laws, calls))
     found = tuple(judge_case(case, law) for case, law in laws.items())
     nearest, distance = nearest_known(laws, known)
-    if distance and not any(c.tv for c in found):   # no bug is named beside an exact rule
+    if distance and are_exact(found, rounded):   # no bug is named beside an exact rule
         nearest, distance = nearest_known(laws, [k for k in known if k.right])
     names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
     return Judgement(name, found, edges, names, distance, any(k.right for k in nearest), rounded)

@@ -30,7 +30,7 @@ def share_of(alpha, tests, k):  # -> scalar
 # %% ../../nbs/17f_plugin.ipynb #c211c448
 def visible_distance(*found):  # Evidence -> scalar, 1 where nothing is visible
     "The distance of texts that is detected on each piece of evidence (Proposition visible)"
-    return min(1., max((float(e.test.tv + e.mass_in_shared_cells) for e in found), default=1.))
+    return max((e.distance_visible for e in found), default=1.)
 
 def numbers_of_counts(*found):  # -> {name: number}
     "The numbers of evidence: runs, detected distances on cells and of texts, the least p-value"
