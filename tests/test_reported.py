@@ -42,7 +42,8 @@ def test_an_entry_has_a_thread(report):
     assert re.fullmatch(r"[\w.-]+/[\w.-]+/(issues|pull)/\d+", report.thread)
     number = report.thread.rpartition("/")[2]
     assert report.id.endswith(f"#{number}") and report.link == f"https://github.com/{report.thread}"
-    assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", report.date) and bool(report.source) != bool(report.sampler)
+    assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", report.date)
+    assert [*map(bool, (report.source, report.sampler, report.of_texts))].count(True) == 1
     assert report.said and report.bug and (report.source or report.off is None or report.off > 0)
 
 
