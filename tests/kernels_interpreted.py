@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from triton.runtime import interpreter
 
 from helpers import DRAWS, cold
 from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
@@ -21,17 +20,8 @@ from specref.gpu.verify import Logits, Probs, decision_cells, verify_chains, ver
 from specref.verify.block import block
 from specref.verify.reject import reject
 
-LAST, TWINS, patched, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), set(), []
-
-
-def called(self, *args, **kw):
-    "A function inside a kernel: the interpreter patches the language at each call; once a module is enough"
-    if id(self.fn.__globals__) not in patched: interpreter._patch_lang(self.fn)
-    patched.add(id(self.fn.__globals__))
-    return self.rewrite()(*args, **kw)
-
-
-interpreter.InterpretedFunction.__call__ = called
+LAST, TWINS, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), []
+kernels.patch_language_once()
 
 
 def same(kind, args, block=4, check=True, K=kernels):
@@ -289,20 +279,6 @@ def alone():
 
 # What is read
 
-def watched(tensors, V, call):
-    "What `call` returns, and the rows of each tensor of which it loads blocks"
-    seen, load = [set() for _ in tensors], type(interpreter.interpreter_builder).create_masked_load
-    def loaded(ptrs, mask, *rest):
-        for x, rows in zip(tensors, seen):
-            at = (ptrs.data[mask.data].astype(np.int64) - x.data_ptr()) // x.element_size()
-            inside = len(at) and (0 <= at).all() and (at < x.numel()).all()
-            if ptrs.data.size > 1 and inside: rows |= {*(at // V).tolist()}
-        return load(interpreter.interpreter_builder, ptrs, mask, *rest)
-    interpreter.interpreter_builder.create_masked_load = loaded
-    try: return call(), seen
-    finally: del interpreter.interpreter_builder.create_masked_load
-
-
 def reads(V=5):
     "The rows loaded in blocks are those of `rows_read`, for probabilities and logits"
     n = 0
@@ -311,9 +287,10 @@ def reads(V=5):
         batch, p, q, *uniforms = drafted(rng, [ragged(rng, V)], V)
         if not len(q): continue
         for x, y in (p, q), (Logits(p.log()), Logits(q.log())), (p, Logits(q.log())):
-            def call(): return kernels.fused_verify_trees(batch, x, y, *uniforms, check=False, block=4)
-            out, (of_p, of_q) = watched([getattr(rows, "x", rows) for rows in (x, y)], V, call)
-            assert kernels.rows_read(batch, out, x, y) == ([of_p], [of_q]), f"seed {seed}"
+            with kernels.Watched(p=getattr(x, "x", x), q=getattr(y, "x", y)) as watched:
+                out = kernels.fused_verify_trees(batch, x, y, *uniforms, check=False, block=4)
+            found = [watched.full("p")], [watched.full("q")]
+            assert kernels.rows_read(batch, out, x, y) == found, f"seed {seed}"
             n += 1
     return n
 

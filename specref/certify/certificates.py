@@ -406,7 +406,8 @@ class Evidence:
     @property
     def passes(self): return self.test.fits
     @property
-    def distance_visible(self): return min(1., float(self.test.tv + self.mass_in_shared_cells))   # of whole texts
+    def distance_visible(self):   # of whole texts
+        return min(1., float(self.test.tv + self.mass_in_shared_cells))
     @property
     def verdict(self): return "no difference detected" if self.passes else DIFFERS
     def __str__(self): return f"{self.verdict}: {self.test}"

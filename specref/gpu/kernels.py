@@ -11,8 +11,8 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'F
            'drawn_token', 'covered_weight', 'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree',
            'own_rows', 'store_verdict', 'entered', 'changed', 'next_offer', 'try_children', 'verify_trees_kernel',
            'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel',
-           'check_power_of_two', 'row_arrays', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'Watched',
-           'NodeReads', 'node_reads', 'rows_read']
+           'check_power_of_two', 'row_arrays', 'launch', 'fused_verify_trees', 'fused_verify_chains',
+           'patch_language_once', 'Watched', 'NodeReads', 'node_reads', 'rows_read']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 from typing import NamedTuple
@@ -593,6 +593,16 @@ def fused_verify_chains(batch, p, q, coins, picks, check=True,   # -> BatchVerdi
     return launch(verify_chains_kernel, batch.height + 1, batch, p, q, coins, picks, *shape)
 
 # %% ../../nbs/42a_kernels.ipynb #edb9b96a
+def patch_language_once():
+    "Triton's interpreter patches its language at each call inside a kernel; once a module is enough"
+    from triton.runtime import interpreter
+    patched = set()
+    def called(self, *args, **kw):
+        if id(self.fn.__globals__) not in patched: interpreter._patch_lang(self.fn)
+        patched.add(id(self.fn.__globals__))
+        return self.rewrite()(*args, **kw)
+    interpreter.InterpretedFunction.__call__ = called
+
 class Watched:
     "Records, in the interpreter, what is loaded from the named tensors: entries (name, [(row, token), ...])"
     def __init__(self, **tensors): self.tensors, self.seen = tensors, []
