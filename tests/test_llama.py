@@ -190,11 +190,12 @@ def test_what_no_pass_serves_is_left_to_the_module():
 
 
 @pytest.mark.parametrize("name", sorted(OWN_TARGETS))
-def test_the_targets_that_draft_for_themselves(name):
-    "Also a looped one, whose layers share weights"
+def test_the_other_targets_of_the_race(name):
+    "Also a looped one, whose layers share weights, and one of bfloat16"
     made = OWN_TARGETS[name]()
     ours, theirs = PackedLlama(made, check=False), HFModel(made, check=False)
-    assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-5 and target_of(name, 1.).V == 512
+    most = 1e-5 if made.dtype == torch.float32 else .05
+    assert deviation(ours, theirs, np.random.default_rng(0)) < most and target_of(name, 1.).V == 512
     layers, own = ours.network.layers, made.model.layers
     assert len({id(x) for x in layers}) == len({id(x.mlp.up_proj) for x in own})
 

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST', 'SIZES', 'RACE_KINDS', 'BASELINES', 'DRAFTS',
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
-           'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'reading_seconds', 'layers_run',
-           'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
-           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
+           'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds',
+           'layers_run', 'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race',
+           'result_row', 'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
            'growth_with_trees', 'growth_of_enumeration', 'growth', 'time_verifiers', 'verifier_words', 'after_reading',
            'datastore_of', 'memory_of', 'build_seconds', 'lookups', 'record', 'quiet', 'table_cells', 'result_cells',
            'by_kind', 'result_table']
@@ -49,7 +49,7 @@ from ..draft.suffix import SuffixAutomaton, SuffixTree
 from .names import DRAFT_SOURCES
 from .paired import median_interval
 from .tour import FURTHER, KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_of_run
-from .tour import PlainStop, TrainedStop, sibling_rates, target_of, work_a_token
+from .tour import PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
 from ..train.registry import TRAINED
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
@@ -123,10 +123,17 @@ def goodput_run(draft, temperature, prompt, n, seed):
     drafter = ScheduledChain(model, GoodputLength(pair_costs(draft, temperature)), most=20)
     return generate(target, drafter, reject, prompt, n, Seeded(seed)).ledger
 
+@dataclass(frozen=True)
+class OwnTargetStop(Stop):
+    "A system with the small draft on the target `draft` of `OWN_TARGETS`"
+    def build(self, temperature):
+        return target_of(self.draft, temperature), Stop(self.recipe, "small").system(temperature)
+
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
 RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS), *FURTHER,
+         OwnTargetStop("speculative sampling", "bfloat16"),
          TrainedStop("SPIRe")]   # the other trained ones have a page of their own
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},

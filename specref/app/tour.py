@@ -80,15 +80,15 @@ class SourceStop(Stop):
 
 @dataclass(frozen=True)
 class PlainStop(Stop):
-    "Plain decoding of the model that was trained to draft for itself by the system `draft`"
+    "Plain decoding of the target `draft` of `OWN_TARGETS`"
     def build(self, temperature): return target_of(self.draft, temperature), without_model(self.recipe)
 
 def target_of(recipe, temperature):  # -> HFModel
-    "The embedded target, or the model that was trained to draft for itself"
+    "The embedded target, or another: one that was trained to draft for itself, or its rounded weights"
     model = OWN_TARGETS[recipe]() if recipe in OWN_TARGETS else raw_model()
     return packed_or_plain(model, temperature, check=False, V=raw_model().config.vocab_size)   # no mask
 OWN_TARGETS = {"LayerSkip": layerskip_model, "SPEED": looped_model, "CLLM": consistency_model,
-               "SPACE": space_model}
+               "SPACE": space_model, "bfloat16": partial(raw_model, "target", torch.bfloat16)}
 
 # %% ../../nbs/60b_tour.ipynb #dbc2451a
 @dataclass(frozen=True)
