@@ -41,7 +41,7 @@ SEEDS_EXACT = [0, 3]
 BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 10_000, 200
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
 ONE = {"the draft ranks them backwards": CASES["the draft ranks them backwards"]}
-FLOAT32 = "float32 numbers: distances below 1e-6 are not the rule's"
+FLOAT32 = "computed in float32: distances below 1e-6 may be rounding"
 FOLDER = Path(gettempdir())/"specref-engines"
 
 
@@ -288,7 +288,7 @@ def identity_row(names, engine, plain, texts=40, n=48):
         a, b = ([*map(int, e.generate(prompt, n, k))] for e in (engine, plain))
         same += a == b
         if a != b and first is None: first = dict(prompt=[*map(int, prompt)], engine=a, plain=b)
-    verdict = "the texts of plain decoding" if same == texts else "other texts"
+    verdict = "same texts as plain decoding" if same == texts else "other texts"
     return en.engine_row(*names, "black box", runs=texts, alpha=None, equal_texts=same, verdict=verdict,
                          witness=first)
 
@@ -445,7 +445,7 @@ def reported():
             "transformers", wrong("two tokenizers, listed backwards"), exact),
         "vllm-project/vllm#47386": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
         "vllm-project/vllm#54282": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
-        "vllm-project/vllm#40149": issue("vllm", None, "not run: it is in the engine, not in its kernels"),
+        "vllm-project/vllm#40149": issue("vllm", None, "it is in the engine, not in its kernels"),
         "sgl-project/sglang#35771": issue("sglang", *zero_coins())}
 
 OWN_DRAFTS = "the released drafter and verifier with the seed of one request, in Triton's interpreter"

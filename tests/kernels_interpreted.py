@@ -24,11 +24,11 @@ LAST, TWINS, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chai
 kernels.patch_language_once()
 
 
-def same(kind, args, block=4, check=True, K=kernels):
+def same(kind, args, block=4, check=True, K=kernels, **how):
     "Whether the kernel returns the integers of the torch verifier"
     twin = TWINS[kind]
     a = twin(*args, check=check)
-    b = getattr(K, f"fused_{twin.__name__}")(*args, check=check, block=block)
+    b = getattr(K, f"fused_{twin.__name__}")(*args, check=check, block=block, **how)
     VERIFIED.append(args[0].B)
     return all(map(torch.equal, vars(a).values(), vars(b).values()))
 
@@ -141,8 +141,8 @@ def random_batches(seeds, sizes, blocks, kind):
         if not sound: batch = replace(batch, without_replacement=marks)
         rows = kinds(rng, p, q, batch.B)
         for k in (seed % 5, (seed + 2) % 5):
-            args = batch, *rows[k], *uniforms
-            assert same(kind, args, size, sound), f"{kind}, seed {seed}, V {V}, block {size}, rows {k}"
+            args, how = (batch, *rows[k], *uniforms), {} if chains else dict(programs=1 + seed % 4)
+            assert same(kind, args, size, sound, **how), f"{kind}, seed {seed}, V {V}, block {size}, rows {k}"
 
 
 def three(seed, V=11):
@@ -167,16 +167,29 @@ def rows_by_number():
     x = torch.full((2*batch.n, p.shape[1]), torch.nan, dtype=p.dtype)
     x[order] = p
     for kind in (torch.int64, torch.int32):
-        for rows in (Probs(x, order.to(kind)), Logits(x.log(), row=order.to(kind))):
+        for n, rows in (1, Probs(x, order.to(kind))), (2, Logits(x.log(), row=order.to(kind))):
             plain = Probs(p) if isinstance(rows, Probs) else Logits(p.log())
-            assert same("trees", (batch, rows, q, *uniforms))
+            assert same("trees", (batch, rows, q, *uniforms), programs=n)
             found, want = (vars(verify_trees(batch, x, q, *uniforms)) for x in (rows, plain))
             assert all(map(torch.equal, found.values(), want.values()))
     for wrong in (-1, 2*batch.n):
         order[batch.root[1]] = wrong
         args = batch, Probs(x, order), q, *uniforms
         assert same("trees", args, check=False)
+        assert same("trees", (batch, Logits(x.log(), row=order), q, *uniforms), check=False, programs=2)
         assert verify_trees(*args, check=False).status.tolist() == [0, 2, 0]
+
+
+def shared_rows():
+    "Requests with temperatures of their own that share rows; and parents that nothing may read"
+    two, row = flat([-1, -1], [0, 0]), torch.tensor([0, 0])
+    rows = Logits(torch.zeros(1, 4), torch.tensor([1., 0.]), row=row)
+    assert same("trees", (two, rows, None, doubles([0, 0]), doubles([.6, .6])), 2, programs=2)
+    batch, p, q, *uniforms = three(3)
+    hot = torch.tensor([.5, 1., 2.])
+    for parent in batch.parent, 0*batch.parent, batch.parent.flip(0):
+        args = replace(batch, parent=parent), Logits(p.log(), hot), Logits(q.log(), hot), *uniforms
+        assert same("trees", args, check=False, programs=2)
 
 
 def broken(seed, kind, V=5):
@@ -190,7 +203,7 @@ def broken(seed, kind, V=5):
         assert same(kind, (bad, *rows, *uniforms), check=False), f"{name}, seed {seed}"
     for name in ("height", "width"):
         args = replace(batch, **{name: 1}), p, q, *uniforms
-        if kind == "trees": assert same(kind, args, check=False), f"{name}, seed {seed}"
+        if kind == "trees": assert same(kind, args, check=False, programs=2), f"{name}, seed {seed}"
 
 
 def published_cases():
@@ -224,7 +237,7 @@ def cuts():
         for kind, some in (torch.float32, options), (torch.bfloat16, each):
             x, y = (3*p.log()).to(kind), q.log().to(kind)
             args = batch, Logits(x, torch.tensor([1., .5, 0.]), **some), Logits(y, **some), *uniforms
-            assert same("trees", args, 16, check=False), f"{some}, {kind}"
+            assert all(same("trees", args, 4, False, programs=n) for n in (1, 3)), f"{some}, {kind}"
     batch, *rows, coins, picks = CASES["chain"]
     rows = [Logits(x.log().float(), .8, top_k=3, top_p=.9) for x in rows]
     assert same("chains", (batch, *rows, coins, picks), check=False)
@@ -350,6 +363,12 @@ CASES = {
     "top-k": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=5),
     "both": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, top_k=9, top_p=.7),
     "min-p": star([], HALF16, WIDE[:16], [()]*8, PICKS, temperature=1, min_p=.3),
+    "several programs": star([], HALF16, WIDE[:16], [()]*8, PICKS),
+    "several programs, logits": star([], HALF16, WIDE[:16], [()]*8, PICKS, min_p=.3,
+                                     temperature=torch.linspace(.2, 2, 8)),
+    "several programs, one row of q": star([0, 1], WIDE[16:32] / WIDE[16:32].sum(), WIDE[:16],
+                                           [(u, v) for u in (.5, .9) for v in EDGE[:4]], PICKS,
+                                           temperature=torch.linspace(.2, 2, 8)),
     "soft borders": soft_borders(),
     "borders": star([], [1.] + [0.]*63, [*WIDE], [()]*8, BORDERS[:-1] / BORDERS[-1]),
     "negative": star([], [1.] + [0.]*7, [.25, 0., 0., 0., -.75, .5, -.4, 0.], [()], [.5]),
@@ -364,7 +383,8 @@ def passes(name, K):
         args, chains, _ = hidden(name)
         return same("chains" if chains else "trees", args, 4, False, K)
     size = 16 if name in ("borders", "soft borders", "top-k", "both", "min-p") else 4
-    return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K)
+    how = dict(programs=3) if name.startswith("several") else {}
+    return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K, **how)
 
 
 SORTED = '''
@@ -380,8 +400,7 @@ def resorted(batch):
     return child, sibling
 '''
 TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
-DRAWN = ("drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)\n"
-         "    store_verdict(tree, out, way")
+DRAWN = "token_in_blocks(part, p, q, at, j, past, tl.load(picks + b), BLOCK, NB)\n        store_verdict"
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
 MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
           "                c = tl.load(tree.sibling + c)\n") + ACCEPTED
@@ -394,15 +413,14 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "one coin for all requests": ("fresh", "tl.load(coins + c)", "tl.load(coins + c - tree.first)"),
     "<= in the test": ("strict", TEST, TEST.replace("< r", "<= r")),
     "<= in the search": ("borders", "tl.cumsum(w, 0) + before <= mark", "tl.cumsum(w, 0) + before < mark"),
-    "last block dropped": ("tail", "range(0, tl.cdiv(p.V, BLOCK))", "range(0, p.V // BLOCK)"),
+    "last block dropped": ("tail", "tl.cdiv(p.V, BLOCK), step)", "p.V // BLOCK, step)"),
     "last block unmasked": ("tail", "mask=v < rows.V, other=none", "mask=v >= 0, other=none"),
     "float32 sums": (
         "borders", PART, PART.replace("tl.sum(w, 0)", "tl.sum(w.to(tl.float32), 0).to(tl.float64)")),
     "float32 weights": (
         "borders", "tl.floor(w * ONE)", "tl.floor(w.to(tl.float32) * ONE).to(tl.float64)"),
-    "bfloat16 softmax": ("soft borders", "power((load_logits(rows, row, v) - top.most) * rows.slope)",
-                         "power((load_logits(rows, row, v) - top.most) * rows.slope)"
-                         ".to(tl.bfloat16).to(tl.float32)"),
+    "bfloat16 softmax": ("soft borders", "warm = power((x - top.most) * rows.slope)",
+                         "warm = power((x - top.most) * rows.slope).to(tl.bfloat16).to(tl.float32)"),
     "extra token from the root's row": (
         "bonus", DRAWN, DRAWN.replace(" at,", " NodeState(tree.first, tree.first, at.top, at.scale),")),
     "exclusion forgotten": (
@@ -415,14 +433,20 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
         "uniform", "tl.where(here, nothing, past.flat)", "tl.where(here, 0, past.flat)"),
     "S not renewed": ("fresh", "tl.where(row >= 0, 1, stale)", "stale"),
     "rejections forgotten at the end": ("fresh", DRAWN, DRAWN.replace(" j,", " 0,")),
+    "always the first block": ("tail", "        x, y = next_x, next_y\n", ""),
+    "the first program ends": ("several programs", "== n - 1, 1, 0)", "== 0, 1, 0)"),
+    "one block of each program": ("several programs", "mask=k % n == s", "mask=k == s"),
+    "tops of the first request": ("several programs, one row of q", "tl.load(request + i)", "tl.load(request)"),
+    "tops by row": ("several programs, one row of q", "top_of_node(q, row, c, BLOCK)",
+                    "top_of_node(q, row, row, BLOCK)"),
+    "no cut of prepared rows": ("several programs, logits", "(KIND == 2) | (KIND == 4)", "KIND == 2"),
     "block: <=": ("ends", "(S + (1 - w)) < S", "(S + 1 - w) <= S"),
     "block: weight left out": ("chain", "tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0"),
     "block: from the front": (
         "chain", "d, looking, last = n - 1, 1,", "d, looking, last = tl.minimum(n - 1, 1), 1,"),
     "block: the root's coin": ("chain", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
     "one token less by top-k": ("top-k", "(n >= tokens)", "(n > tokens)"),
-    "one token less by top-p": ("both", "(load_logits(rows, row, v) >= top.least)",
-                               "(load_logits(rows, row, v) > top.least)"),
+    "one token less by top-p": ("both", "(x >= top.least)", "(x > top.least)"),
     "top-p of the whole row": ("both", "sum_from(rows, row, least, top, BLOCK)\n",
                                'sum_from(rows, row, float("-inf"), top, BLOCK)\n'),
     "no min-p": ("min-p", " & (warm >= tl.load(rows.cut + 2))", ""),
@@ -431,8 +455,8 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "any sum of q": ("infinite q elsewhere", 'tl.where(odd > 0, float("nan"), total)', "total"),
     "any sum of p": ("too much weight", "(total < 2 * ONE) & ", ""),
     "negative sums": ("negative", "(total >= 0) & ", ""),
-    "NaN is no weight": ("NaN at a tried token", "tl.where(x == 0, r, tl.where(less < 0, 0.0, less))",
-                         "tl.where(x > 0, tl.where(less < 0, 0.0, less), r)"),
+    "NaN is no weight": ("NaN at a tried token", "tl.where(offered == 0, r, tl.where(less < 0, 0.0, less))",
+                         "tl.where(offered > 0, tl.where(less < 0, 0.0, less), r)"),
     "any depth": ("deeper than the height", "(deeper == 0)", "(deeper > 1)"),
     "any width": ("wider than the width", "tl.where(j < width, status, LINKS)", "status"),
     "block: any depth": ("a chain deeper than the height", "tl.where(n < height, status, LINKS)", "status"),
@@ -482,7 +506,7 @@ def main():
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(2):
         for kind in TWINS: broken(seed, kind)
-    for check in (every_cells, strides, rows_by_number, published_cases, hidden_faults, temperatures, cuts,
+    for check in (every_cells, strides, rows_by_number, shared_rows, published_cases, hidden_faults, temperatures, cuts,
                   draws, next_to_nothing, every_depth, alone): check()
     watched_batches = reads()
     assert all(passes(name, kernels) for name in CASES)

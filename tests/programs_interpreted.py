@@ -41,6 +41,10 @@ def reads_its_own(out_ptr):
     tl.store(out_ptr + b, b)
     tl.store(out_ptr + b, tl.load(out_ptr + b) + 1)
 
+@triton.jit
+def counts_programs(out_ptr):
+    tl.atomic_add(out_ptr, 1)
+
 
 def chains(n, V, seed):
     rng = np.random.default_rng(seed)
@@ -71,11 +75,12 @@ def check_beginnings():
     assert begun(400) == begun(4000) == 7
 
 def check_refusals():
-    "A program that reads what it wrote, and a launch without columns"
+    "A program that reads what it wrote, one that counts in memory, and a launch without columns"
     out = torch.zeros(4, dtype=torch.int32)
-    for columns, words in ((4, "what it has stored"), (0, "columns")):
+    for kernel, columns, words in ((reads_its_own, 4, "what it has stored"), (reads_its_own, 0, "columns"),
+                                   (counts_programs, 4, "atomic")):
         try:
-            with programs_together(columns): reads_its_own[(4,)](out)
+            with programs_together(columns): kernel[(4,)](out)
         except (NotImplementedError, ValueError) as e: assert words in str(e)
         else: raise AssertionError(words)
 

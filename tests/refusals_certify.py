@@ -104,6 +104,7 @@ def padded():
 
 def pasted(line, start=""):
     return judge.judge_rule(f"{start}def rule(p, q, draft, u):\n    {line}\n    return [1]", known=())
+TWO_DRAWS = "def rule(p, q, draft, u): return [0]\ndef draw(q, u): return 0"
 NOT_ENUMERATED = {   # a line of a rule: what the error names
     "if np.log(u()) < -1: return [0]": r"the logarithm of a random number .*race\(weights, u\)",
     "import math; math.log(u())": "a random number as a float", "np.array([u()], float)": "as a float",
@@ -254,5 +255,6 @@ ROWS = [
     ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
     *(("draw", partial(judge.judge_rule, one, draw=lambda q, u, x=x: x), words) for x, words in (
         (4, "got token 4, wanted one from 0 to 3"), (-1, "got token -1"), (None, "raised TypeError"))),
+    ("draw", lambda: judge.judge_rule(TWO_DRAWS, draw=min), "the text defines one too"),
     *(("cases", partial(judge.judge_rule, one, cases=bad)) for bad in ((), [3])),
 ]

@@ -228,6 +228,7 @@ LAUNCHES = [
 KERNELS = [("batch", lambda: launched("fused_verify_chains", **proper()))]
 KERNELS += [(name, partial(launched, kernel, **bad))
             for kernel in ("fused_verify_trees", "fused_verify_chains") for name, bad in LAUNCHES]
+KERNELS += [("programs", partial(launched, "fused_verify_trees", programs=bad)) for bad in (0, 1., 2**16)]
 
 
 

@@ -24,7 +24,7 @@ FLOAT32 = Interface(dtype="float32")
 
 # The record
 
-VERDICTS = "no difference", "differs", "not run", "the texts of plain decoding", "other texts"
+VERDICTS = "no difference", "differs", "not run", "same texts as plain decoding", "other texts"
 
 def test_rows_are_complete():
     "Every row says what was asked and found; one not run has a reason, a difference a witness, found twice"
@@ -52,7 +52,7 @@ def test_planted_mistakes_are_convicted_and_right_samplers_not():
 def test_reported_bugs_have_an_answer():
     assert len(RECORD["reported"]) >= 6
     for found in RECORD["reported"].values():
-        assert found["version"] and found["how"] and found["still"] in (True, False, None)
+        assert found["version"] and found["how"] and found["still"] in (True, False, None, "refused")
 
 def test_the_table_has_every_row_of_the_record():
     "One line for each row, with its numbers; another record gives another table"
@@ -114,6 +114,18 @@ def test_right_texts_pass_and_those_of_another_model_are_convicted(texts):
     right, wrong = bets(texts, target="small", rival="large"), bets(texts, target="large", rival="small")
     assert not right.over and right.visible < .2 and right.claim.tokens == 40*64
     assert wrong.over and wrong.texts < 40 and "rejected" in wrong.words
+
+def test_prompts_are_used_in_turn_until_the_tokens_are_seen():
+    "Two prompts over and over, with seeds of their own; at least one prompt is needed"
+    asked = []
+    def generate(prompt, n, seed):
+        asked.append((prompt, seed))
+        return [seed % 5]*n
+    engine, starts = en.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
+    en.bet_on_texts(engine, starts, 2, 7, seed=10)
+    assert asked == [(starts[k % 2], 10 + k) for k in range(len(asked))] and len(asked) == 4
+    with pytest.raises(ValueError, match="starts"): en.bet_on_texts(engine, [], 2, 7)
+    with pytest.raises(ValueError, match="tokens"): en.bet_on_texts(engine, starts, 2, 0)
 
 def test_repeated_noise_and_a_missed_stop_token_are_convicted(texts):
     "One text again and again, after one prompt; and a text that goes on after its stop token"

@@ -247,6 +247,11 @@ def test_numbers_of_one_source_keep_what_was_decided():
         x, y = u(2)
         return bool(x < y + 1), bool(x + 1 > y), bool(x/2 < (y + 1)/2)
     assert law_of(apart) == {(True, True, True): 1}
+    def itself(rng):
+        x = UniformSource(rng)()
+        same = x*1 == x <= x + 0 >= x, not x < x, not x > x*1, hash(x*1) == hash(x), x + 1 != x < x + 1
+        return all(same) and not any((x < np.nan, x <= np.nan, x > np.nan, x >= np.nan))
+    assert law_of(itself) == {True: 1}
 
 
 def test_the_names_of_a_generator():

@@ -38,13 +38,15 @@ def test_interpreted(tmp_path):
 
 def source_of(kernel, K, p, q, numbers="*fp64"):
     "A kernel for rows of the types p and q; rows, their strides and V are aligned"
-    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, "*fp32", "i32", "*fp64", "i32") for x in (p, q)]
+    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
+            for x in (p, q)]
     trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
-    out = kernels.VerdictArrays(*["*i32"]*4, "i32")
-    given = [*rows, trees, numbers, numbers, out, "i32", "i32"] + ["constexpr"]*7
-    types = dict(zip(kernel.arg_names, given, strict=True))
-    P, Q = (("logits" in x) + ("cut" in x) for x in (p, q))
+    out = kernels.VerdictArrays(*["*i32"]*4, "i32", "*fp64", "*i32")
+    given = [*rows, trees, numbers, numbers, out, "i32", "i32"]
+    P, Q = (("logits" in x) + ("cut" in x) + 2*("ready" in x) for x in (p, q))
     fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P=P, Q=Q, INDEXED="rows" in p)
+    if "SHARED" in kernel.arg_names: fixed["SHARED"] = "shared" in p
+    types = dict(zip(kernel.arg_names, given + ["constexpr"]*len(fixed), strict=True))
     whole = [(i, j) for i in (0, 1) for j in (0, 1)] + [(3,), (4,), (6,)]
     return ASTSource(kernel, types, fixed, {at: [["tt.divisibility", 16]] for at in whole})
 
@@ -72,7 +74,7 @@ def float_steps(source, generation, constants=()):
 def test_the_draws_are_compiled(generation, tmp_path, monkeypatch):
     "No spills, no fused operation"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    rows = kernels.RowArrays("*bf16", *["i32"]*2, "*fp32", "i32", "*fp64", "i32")
+    rows = kernels.RowArrays("*bf16", *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
     given = [rows, "*fp64", "*i64", *["i32"]*3] + ["constexpr"]*5
     kernel = draws.draw_children_kernel
     source = ASTSource(kernel, dict(zip(kernel.arg_names, given, strict=True)),
@@ -82,8 +84,23 @@ def test_the_draws_are_compiled(generation, tmp_path, monkeypatch):
     assert not re.search(r"\bfma\.|\bmad\.\w*f", ptx)
 
 
+@pytest.mark.parametrize("kind, rows, generation", [("*fp32", 1, 80), ("*bf16", 2, 90)])
+def test_the_tops_are_compiled(kind, rows, generation, tmp_path, monkeypatch):
+    "No spills, no fused operation"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    p = kernels.RowArrays(kind, *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
+    trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
+    given, kernel = [p, p, trees, "*i64", "i32"] + ["constexpr"]*4, kernels.row_tops_kernel
+    fixed = dict(BLOCK=2048, P=rows, Q=rows, INDEXED=False)
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, given, strict=True)), fixed, {})
+    double = {"div.rn.f64"} | ({"mul.rn.f64"} if rows == 2 else set())   # the share of top-p
+    assert float_steps(source, generation) == {f"{step}.rn.f32" for step in ("mul", "add", "sub")} | double
+
+
 ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, cut, rows by number", "bf16 logits")]
 COMPILED = [("verify_trees_kernel", 4, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
+SHARED = [("fp64 shared", "fp32"), ("bf16 logits, ready, shared", "fp32 logits, ready")]
+COMPILED += [("verify_trees_kernel", 4, *rows, 90) for rows in SHARED]
 COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
 
 

@@ -216,6 +216,18 @@ def test_flashinfer_gets_the_same_rows(monkeypatch):
     assert q.shape == (3, 5, 40) and p.shape == (3, 6, 40) and ids.dtype == torch.int32
     assert torch.equal(ids[1], c.batch.token[7:12]) and torch.equal(p[2, 0], c.p[12])
 
+def test_vllm_gets_the_same_rows(monkeypatch):
+    "Logits of every node and of every draft, the tokens of the chain with its root"
+    seen = []
+    fake = SimpleNamespace(vllm_verdict=lambda *args: seen.extend(args))
+    monkeypatch.setattr(ck, "import_module", lambda name: fake)
+    monkeypatch.setattr(ck, "vllm_kernels", lambda: None)
+    c, = ck.make_cases(ck.TREE_SHAPES["chain 5"], 40, 3, 1, .7, CPU, logits=True)
+    ck.vllm(*c)
+    _, p, q, tokens, seeds = seen
+    assert p.shape == (3, 6, 40) and q.shape == (3, 5, 40) and torch.equal(p[2, 0], c.p.x[12])
+    assert torch.equal(tokens[1], c.batch.token[6:12].long()) and len(seeds) == 3
+
 def test_the_two_attentions_agree():
     "On the same rows, in the form that the compiler gets; if the compiler fails, only its figure is missing"
     sizes = dict(heads=4, shared=2, width=16, dtype=torch.float32)
@@ -251,12 +263,12 @@ def test_inputs_are_laid_out_alike():
 KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01",
              machine="a machine", load=.1, copy=1e12, launch_us=2.)
 
-def shaped(*args, block=0, warps=0, registers=0, **kw): return verify_trees(*args, **kw)
+def shaped(*args, block=0, warps=0, registers=0, programs=0, **kw): return verify_trees(*args, **kw)
 
 def tiny_run(folder, verifiers=(shaped, verify_chains), race=dict(models=dict(shallow=small))):
     tasks = tk.gpu_tasks(CPU, verifiers, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),),
                         draws=800, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=(),
-                        blocks=(1024, 2048), warps=(8,), registers=(255,))
+                        blocks=(1024, 2048), warps=(8,), registers=(255,), programs=(1, 2))
     return tk.run_tasks([t for t in tasks if t.part != "compiled"], folder/"gpu.json", 60., KNOWN)
 
 @pytest.fixture(scope="module")
@@ -272,13 +284,14 @@ def test_a_run_is_written_whole(whole):
     assert [f.name for f in file.parent.iterdir()] == ["gpu.json"]
     made = {part: len(rows) for part, rows in got["parts"].items()}
     assert made == dict(parity=12, size=2, law=1, probabilities=6, logits=2, eager=2, flashinfer=2, sglang=2,
-                        sweep=4, engine=2, twin=1)
+                        vllm=2, sweep=4, programs=8, engine=2, twin=1)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(me.gpu_table(got))
     assert any("twin 0, kernel 0" in l for l in lines)
     assert any(l.startswith("distribution, kernel") and l.endswith("fits") for l in lines)
-    for module in ("flashinfer", "sgl_kernel"):
+    for module in ("flashinfer", "sgl_kernel", "vllm"):
         assert any(f"ModuleNotFoundError: No module named '{module}" in l for l in lines)
+    assert sum("us by programs a tree 1: " in l and l.endswith("; 0 verdicts differ") for l in lines) == 8
     best, other = (l for l in lines if l.startswith("sweep, chain 5, B = 1: ")), max(map(len, lines)) <= 100
     assert "us with block" in next(best) and other
 
@@ -390,18 +403,21 @@ def test_an_interrupted_run_is_stored_so_far(tmp_path):
 def test_goals_beside_what_was_reached():
     "Nothing measured, nothing stated; else the worst and the median, in the units of the goal"
     nothing = [*me.wanted_table(dict(parts={}))]
-    assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 8
-    def row(us, B): return dict(us=us, B=B, bytes=1e8, tree="64 nodes")
-    parts = dict(probabilities=[row(dict(kernel=us), B) for us, B in ((125., 256), (200., 256), (9., 1))],
+    assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 11
+    def row(us, B, tree="64 nodes", **more): return dict(us=us, B=B, bytes=1e8, tree=tree, **more)
+    sizes = (125., 256, "chain 5"), (200., 256, "chain 5"), (9., 1, "chain 5"), (400., 256, "64 nodes")
+    parts = dict(probabilities=[row(dict(kernel=us), *size) for us, *size in sizes],
+                 programs=[row({"1": 60., "16": us, "64": "ValueError"}, 1, logits=False) for us in (8., 9.)],
                  flashinfer=[row({"kernel": 2., "FlashInfer": "ModuleNotFoundError"}, 1)],
+                 vllm=[row(dict(kernel=2., vLLM=4.), 1)],
                  logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)],
-                 engine=[dict(name="shallow", B=1, tokens_per_s=dict(plain=300.), weight_bytes=2e9)])
+                 engine=[{"name": "shallow", "B": B, "tokens_per_s": dict(plain=300.), "weight_bytes": 2e9,
+                          "engine over plain": over, "predicted": 2.} for B, over in ((1, 2.1), (16, 1.6))])
     got = dict(copy=1e12, parts=parts)
-    lines = list(me.wanted_table(got))
-    assert lines[0].endswith("50% at worst, median 65%")
-    assert lines[1].endswith("9.0 us at worst, median 9.0 us")
-    assert lines[2].endswith("25.0 at worst, median 25.0")
-    assert lines[3].endswith("not measured yet") and lines[4].endswith("60% at worst, median 60%")
+    ends = ["50% at worst, median 65%", "25% at worst, median 25%", "9.0 us at worst, median 8.5 us",
+            "25.0 at worst, median 25.0", "not measured yet", "0.50 at worst, median 0.50",
+            "60% at worst, median 60%", "0.80 at worst, median 0.93"]
+    assert all(line.endswith(end) for line, end in zip(me.wanted_table(got), ends))
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"

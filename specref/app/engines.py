@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['VLLM_FILES', 'VLLM_HELPERS', 'SGLANG_FILES', 'LMDEPLOY_FILES', 'COLUMNS_OF_ENGINES', 'engine_line', 'engine_table',
-           'engine_notes', 'StandIn', 'ReleasedSources', 'released_modules', 'changed_module', 'GivenTorchNoise',
-           'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows', 'log_rows', 'with_root', 'vllm_modules',
-           'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules', 'sglang_tree_sampler', 'sglang_chain_sampler',
-           'sglang_dspark_sampler', 'lmdeploy_modules', 'lmdeploy_verify', 'lmdeploy_kernel_sampler',
-           'lmdeploy_torch_sampler', 'OwnDrafts', 'vllm_drafts', 'MlxTable', 'mlx_sampler', 'BlackBox',
-           'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets', 'bet_on_texts', 'MeasuredChecks',
-           'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets']
+           'engine_notes', 'named_rows', 'StandIn', 'ReleasedSources', 'released_modules', 'changed_module',
+           'GivenTorchNoise', 'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows', 'log_rows',
+           'with_root', 'vllm_modules', 'vllm_verdict', 'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules',
+           'sglang_tree_sampler', 'sglang_chain_sampler', 'sglang_dspark_sampler', 'lmdeploy_modules',
+           'lmdeploy_verify', 'lmdeploy_kernel_sampler', 'lmdeploy_torch_sampler', 'OwnDrafts', 'vllm_drafts',
+           'MlxTable', 'mlx_sampler', 'BlackBox', 'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets',
+           'bet_on_texts', 'MeasuredChecks', 'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets']
 
 # %% ../../nbs/65_engines.ipynb #22d51950
 import importlib.util, sys
@@ -20,6 +20,7 @@ from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from itertools import cycle
 from pathlib import Path
 from tempfile import gettempdir
 from textwrap import fill
@@ -38,8 +39,8 @@ from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, 
 def engine_line(row):
     "A line of the table"
     runs = "" if row["runs"] is None else f"{row['runs']:,}"
-    distance = "-" if row["distance"] is None or row["verdict"] == "differs" else f"{row['distance']:.4f}"
-    if row["how"] == "enumerated": distance = f"{row['distance']:.0e}"
+    form = "{:.0e}" if row["how"] == "enumerated" else "{:.4f}"
+    distance = "-" if row["distance"] is None or row["verdict"] == "differs" else form.format(row["distance"])
     return f"  {runs:>8}{distance:>10}  {row['verdict']:28}{row['asked']}"
 
 def engine_table(record):
@@ -58,14 +59,18 @@ def engine_notes(record):
     "What is to be said of rows beyond their lines, each note with the rows that it belongs to"
     rows_of = {}
     for row in record["rows"]:
-        notes = dict(reason=row["reason"], approximation=row["approximations"],
-                     fails=", ".join(row.get("robustness") or ()))
+        reason = "not run" if row["verdict"] == "not run" else "run as"
+        notes = {reason: row["reason"], "approximation": row["approximations"],
+                 "fails": ", ".join(row.get("robustness") or ())}
         for kind, words in notes.items():
-            mine = rows_of.setdefault((kind, words), []) if words else []
-            name = f"{row['engine']} ({row['asked']})" if row["verdict"] == "not run" else row["engine"]
-            if name not in mine: mine.append(name)
-    lines = (f"{kind}: {words}: {'; '.join(names)}" for (kind, words), names in sorted(rows_of.items()))
+            if words: rows_of.setdefault((kind, words), {}).setdefault(row["engine"], []).append(row["asked"])
+    lines = (f"{kind}: {words}: {named_rows(asked)}" for (kind, words), asked in sorted(rows_of.items()))
     return "\n".join(fill(line, 100, subsequent_indent="    ") for line in lines)
+
+def named_rows(asked, most=2):  # {engine: what was asked} -> words
+    "The engines, with what was asked of each, or in how many rows where these are more than `most`"
+    words = {name: "; ".join(rows) if len(rows) <= most else f"{len(rows)} rows" for name, rows in asked.items()}
+    return "; ".join(f"{name} ({rows})" for name, rows in words.items())
 
 # %% ../../nbs/65_engines.ipynb #5da13699
 class StandIn(ModuleType):
@@ -89,7 +94,7 @@ class ReleasedSources(MetaPathFinder, Loader):
     def exec_module(self, module): pass
 
 def released_modules(root, package, real, given={}):  # -> list of modules
-    "Modules of a released package, imported without the package"
+    "Modules of a released package, imported without it; this process cannot import the package itself any more"
     if not (Path(root)/package).is_dir():
         raise ValueError(f"root: got {str(root)!r}, wanted a folder with the released sources of {package}")
     sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "package", None) != package]
@@ -166,23 +171,27 @@ VLLM_FILES = ["vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils", "vllm.v1
 VLLM_HELPERS = ["vllm.model_executor.warmup.jit_warmup",
                 "vllm.model_executor.warmup.jit_warmup_triton_helper"]
 
-def vllm_modules(root):  # -> runner's kernels, its noise, V1's rejection sampler, V1's sampling
-    "vLLM's modules, with Triton's interpreter in place of its choice of a device"
+def vllm_modules(root, tldevice=SimpleNamespace(log1p=numpy_log1p)):
+    """vLLM's modules: the runner's kernels, its noise, V1's rejection sampler, V1's sampling; with Triton's
+    interpreter, or another device, in place of its choice of one"""
     triton, tl = import_module("triton"), import_module("triton.language")
-    tools = dict(triton=triton, tl=tl, tldevice=SimpleNamespace(log1p=numpy_log1p), HAS_TRITON=True)
+    tools = dict(triton=triton, tl=tl, tldevice=tldevice, HAS_TRITON=True)
     return released_modules(root, "vllm", VLLM_FILES + VLLM_HELPERS, {"vllm.triton_utils": tools})[:4]
+
+def vllm_verdict(kernels, p, q, tokens, seeds, block=False):  # -> tokens (B, n), lengths (B,)
+    "vLLM's model runner V2 on logits (B, n, V) and (B, n - 1, V), and the tokens (B, n) before each row of p"
+    (B, n), on = tokens.shape, dict(device=tokens.device)
+    step, request = torch.arange(n, **on).repeat(B), torch.arange(B, **on)
+    return kernels.rejection_sample(
+        p.flatten(0, 1), q, tokens.ravel(), n*torch.arange(B + 1, **on), step, request,
+        request.repeat_interleave(n), step, torch.ones(B, **on), seeds, n - 1, use_block_verification=block)
 
 @run_together
 def vllm_runner_sampler(kernels, block=False):  # -> verify(P, Q, X, seeds)
     "vLLM's model runner V2: it takes logits, and a seed for each request"
     def verify(P, Q, X, seeds):
-        (B, g), V = X.shape, P.shape[-1]
-        step, request, (p, q) = torch.arange(g + 1).repeat(B), torch.arange(B), log_rows(P, Q)
-        y, k = kernels.rejection_sample(
-            p.view(-1, V), q, with_root(X).ravel(), (g + 1)*torch.arange(B + 1), step, request,
-            request.repeat_interleave(g + 1), step, torch.ones(B), torch.from_numpy(seeds), g,
-            use_block_verification=block)
-        return np.where(np.arange(g + 1) < k[:, None].numpy(), y.numpy(), -1)
+        y, k = vllm_verdict(kernels, *log_rows(P, Q), with_root(X), torch.from_numpy(seeds), block)
+        return np.where(np.arange(X.shape[1] + 1) < k[:, None].numpy(), y.numpy(), -1)
     return verify
 
 @run_together
@@ -421,22 +430,30 @@ class TextBets:
         found = self.claim.words(self.limit), self.noise.words(self.limit), self.ends.failure
         return "; ".join(filter(None, found))
 
-def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0.):  # -> TextBets
-    "Texts of `n` tokens after prompts in turn, until `tokens`, an error, or a visible distance of `small`"
+def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0., seed=0):  # -> TextBets
+    """Texts of `n` tokens after the prompts `starts` in turn, over and over, until `tokens`, an error, or a
+    visible distance of `small`; text k has the seed `seed` + k, or none"""
+    check_at_least(1, n=n, tokens=tokens)
     found = TextBets(engine, alpha)
-    for k, prompt in enumerate(starts):
-        found.observe(prompt, engine.generate(prompt, n, k if seeded else None))
+    for k, prompt in enumerate(cycle(starts)):
+        found.observe(prompt, engine.generate(prompt, n, seed + k if seeded else None))
         if found.over or found.claim.tokens >= tokens: break
         if small and k % 50 == 49 and found.visible <= small: break
+    if not found.texts: raise ValueError("starts: got no prompt, wanted at least one")
     return found
 
 # %% ../../nbs/65_engines.ipynb #5524a4bf
 class MeasuredChecks(SamplerChecks):
     "The checks of a sampler, and the largest distance of finished blocks that they could miss in a case"
-    visible = 1.
+    missed = 1.
     def no_difference(self, found, what, runs):
-        if what == "the finished blocks": self.visible = max(e.distance_visible for e in found.values())
+        if what == "the finished blocks": self.missed = max(e.distance_visible for e in found.values())
         return super().no_difference(found, what, runs)
+    @property
+    def visible(self):
+        "That distance, 1 where none was seen"
+        self.result("distribution")
+        return self.missed
     @property
     def differs(self):
         "The first of the checks of a sampler's distribution and acceptance that fails, in words"

@@ -11,7 +11,7 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows',
            'bonus_from_draft', 'one_number', 'nearest_known', 'continued', 'continued_law', 'right_tokens',
            'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases', 'zero_accepted', 'are_exact', 'Judgement',
-           'judge_rule', 'check_answers', 'check_judged']
+           'judge_rule', 'one_draw', 'check_answers', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ def exactly(x):
     if isinstance(x, Exact): return x
     if isinstance(x, Fraction): return Exact(x)
     if isinstance(x, Rational): return Exact(int(x))
-    if not isfinite(x): raise ValueError(f"got {x}, wanted a finite number")
+    if not isfinite(x): raise ValueError(f"x: got {x}, wanted a finite number")
     return Exact(float(x))
 
 # %% ../../nbs/17d_judge.ipynb #243bedc4
@@ -104,6 +104,11 @@ class RandomNumber:
         if isinstance(c, float) and not isfinite(c): return c > 0
         at = Fraction((exactly(c) - self.offset)/self.slope)
         return (self.decide((0, at, 1)) == 0) == (self.slope > 0)
+    def at_most(self, c):
+        "The same with equality, which has a probability only for a number that is the same one"
+        return self == c or self.below(c)
+    def above(self, c): return c == c and not self.at_most(c)    # not so for NaN
+    def at_least(self, c): return c == c and not self.below(c)
     def below_another(self, c):
         "The same for a number of the same U, or of one whose interval is apart"
         if c.key == self.key:
@@ -122,8 +127,10 @@ class RandomNumber:
         k = self.decide(ends)
         return first + k if self.slope > 0 else last - 1 - k
     __int__ = __trunc__ = __floor__ = floor = whole
-    __hash__ = object.__hash__
-    def __eq__(self, c): return self is c   # another number is equal with probability 0
+    def __hash__(self): return hash((self.key, self.slope, self.offset))
+    def __eq__(self, c):   # any other number is equal with probability 0
+        same = isinstance(c, RandomNumber) and self.key == c.key
+        return same and (self.slope, self.offset) == (c.slope, c.offset)
     def scaled(self, slope, offset=Exact(0)):
         if not slope: return offset
         return RandomNumber(self.rng, self.key, self.slope*slope, self.offset*slope + offset)
@@ -144,7 +151,8 @@ def elementwise(f):
     "An operation that leaves arrays to numpy, which applies it to each element"
     return lambda self, c: NotImplemented if isinstance(c, np.ndarray) else f(self, c)
 
-for names, f in {"__lt__ __le__": RandomNumber.below, "__gt__ __ge__": lambda x, c: not x.below(c),
+for names, f in {"__lt__": RandomNumber.below, "__le__": RandomNumber.at_most,
+                 "__gt__": RandomNumber.above, "__ge__": RandomNumber.at_least,
                  "__add__ __radd__": RandomNumber.plus, "__sub__": lambda x, c: x.plus(-c),
                  "__rsub__": lambda x, c: (-x).plus(c), "__mul__ __rmul__": RandomNumber.times,
                  "__truediv__": RandomNumber.over}.items():
@@ -584,7 +592,7 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     >>> print(judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]").verdict)
     EXACT: equal to the target's in all 10 cases
     """
-    if isinstance(rule, str): rule, draw = load_rule(rule)
+    if isinstance(rule, str): rule, draw = one_draw(*load_rule(rule), draw)
     check_judged(rule, draw, cases)
     calls, floats = RuleCalls(rule, draw), Exact.floats
     laws = {case: law_of_calls(case, calls) for case in cases}
@@ -597,6 +605,11 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
         nearest, distance = nearest_known(laws, [k for k in known if k.right])
     names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
     return Judgement(name, found, edges, names, distance, any(k.right for k in nearest), rounded)
+
+def one_draw(rule, own, given):  # -> rule, draw
+    "The rule with the `draw` of its text or the one that is given beside it; raises for both"
+    if own and given: raise ValueError("draw: got a function, and the text defines one too, wanted one of them")
+    return rule, own or given
 
 def check_answers(laws, calls):
     "Raise for a rule that returns tokens in no call"

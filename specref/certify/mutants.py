@@ -169,7 +169,7 @@ RECOVERED = [
            "xLLM-AI/xllm#2175", F(7, 60), ONE_TOKEN,
            verify=reject_from(after=lambda r, q, x: without_token(r, x))),
     mutant("recovered token is the argmax of the residual",
-           "sgl-project/sglang#31214", F(1, 10), ONE_TOKEN,
+           "greedy correction", F(1, 10), ONE_TOKEN,
            verify=reject_from(after=lambda r, q, x: argmax_law(residual(r, q)))),
     mutant("recovered token is the argmax of p", "two bugs in one", F(1, 10),
            ONE_TOKEN,

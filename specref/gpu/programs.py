@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRITON_PATCH', 'ProgramsPart', 'Together', 'one_value', 'patch_decisions', 'program_ids', 'some_columns',
-           'block_of_number', 'larger_block', 'first_columns', 'whole_arrays', 'load_at_once', 'store_later',
-           'over_last_axis', 'tensor_of', 'SideBySide', 'programs_together']
+           'block_of_number', 'larger_block', 'first_columns', 'whole_arrays', 'load_at_once', 'no_atomics',
+           'store_later', 'over_last_axis', 'tensor_of', 'SideBySide', 'programs_together']
 
 # %% ../../nbs/64a_programs.ipynb #1291f0eb
 import inspect
@@ -47,7 +47,7 @@ def program_ids(self, axis):
 
 def some_columns(data, shape):
     "`data` as a block of this shape, its first columns, in every program"
-    front = data.shape[:1] if data.ndim > max(len(shape), 1) or data.ndim == 2 > len(shape) else ()
+    front = data.shape[:1] if data.ndim > max(len(shape), 1) else ()
     return np.broadcast_to(data, (*front, *(min(n, Together.columns) for n in shape)))
 
 def block_of_number(self, kind, number):
@@ -70,6 +70,8 @@ def load_at_once(self, at, mask, other, cache_policy, is_volatile):
         raise NotImplementedError("kernel: it may read what it has stored, which is not stored yet")
     given = whole_arrays(at.data, mask.data, np.zeros(1, dtype) if other is None else other.data)
     return interpreter.TensorHandle(interpreter._interpreter.load(*given, dtype), kind)
+
+def no_atomics(self, *args): raise NotImplementedError("kernel: it uses an atomic operation")
 
 def store_later(self, at, value, mask, cache_policy):
     Together.stores.append(whole_arrays(at.data, value.data, mask.data))
@@ -118,16 +120,17 @@ class SideBySide(interpreter.GridExecutor):
 @contextmanager
 def programs_together(columns):
     """Inside, the programs of a launch run together in Triton's interpreter (Proposition together); all but
-    the first `columns` of a block, or the first eight, must be masked: behind the last token of a row"""
+    the first `columns` of a block, rounded up to eights, must be masked: behind the last token of a row"""
     check_at_least(1, columns=columns)
     if not triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET: got nothing, wanted 1 before triton is imported")
     builder = dict(create_get_program_id=program_ids, create_splat=block_of_number,
                    create_broadcast=larger_block, create_make_range=first_columns,
-                   create_masked_load=load_at_once, create_masked_store=store_later)
+                   create_masked_load=load_at_once, create_masked_store=store_later,
+                   create_atomic_rmw=no_atomics, create_atomic_cas=no_atomics)
     with (mock.patch.multiple(interpreter, GridExecutor=SideBySide, _patch_lang_tensor=patch_decisions),
           mock.patch.multiple(interpreter.InterpreterBuilder, **builder),
           mock.patch.object(interpreter.ReduceOps, "apply", over_last_axis(interpreter.ReduceOps)),
           mock.patch.object(interpreter.ScanOps, "apply", over_last_axis(interpreter.ScanOps))):
-        Together.columns, Together.stores = max(columns, 8), []
+        Together.columns, Together.stores = 8 * -(-columns // 8), []   # numpy adds in eights
         with np.errstate(all="ignore"): yield   # a masked column may divide by zero

@@ -257,9 +257,10 @@ def with_scale(at, scale):  # -> NodeState
 def weights_and_logs(rows, row, v, top):  # -> w ln w, 1 where w is none
     "Of the weights w before they are divided by their sum"
     if rows.LOGITS:
-        warm = (load_logits(rows, row, v) - top.most) * rows.slope
-        warm = relative_weights(rows, row, v, top) * tl.where(rows.slope < float("inf"), warm, 0.0)
-        w, x = relative_weights(rows, row, v, top).to(tl.float64), warm.to(tl.float64)
+        z = load_logits(rows, row, v)
+        warm = (z - top.most) * rows.slope
+        w = relative_weights(rows, z, v, top)
+        w, x = w.to(tl.float64), (w * tl.where(rows.slope < float("inf"), warm, 0.0)).to(tl.float64)
     else:
         w = load_row(rows, row, v, 0.0).to(tl.float64)
         x = w * logarithm(w)

@@ -36,7 +36,7 @@ def stored_for(weight):  # -> for few rows and for several: the stored matrix, i
     return several if weight.numel() > CACHED else transposed(weight), several
 
 class PackedLinear:
-    "Linear maps of one input, side by side, in the order in which the product reads them fastest"
+    "Linear maps of one input, side by side, in an order in which the product reads them fast"
     def __init__(self, *maps):
         weight = torch.cat([m.weight for m in maps])
         biases = [m.bias for m in maps if getattr(m, "bias", None) is not None]

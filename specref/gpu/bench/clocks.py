@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['TREE_SHAPES', 'AGREEMENT', 'device_seconds', 'on_queue', 'on_graph', 'on_host', 'median_seconds', 'bounds',
            'VerifyCase', 'random_rows', 'random_drafts', 'make_cases', 'batches_beyond_cache', 'bytes_read',
-           'or_reason', 'verify_times', 'softmax_first', 'sglang', 'flashinfer']
+           'or_reason', 'verify_times', 'softmax_first', 'sglang', 'flashinfer', 'vllm_kernels', 'vllm']
 
 # %% ../../../nbs/45_clocks.ipynb #45000003
+import os
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import cycle, islice
 from time import perf_counter
@@ -185,3 +186,16 @@ def flashinfer(batch, p, q, coins, picks, check=False):
     ids, V = batch.token.view(batch.B, -1)[:, 1:].contiguous(), p.shape[1]
     sampling = import_module("flashinfer.sampling")
     return sampling.chain_speculative_sampling(q.view(batch.B, -1, V), ids, p.view(batch.B, -1, V))
+
+@cache
+def vllm_kernels():
+    "vLLM's module of kernels: from the released files in the folder `VLLM_SOURCES`, or as it is installed"
+    engines, folder = import_module("specref.app.engines"), os.environ.get("VLLM_SOURCES")
+    if not folder: return import_module(engines.VLLM_FILES[0])
+    return engines.vllm_modules(folder, import_module("triton.language.extra.libdevice"))[0]
+
+def vllm(batch, p, q, coins, picks, check=False):
+    "vLLM's kernels for chains on the same rows of logits"
+    p, q = (rows.x.unflatten(0, (batch.B, -1)) for rows in (p, q))
+    tokens, seeds = batch.token.view(batch.B, -1).long(), torch.zeros_like(picks, dtype=torch.int64)
+    return import_module("specref.app.engines").vllm_verdict(vllm_kernels(), p, q, tokens, seeds)

@@ -6,8 +6,9 @@
 __all__ = ['RULES', 'DRAWN_AS', 'NOT_RETURNED', 'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts',
            'text_counts', 'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken',
            'run_tasks', 'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'fused_draws', 'GpuSizes',
-           'parity_tasks', 'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'timed_shape', 'engine_tasks', 'gpu_tasks',
-           'reference_verify', 'token_lists', 'against_reference', 'copy_speed', 'cpu_tasks']
+           'parity_tasks', 'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'few_trees_tasks', 'several_programs',
+           'timed_shape', 'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'against_reference',
+           'copy_speed', 'cpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
 import subprocess
@@ -29,7 +30,7 @@ from ..attention import ancestors, attend, flex_attend, tree_blocks, slot_mask
 from ..verify import Logits, verify_trees, verify_chains
 from .clocks import AGREEMENT, TREE_SHAPES, bounds, bytes_read, flashinfer, make_cases
 from .clocks import median_seconds, on_host, on_queue, or_reason, sglang, softmax_first
-from .clocks import verify_times
+from .clocks import verify_times, vllm
 
 # %% ../../../nbs/45a_tasks.ipynb #cc5c8da0
 RULES = "independent", "without replacement", "points", "mixed", "chain", "block"
@@ -221,6 +222,7 @@ class GpuSizes(NamedTuple):
     blocks: tuple = (1024, 2048, 4096)
     warps: tuple = (4, 8, 16)
     registers: tuple = (128, 255)
+    programs: tuple = (1, 4, 16, 64)
     trees: tuple = ("chain 5", "16 nodes", "64 nodes")
     forests: tuple = ((5, 9000), (257, 950), (4099, 50))
     draws: int = 10**7
@@ -263,10 +265,11 @@ def baseline_tasks(device, kernel, size):
     for B in size.Bs[:3]:
         given = dict(tree=size.trees[0], V=size.Vs[0], B=B, regime="typical")
         yield Task("eager", .59, beside(on_host), given)
-    others = ("flashinfer", .62, "FlashInfer", flashinfer, 0), ("sglang", .64, "SGLang", sglang, -1)
-    for part, until, name, verify, i in others:
+    others = (("flashinfer", .62, "FlashInfer", flashinfer, 0, {}), ("sglang", .64, "SGLang", sglang, -1, {}),
+              ("vllm", .66, "vLLM", vllm, 0, dict(logits=True)))
+    for part, until, name, verify, i, rows in others:
         for V, B in product(size.Vs, [B for B in size.Bs if size.fits(size.trees[i], B)]):
-            given = dict(tree=size.trees[i], V=V, B=B, regime="typical")
+            given = dict(tree=size.trees[i], V=V, B=B, regime="typical", **rows)
             yield Task(part, until, beside(**{name: verify}), given)
 
 def sweep_tasks(device, kernel, size):
@@ -277,6 +280,19 @@ def sweep_tasks(device, kernel, size):
         shape = dict(block=block, warps=warps, registers=registers)
         one = partial(timed_shape, kernel, device=device, repeats=3)
         yield Task("sweep", .74, one, dict(last, tree=tree, B=B, **shape))
+
+def few_trees_tasks(device, kernel, size):
+    "The kernel with several programs a tree, where there are few trees"
+    few = [B for B in size.Bs if B <= 64]
+    for tree, z, B in product((size.trees[0], size.trees[-1]), (False, True), few):
+        given = dict(tree=tree, V=size.Vs[-1], B=B, regime="typical", logits=z)
+        yield Task("programs", .78, partial(several_programs, kernel, size.programs, device=device), given)
+
+def several_programs(kernel, programs, **given):
+    "`verify_times` with so many programs a tree, and in how many verdicts they differ from the twin"
+    ways = {f"{n}": partial(kernel, programs=n) for n in programs}
+    differ = {name: parity_at_size(verify, **given)["differ"] for name, verify in ways.items()}
+    return dict(verify_times(ways, **given), differ=differ)
 
 def timed_shape(kernel, block, warps, registers, **given):
     "`verify_times` of the kernel in one shape"
@@ -305,6 +321,7 @@ def gpu_tasks(device, verifiers, **sizes):
     yield from speed_tasks(device, verifiers[0], size)
     yield from baseline_tasks(device, verifiers[0], size)
     yield from sweep_tasks(device, verifiers[0], size)
+    yield from few_trees_tasks(device, verifiers[0], size)
     yield from engine_tasks(device, verifiers[0], size)
 
 # %% ../../../nbs/45a_tasks.ipynb #f9a6db69
