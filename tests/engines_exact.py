@@ -167,6 +167,6 @@ def recurrent():
     try: new_tokens(hybrid, (0, 1), do_sample=False, max_new_tokens=4, assistant_model=tiny(32, 5))
     except ValueError as e: refused = str(e)
     assert control < 1e-4
-    still, does = ("refused", "does not") if off > 1e-2 else (False, "does")
-    return still, (f"`crop(-2)` {does} roll the state back (logits of a random Qwen3-Next are off by {off:.2f}, "
-                   f"without it by less than .0001), but generate raises: {refused.split(',')[0]}")
+    return "refused" if off > 1e-2 else False, (
+        f"`crop(-2)` {'does not roll' if off > 1e-2 else 'rolls'} the state back (logits of a random "
+        f"Qwen3-Next are off by {off:.2f}, without it by less than .0001), but generate raises: {refused.split(',')[0]}")

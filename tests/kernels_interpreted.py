@@ -237,7 +237,8 @@ def cuts():
         for kind, some in (torch.float32, options), (torch.bfloat16, each):
             x, y = (3*p.log()).to(kind), q.log().to(kind)
             args = batch, Logits(x, torch.tensor([1., .5, 0.]), **some), Logits(y, **some), *uniforms
-            assert all(same("trees", args, 4, False, programs=n) for n in (1, 3)), f"{some}, {kind}"
+            how = dict(block=8, programs=2) if seed == 3 and some is each else dict(block=16)
+            assert same("trees", args, check=False, **how), f"{some}, {kind}"
     batch, *rows, coins, picks = CASES["chain"]
     rows = [Logits(x.log().float(), .8, top_k=3, top_p=.9) for x in rows]
     assert same("chains", (batch, *rows, coins, picks), check=False)
@@ -401,6 +402,7 @@ def resorted(batch):
 '''
 TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
 DRAWN = "token_in_blocks(part, p, q, at, j, past, tl.load(picks + b), BLOCK, NB)\n        store_verdict"
+COUNTED = "part = share_of_blocks(p, q, at, j, past, tl.program_id(1)"
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
 MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
           "                c = tl.load(tree.sibling + c)\n") + ACCEPTED
@@ -432,11 +434,12 @@ MUTANTS = {  # name: (case, text, instead, what is added at the end)
     "no uniform fallback": (
         "uniform", "tl.where(here, nothing, past.flat)", "tl.where(here, 0, past.flat)"),
     "S not renewed": ("fresh", "tl.where(row >= 0, 1, stale)", "stale"),
-    "rejections forgotten at the end": ("fresh", DRAWN, DRAWN.replace(" j,", " 0,")),
+    "rejections forgotten at the end": ("fresh", COUNTED, COUNTED.replace(" j,", " 0,")),
     "always the first block": ("tail", "        x, y = next_x, next_y\n", ""),
     "the first program ends": ("several programs", "== n - 1, 1, 0)", "== 0, 1, 0)"),
     "one block of each program": ("several programs", "mask=k % n == s", "mask=k == s"),
-    "tops of the first request": ("several programs, one row of q", "tl.load(request + i)", "tl.load(request)"),
+    "tops of the first request": (
+        "several programs, one row of q", "tl.load(request + i)", "tl.load(request)"),
     "tops by row": ("several programs, one row of q", "top_of_node(q, row, c, BLOCK)",
                     "top_of_node(q, row, row, BLOCK)"),
     "no cut of prepared rows": ("several programs, logits", "(KIND == 2) | (KIND == 4)", "KIND == 2"),
@@ -506,7 +509,8 @@ def main():
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(2):
         for kind in TWINS: broken(seed, kind)
-    for check in (every_cells, strides, rows_by_number, shared_rows, published_cases, hidden_faults, temperatures, cuts,
+    for check in (every_cells, strides, rows_by_number, shared_rows, published_cases, hidden_faults,
+                  temperatures, cuts,
                   draws, next_to_nothing, every_depth, alone): check()
     watched_batches = reads()
     assert all(passes(name, kernels) for name in CASES)

@@ -63,14 +63,15 @@ def engine_notes(record):
         notes = {reason: row["reason"], "approximation": row["approximations"],
                  "fails": ", ".join(row.get("robustness") or ())}
         for kind, words in notes.items():
-            if words: rows_of.setdefault((kind, words), {}).setdefault(row["engine"], []).append(row["asked"])
+            mine = rows_of.setdefault((kind, words), {}).setdefault(row["engine"], []) if words else []
+            mine.append(row["asked"])
     lines = (f"{kind}: {words}: {named_rows(asked)}" for (kind, words), asked in sorted(rows_of.items()))
     return "\n".join(fill(line, 100, subsequent_indent="    ") for line in lines)
 
 def named_rows(asked, most=2):  # {engine: what was asked} -> words
     "The engines, with what was asked of each, or in how many rows where these are more than `most`"
-    words = {name: "; ".join(rows) if len(rows) <= most else f"{len(rows)} rows" for name, rows in asked.items()}
-    return "; ".join(f"{name} ({rows})" for name, rows in words.items())
+    def words(rows): return "; ".join(rows) if len(rows) <= most else f"{len(rows)} rows"
+    return "; ".join(f"{name} ({words(rows)})" for name, rows in asked.items())
 
 # %% ../../nbs/65_engines.ipynb #5da13699
 class StandIn(ModuleType):
@@ -94,7 +95,7 @@ class ReleasedSources(MetaPathFinder, Loader):
     def exec_module(self, module): pass
 
 def released_modules(root, package, real, given={}):  # -> list of modules
-    "Modules of a released package, imported without it; this process cannot import the package itself any more"
+    "Modules of a released package, imported without it; later this process cannot import the package itself"
     if not (Path(root)/package).is_dir():
         raise ValueError(f"root: got {str(root)!r}, wanted a folder with the released sources of {package}")
     sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "package", None) != package]

@@ -608,7 +608,7 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
 
 def one_draw(rule, own, given):  # -> rule, draw
     "The rule with the `draw` of its text or the one that is given beside it; raises for both"
-    if own and given: raise ValueError("draw: got a function, and the text defines one too, wanted one of them")
+    if own and given: raise ValueError("draw: got a function, and the text defines one too")
     return rule, own or given
 
 def check_answers(laws, calls):
