@@ -169,4 +169,5 @@ def recurrent():
     assert control < 1e-4
     return "refused" if off > 1e-2 else False, (
         f"`crop(-2)` {'does not roll' if off > 1e-2 else 'rolls'} the state back (logits of a random "
-        f"Qwen3-Next are off by {off:.2f}, without it by less than .0001), but generate raises: {refused.split(',')[0]}")
+        f"Qwen3-Next are off by {off:.2f}, without it by less than .0001), but generate raises: "
+        f"{refused.split(',')[0]}")
