@@ -368,9 +368,10 @@ def blocks(language):
     text = "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown")
     return re.findall(rf"```{language}\n(.*?)```", text, re.S)
 
-def rejection_sample(x, lengths, most, ends, q, p, bonus, how):
+def rejection_sample(x, lengths, most, ends, q, logits, bonus, how):
     "vLLM's arguments: flattened drafts, request after request; one generator for each request"
     import torch
+    p = (logits / how.temperature.repeat_interleave(torch.tensor(lengths))[:, None]).softmax(-1)
     out = torch.full((len(lengths), most + 1), -1)
     for b, n in enumerate(lengths):
         start, own = int(ends[b]) - n, how.generators[b]
@@ -421,6 +422,8 @@ def test_adapters(engine, bug):
     import torch
     source = next(s for s in blocks("python") if f"def by_{engine}" in s)
     source = source.replace(".cuda()", "").replace('"cuda"', '"cpu"')
+    imports = re.findall(r"(?m)^(?:from|import) .*\n", source)   # the engine's among them
+    for line in imports: source = source.replace(line, "")
     how, runs = dict(vllm=(dict(padded=True), 120), sglang=(dict(layout="links"), 500))[engine]
     interface, one = Interface(batch=64, dtype="float32", **how), dict([*CASES.items()][:1])
     small = dict(V=4, gamma=3, runs=runs, depth=1, like=None, interface=interface, cases=one)
