@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CHAINS', 'UNTRAINED_STOPS', 'CLAIMS', 'ORDERS', 'contest', 'depth_overlaps', 'mean_overlap_of', 'DraftModelNetwork',
            'stop_overlaps', 'interval', 'per_prompt', 'claims', 'race_trained', 'plain_texts', 'compare',
-           'settled_claims', 'card_summary', 'comparison_line', 'comparison_table', 'equal_training', 'paired_gain']
+           'settled_claims', 'card_summary', 'comparison_line', 'claim_line', 'comparison_table', 'equal_training',
+           'paired_gain']
 
 # %% ../../nbs/62a_comparison.ipynb #a0eac2d8
 from itertools import product
@@ -171,6 +172,11 @@ def comparison_line(row):
             f"{row['accepted']:5.2f}{row['draft_cost']:5.2f}{row['tokens_per_s']:6.0f}"
             f"{row['predicted']:5.2f}{row['over_plain']:5.2f} {depths}")
 
+def claim_line(claim):
+    "A claim, its mean difference and interval"
+    gain = "{:+.2f} ({:+.2f} to {:+.2f})".format(*claim["gain"])
+    return f"T = {claim['temperature']:g}  {claim['claim'] + ' ' + claim['draft']:42}{gain}"
+
 def comparison_table(got):
     "The table of a stored run"
     head = "tokens a round    acc cost tok/s pred meas  0-α 1-α 2-α 3-α"
@@ -181,9 +187,7 @@ def comparison_table(got):
         out += ["", f"{f'{kind}, T = {t:g}':27}{head}", *map(comparison_line, rows)]
     n *= len({kind for kind, _ in kinds})
     out += ["", f"more tokens a round: mean difference over {n} prompts, and its 95 % interval"]
-    for claim in got["claims"]:
-        gain = "{:+.2f} ({:+.2f} to {:+.2f})".format(*claim["gain"])
-        out.append(f"T = {claim['temperature']:g}  {claim['claim'] + ' ' + claim['draft']:42}{gain}")
+    out += map(claim_line, got["claims"])
     return "\n".join(line.rstrip() for line in out)
 
 # %% ../../nbs/62a_comparison.ipynb #e9a1c0df
