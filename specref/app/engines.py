@@ -41,11 +41,11 @@ def engine_line(row):
     runs = "" if row["runs"] is None else f"{row['runs']:,}"
     form = "{:.0e}" if row["how"] == "enumerated" else "{:.4f}"
     distance = "-" if row["distance"] is None or row["verdict"] == "differs" else form.format(row["distance"])
-    return f"  {runs:>8}{distance:>10}  {row['verdict']:28}{row['asked']}"
+    return f"  {runs:>8}{distance:>10}  {row['verdict']:30}{row['asked']}"
 
 def engine_table(record):
     "The rows of a record, engine by engine"
-    head = f"  {'runs':>8}{'distance':>10}  {'found':28}asked"
+    head = f"  {'runs':>8}{'distance':>10}  {'found':30}asked"
     out, names = [f"{record['date']}, {record['machine']}", head], []
     for row in sorted(record["rows"], key=lambda row: (row["engine"], row["how"] or "")):
         engine, *part = row["engine"].split(", ")
