@@ -63,8 +63,8 @@ def engine_notes(record):
         notes = {reason: row["reason"], "approximation": row["approximations"],
                  "fails": ", ".join(row.get("robustness") or ())}
         for kind, words in notes.items():
-            mine = rows_of.setdefault((kind, words), {}).setdefault(row["engine"], []) if words else []
-            mine.append(row["asked"])
+            if not words: continue
+            rows_of.setdefault((kind, words), {}).setdefault(row["engine"], []).append(row["asked"])
     lines = (f"{kind}: {words}: {named_rows(asked)}" for (kind, words), asked in sorted(rows_of.items()))
     return "\n".join(fill(line, 100, subsequent_indent="    ") for line in lines)
 

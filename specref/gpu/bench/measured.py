@@ -177,7 +177,7 @@ def few_trees_lines(got):
     for r in valid_rows(got, "programs"):
         kind, us = "logits" if r["logits"] else "probabilities", (verify_speed(got, r, n)[0] for n in r["us"])
         times = ", ".join(f"{n}: {x:.1f}" for n, x in zip(r["us"], us))
-        wrong = sum(n for n in r["differ"].values())
+        wrong = sum(r["differ"].values())
         yield f"{r['tree']}, B = {r['B']}, {kind}: us by programs a tree {times}; {wrong} verdicts differ"
 
 def engine_lines(got):

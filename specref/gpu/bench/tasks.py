@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['RULES', 'DRAWN_AS', 'NOT_RETURNED', 'random_trees', 'tree_parity', 'random_tables', 'exponential_pick', 'draw_drafts',
-           'text_counts', 'joint_law', 'parity_at_size', 'attention_times', 'Task', 'why_skipped', 'device_broken',
-           'run_tasks', 'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'fused_draws', 'GpuSizes',
-           'parity_tasks', 'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'few_trees_tasks', 'several_programs',
-           'timed_shape', 'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists', 'against_reference',
-           'copy_speed', 'cpu_tasks']
+           'text_counts', 'joint_law', 'parity_at_size', 'verdicts_apart', 'attention_times', 'Task', 'why_skipped',
+           'device_broken', 'run_tasks', 'supervise', 'imported_call', 'with_compiler', 'fused_kernels', 'fused_draws',
+           'GpuSizes', 'parity_tasks', 'speed_tasks', 'baseline_tasks', 'sweep_tasks', 'few_trees_tasks',
+           'several_programs', 'timed_shape', 'engine_tasks', 'gpu_tasks', 'reference_verify', 'token_lists',
+           'against_reference', 'copy_speed', 'cpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
 import subprocess
@@ -125,8 +125,10 @@ def parity_at_size(kernel, tree, V, B, regime, device, logits=False):
     "For how many of `B` large trees the kernel and the twin differ, and the number of entries of p"
     case, = make_cases(TREE_SHAPES[tree], V, B, 1, AGREEMENT[regime], device, logits)
     a, b = (f(*case, check=False) for f in (kernel, verify_trees))
-    differ = (a.tokens != b.tokens).any(1) | (a.nodes != b.nodes).any(1)
-    return dict(entries=getattr(case.p, "x", case.p).numel(), differ=int(differ.sum()))
+    return dict(entries=getattr(case.p, "x", case.p).numel(), differ=verdicts_apart(a, b))
+
+def verdicts_apart(a, b):  # -> number of trees
+    return int(((a.tokens != b.tokens).any(1) | (a.nodes != b.nodes).any(1)).sum())
 
 # %% ../../../nbs/45a_tasks.ipynb #0321e21e
 def attention_times(tree, B, length, device, heads=32, shared=4, width=64, dtype=torch.bfloat16,
@@ -288,11 +290,13 @@ def few_trees_tasks(device, kernel, size):
         given = dict(tree=tree, V=size.Vs[-1], B=B, regime="typical", logits=z)
         yield Task("programs", .78, partial(several_programs, kernel, size.programs, device=device), given)
 
-def several_programs(kernel, programs, **given):
+def several_programs(kernel, programs, tree, V, B, regime, device, logits):
     "`verify_times` with so many programs a tree, and in how many verdicts they differ from the twin"
     ways = {f"{n}": partial(kernel, programs=n) for n in programs}
-    differ = {name: parity_at_size(verify, **given)["differ"] for name, verify in ways.items()}
-    return dict(verify_times(ways, **given), differ=differ)
+    case, = make_cases(TREE_SHAPES[tree], V, B, 1, AGREEMENT[regime], device, logits)
+    twin = verify_trees(*case, check=False)
+    differ = {name: verdicts_apart(verify(*case, check=False), twin) for name, verify in ways.items()}
+    return dict(verify_times(ways, tree, V, B, regime, device, logits), differ=differ)
 
 def timed_shape(kernel, block, warps, registers, **given):
     "`verify_times` of the kernel in one shape"
