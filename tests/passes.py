@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from specref.app.tour import provenance_of_run
 from specref.core.check import write_json
 from specref.models import llama as module
-from specref.models.llama import JoinedRows, LlamaPass, packed, root_mean_square, transposed
+from specref.models.llama import JoinedRows, LlamaPass, packed, transposed
 from specref.models.recipe import llama
 from specref.models.transformer import RowCache
 
@@ -62,7 +62,7 @@ def parts(net, m):  # -> {part: function}: what one layer does
     def products():
         for layer in net.layers:
             layer.qkv(x), layer.out.add(x, heads), layer.gate_up(x), layer.down.add(x, y[:, :inner])
-    return {"products": products, "two norms": lambda: [root_mean_square(x, norm, net.eps) for _ in range(2)],
+    return {"products": products, "two norms": lambda: (norm(x), norm(x)),
             "rotation": lambda: t.mul_(cos).addcmul_(t.roll(width // 2, -1), sin),
             "copy of k and v": lambda: rows[:, CONTEXT:].copy_(a[:, net.heads:].transpose(0, 1)),
             "attention": attention,

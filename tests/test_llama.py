@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import rotate_half
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 
 from helpers import proves, seeds
 from specref.app.tour import OWN_TARGETS, target_of
@@ -118,6 +118,21 @@ def test_a_roll_has_the_same_products_and_sums(t, position):
     cos, sin = net.rotary(t, at)
     own, signed = LlamaPass.rotations(net, 501)[position, :, 0]
     assert torch.equal(t*cos[0] + rotate_half(t)*sin[0], t*own.float() + t.roll(4, -1)*signed.float())
+
+
+@proves("prop-hypotenuse")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 192), (7, 6, 32)])
+@pytest.mark.parametrize("size", [1e-5, 1e-3, 1., 1e15])
+def test_the_norm_is_that_of_the_module(dtype, shape, size):
+    "Below, at and above the root of epsilon; bit for bit but in single precision"
+    gen = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, generator=gen).to(dtype) for n in (shape, shape[1:]))
+    theirs, x = LlamaRMSNorm(shape[-1], 1e-6), size * x
+    theirs.weight, x[3] = torch.nn.Parameter(weight), 0
+    with torch.inference_mode(): ours, want = llama.RMSNorm(weight, 1e-6)(x), theirs(x)
+    if dtype == torch.float32: torch.testing.assert_close(ours, want, rtol=1e-6, atol=0)
+    else: assert torch.equal(ours, want)
 
 
 BOUNDS = [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, .05)]

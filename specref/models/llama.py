@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CACHED', 'FEW', 'FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'worth_packing', 'stored_for', 'PackedLinear',
            'packed', 'packed_product', 'packed_sum', 'product', 'sum_and_product', 'transposed', 'JoinedRows',
-           'written_rows', 'stored_rows', 'LlamaLayer', 'root_mean_square', 'LlamaPass', 'why_not_llama',
-           'plain_linear', 'weight_state', 'llama_pass', 'check_llama', 'packed_or_plain', 'PackedLlama']
+           'written_rows', 'stored_rows', 'LlamaLayer', 'RMSNorm', 'LlamaPass', 'why_not_llama', 'plain_linear',
+           'weight_state', 'llama_pass', 'check_llama', 'packed_or_plain', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ class PackedLinear:
         self.bias, self.shape = torch.cat(biases) if biases else None, weight.shape
         self.few, self.several = stored_for(weight)
     def __call__(self, x):  # (m, width) -> (m, outputs)
-        weight, product, _ = self.few if len(x) < FEW else self.several
+        weight, product, _ = self.few if x.shape[0] < FEW else self.several
         return product(x, weight, self.bias)
     def add(self, y, x):  # (m, outputs), (m, width) -> (m, outputs)
         "`y` and the product"
-        weight, _, product_sum = self.few if len(x) < FEW else self.several
+        weight, _, product_sum = self.few if x.shape[0] < FEW else self.several
         return product_sum(y, x, weight, self.bias)
     def __deepcopy__(self, memo): return self   # nothing changes it, and packed weights have no copy
 
@@ -100,30 +100,38 @@ def stored_rows(memory, layer, new):  # (m, 2 heads, width) -> all keys, all val
 # %% ../../nbs/07a_llama.ipynb #82030889
 class LlamaLayer:
     "The weights of one layer; `head_norm` (heads + kv heads, width) where queries and keys are normalised"
-    def __init__(self, layer, heads, groups):
+    def __init__(self, layer, config):
         a, f = layer.self_attn, layer.mlp
         self.qkv, self.out = PackedLinear(a.q_proj, a.k_proj, a.v_proj), PackedLinear(a.o_proj)
         self.gate_up, self.down = PackedLinear(f.gate_proj, f.up_proj), PackedLinear(f.down_proj)
-        self.norm, self.mlp_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        norms = [getattr(a, name).weight.expand(n, -1)
-                 for name, n in (("q_norm", heads), ("k_norm", groups)) if hasattr(a, name)]
-        self.head_norm = torch.cat(norms) if norms else None
+        norm = partial(RMSNorm, eps=config.rms_norm_eps)
+        self.norm, self.mlp_norm = norm(layer.input_layernorm.weight), norm(layer.post_attention_layernorm.weight)
+        heads = dict(q_norm=config.num_attention_heads, k_norm=config.num_key_value_heads)
+        found = [getattr(a, name).weight.expand(n, -1) for name, n in heads.items() if hasattr(a, name)]
+        self.head_norm = norm(torch.cat(found)) if found else None
 
-def root_mean_square(x, weight, eps):
+class RMSNorm:
     "Rows divided by their root mean square, in single precision for every type as in transformers"
-    if x.dtype == torch.float32 and weight.dim() == 1: return torch.rms_norm(x, weight.shape, weight, eps)
-    return torch.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
+    def __init__(self, weight, eps):
+        width = weight.shape[-1]
+        self.weight, self.eps, self.scaled = weight, eps, weight * width**.5
+        self.side = torch.tensor((width * eps)**.5, device=weight.device)
+    def __call__(self, x):  # (..., width) -> the same
+        if x.dtype == torch.float32:   # Proposition hypotenuse
+            return x.div(torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.side)).mul_(self.scaled)
+        return torch.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype) * self.weight
 
 class LlamaPass(nn.Module):
     "The forward pass of a Llama, Mistral, Qwen2 or Qwen3 module over the rows of a tree"
     def __init__(self, model):
         super().__init__()
         c, inner = model.config, model.base_model
-        self.heads, self.groups, self.eps = c.num_attention_heads, c.num_key_value_heads, c.rms_norm_eps
+        self.heads, self.groups = c.num_attention_heads, c.num_key_value_heads
         shared = {id(x.self_attn.q_proj.weight): x for x in inner.layers}   # a looped model repeats layers
-        made = {key: LlamaLayer(x, self.heads, self.groups) for key, x in shared.items()}
+        made = {key: LlamaLayer(x, c) for key, x in shared.items()}
         self.layers = [made[id(x.self_attn.q_proj.weight)] for x in inner.layers]
-        self.embed, self.norm = model.get_input_embeddings().weight, inner.norm.weight
+        self.embed = model.get_input_embeddings().weight
+        self.norm = RMSNorm(inner.norm.weight, c.rms_norm_eps)
         self.head, self.rotary = PackedLinear(model.get_output_embeddings()), inner.rotary_emb
         self.width, self.gqa = inner.layers[0].self_attn.head_dim, self.heads != self.groups
         self.turns, self.later = self.rotations(64), self.causal_strip(64, 256)
@@ -159,14 +167,14 @@ class LlamaPass(nn.Module):
         m, n, x = len(ids), memory.n, self.embed[ids]
         runs = [(i, store, True) for i, store in enumerate(memory.reserve(m, x))]
         x, states = self.run_layers(x, self.turn(at, n + m), runs, self.seen(mask, m, n), keep)
-        x = root_mean_square(x, self.norm, self.eps)
+        x = self.norm(x)
         if len(self.layers) in keep: states[len(self.layers)] = x
         for i, state in states.items(): memory.put(i, state[None])
         return self.head(x[m-k:])
 
     def score(self, x):  # (k, hidden) -> (k, V)
         "The logits of states after the last layer"
-        return self.head(root_mean_square(x, self.norm, self.eps))
+        return self.head(self.norm(x))
 
     def run_layers(self, x, turn, runs, seen, keep=()):  # (m, hidden) -> the same, {layer: states before it}
         "Rows through `runs`: layer, what stores its keys and values (None: no attention), with its MLP?"
@@ -179,16 +187,15 @@ class LlamaPass(nn.Module):
         return x, states
 
     def mlp(self, layer, x):  # (m, hidden) -> the same
-        gate, up = layer.gate_up(root_mean_square(x, layer.mlp_norm, self.eps)).chunk(2, 1)
-        return layer.down.add(x, F.silu(gate) * up)
+        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, 1)
+        return layer.down.add(x, F.silu(gate).mul_(up))
 
     def attend(self, layer, x, turn, store, mask, causal):  # (m, hidden) -> (m, heads width)
         "Attention of the new rows to those before and to one another; their keys and values are stored"
         (cos, sin), m = turn, x.shape[0]
-        h = root_mean_square(x, layer.norm, self.eps)
-        a = layer.qkv(h).view(m, -1, self.width)   # queries, keys, values
+        a = layer.qkv(layer.norm(x)).view(m, -1, self.width)   # queries, keys, values
         t = a.narrow(1, 0, self.heads + self.groups)
-        if layer.head_norm is not None: t.copy_(root_mean_square(t, layer.head_norm, self.eps))
+        if layer.head_norm: t.copy_(layer.head_norm(t))
         other = t.roll(self.width // 2, -1)
         t.mul_(cos).addcmul_(other, sin)
         keys, values = store(a.narrow(1, self.heads, 2*self.groups))

@@ -96,8 +96,9 @@ class RowCache(Cache):
     def gather(self, n, rows):
         "Move `rows` behind the first n, and drop the rest"
         self.n, still = n + len(rows), next((i for i, r in enumerate(rows) if r != n + i), len(rows))
+        if still == len(rows): return
         n, rows = n + still, torch.tensor(rows[still:])
-        for b in self.tensors() if len(rows) else ():
+        for b in self.tensors():
             rows = rows.to(b.device)
             b.narrow(-2, n, len(rows)).copy_(b.index_select(-2, rows))
     def tensors(self): return self.buffer.values()   # with all rows
