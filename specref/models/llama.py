@@ -105,7 +105,8 @@ class LlamaLayer:
         self.qkv, self.out = PackedLinear(a.q_proj, a.k_proj, a.v_proj), PackedLinear(a.o_proj)
         self.gate_up, self.down = PackedLinear(f.gate_proj, f.up_proj), PackedLinear(f.down_proj)
         norm = partial(RMSNorm, eps=config.rms_norm_eps)
-        self.norm, self.mlp_norm = norm(layer.input_layernorm.weight), norm(layer.post_attention_layernorm.weight)
+        self.norm = norm(layer.input_layernorm.weight)
+        self.mlp_norm = norm(layer.post_attention_layernorm.weight)
         heads = dict(q_norm=config.num_attention_heads, k_norm=config.num_key_value_heads)
         found = [getattr(a, name).weight.expand(n, -1) for name, n in heads.items() if hasattr(a, name)]
         self.head_norm = norm(torch.cat(found)) if found else None
