@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VLLM_FILES', 'VLLM_HELPERS', 'SGLANG_FILES', 'LMDEPLOY_FILES', 'COLUMNS_OF_ENGINES', 'engine_line', 'engine_table',
-           'engine_notes', 'named_rows', 'StandIn', 'ReleasedSources', 'released_modules', 'changed_module',
-           'GivenTorchNoise', 'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows', 'log_rows',
-           'with_root', 'vllm_modules', 'vllm_verdict', 'vllm_runner_sampler', 'vllm_v1_sampler', 'sglang_modules',
-           'sglang_tree_sampler', 'sglang_chain_sampler', 'sglang_dspark_sampler', 'lmdeploy_modules',
+           'engine_notes', 'named_rows', 'StandIn', 'ReleasedSources', 'released_modules', 'folder_of_changes',
+           'changed_module', 'GivenTorchNoise', 'transformers_sampler', 'numpy_log1p', 'run_together', 'float_rows',
+           'log_rows', 'with_root', 'vllm_modules', 'vllm_verdict', 'vllm_runner_sampler', 'vllm_v1_sampler',
+           'sglang_modules', 'sglang_tree_sampler', 'sglang_chain_sampler', 'sglang_dspark_sampler', 'lmdeploy_modules',
            'lmdeploy_verify', 'lmdeploy_kernel_sampler', 'lmdeploy_torch_sampler', 'OwnDrafts', 'vllm_drafts',
            'MlxTable', 'mlx_sampler', 'BlackBox', 'transformers_engine', 'mlx_engine', 'onnx_engine', 'TextBets',
            'bet_on_texts', 'MeasuredChecks', 'sampler_checks', 'engine_row', 'row_of_checks', 'row_of_bets']
@@ -16,13 +16,13 @@ __all__ = ['VLLM_FILES', 'VLLM_HELPERS', 'SGLANG_FILES', 'LMDEPLOY_FILES', 'COLU
 import importlib.util, sys
 from dataclasses import dataclass, field
 from datetime import date
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from itertools import cycle
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 from textwrap import fill
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, patch
@@ -102,6 +102,11 @@ def released_modules(root, package, real, given={}):  # -> list of modules
     sys.meta_path.insert(0, ReleasedSources(root, package, real, given))
     return [import_module(name) for name in real]
 
+@cache
+def folder_of_changes():
+    "It lasts as long as the process, since Triton reads a kernel's text again"
+    return TemporaryDirectory(prefix="specref-")
+
 def changed_module(module, *changes):  # (old, new) text -> module
     "The module with changes in its text, each of which must be there: a planted mistake"
     text = Path(module.__file__).read_text()
@@ -109,7 +114,7 @@ def changed_module(module, *changes):  # (old, new) text -> module
         if old not in text: raise ValueError(f"changes: got {old!r}, wanted a part of {module.__name__}")
         text = text.replace(old, new)
     name = f"{module.__name__}_{abs(hash(changes)):x}"
-    file = Path(gettempdir())/f"{name}.py"
+    file = Path(folder_of_changes().name)/f"{name}.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location(name, file)
     sys.modules[name] = other = importlib.util.module_from_spec(spec)
