@@ -38,7 +38,7 @@ from specref.verify.reject import reject
 
 RECORD, SOURCES = map(Path, sys.argv[1:3])
 SEEDS_EXACT = [0, 3]
-BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 10_000, 200
+BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 500_000, 200
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
 ONE = {"the draft ranks them backwards": CASES["the draft ranks them backwards"]}
 FLOAT32 = "computed in float32: distances below 1e-6 may be rounding"
@@ -335,7 +335,7 @@ def transformers_text_rows():
         yield texts_row((*names, asked), engine, tokens, **how)
     cold = make(**PAIR, **COLD), make("large", **COLD)
     yield identity_row((*names, "assistant model, temperature 0"), *cold)
-    yield refused_row((*names, "assistant model, two texts at once"))
+    yield refused_row((*names, "assistant model, two texts at once"), two_texts_of_transformers)
 
 @cache
 def onnx_models():
@@ -372,6 +372,7 @@ def onnx_text_rows():
     for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
     cold = make(pair, do_sample=False), en.transformers_engine("large", stop=(0,), **COLD)
     yield identity_row((*names, "draft model, temperature 0"), *cold)
+    yield refused_row((*names, "draft model, two texts at once"), partial(two_texts_of_onnx, pair))
 
 @cache
 def checkpoints():
@@ -381,7 +382,8 @@ def checkpoints():
 
 def mlx_text_rows():
     make, names = partial(en.mlx_engine, checkpoints(), "large"), ("mlx-lm", released("mlx-lm"))
-    cases = {"draft model": (make(), 2_000, {}), "draft model, no seed": (make(), 1_000, dict(seeded=False)),
+    cases = {"draft model": (make(), 60_000, dict(small=.02)),
+             "draft model, no seed": (make(), 1_000, dict(seeded=False)),
              "draft model, top-p .9": (make(top_p=.9), 1_000, {}),
              "draft model, top-k 20": (make(top_k=20), 1_000, {})}
     for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
@@ -407,15 +409,24 @@ def not_run_rows():
     for names, why in NOT_RUN.items():
         yield en.engine_row(*names, None, verdict="not run", reason=why, alpha=None)
 
-
-def refused_row(names):
-    "A batch of two prompts"
-    ids = torch.tensor(prompts("code", 2))
-    how = dict(max_new_tokens=8, assistant_model=generation_view("small"))
-    try: generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
-    except ValueError as e: why = f"refused: {e}".split(". ")[0][:160]
+def refused_row(names, ask):
+    "What an engine refuses, in its own words"
+    try: ask()
+    except (ValueError, RuntimeError) as e: why = f"refused: {e}".split(". ")[0][:160]
+    else: raise AssertionError(f"{names}: it is no longer refused, and can be tested")
     return en.engine_row(*names, "black box", verdict="not run", reason=why, alpha=None)
 
+def two_texts_of_transformers():
+    ids = torch.tensor(prompts("code", 2))
+    how = dict(max_new_tokens=8, assistant_model=generation_view("small"))
+    generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
+
+def two_texts_of_onnx(folder):
+    genai = en.import_module("onnxruntime_genai")
+    model = genai.Model(str(folder))
+    params = genai.GeneratorParams(model)
+    params.set_search_options(batch_size=2, max_length=40)
+    genai.Generator(model, params)
 
 
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,
