@@ -70,7 +70,7 @@ peers: .venv-peers/.ready  ## plain and speculative decoding of the embedded tar
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-peers/bin/python -W ignore tests/peers.py docs/benchmarks/peers.json
 
-engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (half an hour); recorded
+engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (forty minutes); recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-engines/bin/python -W ignore tests/engines.py docs/benchmarks/engines.json .venv-engines/wheels $(PART)
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CACHED', 'FEW', 'FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'worth_packing', 'stored_for', 'PackedLinear',
            'packed', 'packed_product', 'packed_sum', 'product', 'sum_and_product', 'transposed', 'JoinedRows',
-           'written_rows', 'stored_rows', 'LlamaLayer', 'RMSNorm', 'LlamaPass', 'why_not_llama', 'plain_linear',
+           'written_rows', 'stored_rows', 'RMSNorm', 'LlamaLayer', 'LlamaPass', 'why_not_llama', 'plain_linear',
            'weight_state', 'llama_pass', 'check_llama', 'packed_or_plain', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
@@ -98,6 +98,17 @@ def stored_rows(memory, layer, new):  # (m, 2 heads, width) -> all keys, all val
     return memory.update(*new.transpose(0, 1).unsqueeze(0).chunk(2, 1), layer)
 
 # %% ../../nbs/07a_llama.ipynb #82030889
+class RMSNorm:
+    "Rows divided by their root mean square, in single precision for every type as in transformers"
+    def __init__(self, weight, eps):
+        width = weight.shape[-1]
+        self.weight, self.eps, self.scaled = weight, eps, weight * width**.5
+        self.side = torch.tensor((width * eps)**.5, device=weight.device)
+    def __call__(self, x):  # (..., width) -> the same
+        if x.dtype == torch.float32:   # Proposition hypotenuse
+            return x.div(torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.side)).mul_(self.scaled)
+        return torch.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype) * self.weight
+
 class LlamaLayer:
     "The weights of one layer; `head_norm` (heads + kv heads, width) where queries and keys are normalised"
     def __init__(self, layer, config):
@@ -110,17 +121,6 @@ class LlamaLayer:
         heads = dict(q_norm=config.num_attention_heads, k_norm=config.num_key_value_heads)
         found = [getattr(a, name).weight.expand(n, -1) for name, n in heads.items() if hasattr(a, name)]
         self.head_norm = norm(torch.cat(found)) if found else None
-
-class RMSNorm:
-    "Rows divided by their root mean square, in single precision for every type as in transformers"
-    def __init__(self, weight, eps):
-        width = weight.shape[-1]
-        self.weight, self.eps, self.scaled = weight, eps, weight * width**.5
-        self.side = torch.tensor((width * eps)**.5, device=weight.device)
-    def __call__(self, x):  # (..., width) -> the same
-        if x.dtype == torch.float32:   # Proposition hypotenuse
-            return x.div(torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.side)).mul_(self.scaled)
-        return torch.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype) * self.weight
 
 class LlamaPass(nn.Module):
     "The forward pass of a Llama, Mistral, Qwen2 or Qwen3 module over the rows of a tree"
