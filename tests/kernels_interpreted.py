@@ -1,14 +1,12 @@
 "The kernels of chapter 42a in Triton's interpreter: `TRITON_INTERPRET=1 python kernels_interpreted.py`"
-import importlib.util
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from helpers import DRAWS, cold
 from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
+from specref.app.engines import changed_module
 from specref.core.law import exact
 from specref.core.rng import Seeded, law_of
 from specref.core.target import random_table
@@ -388,8 +386,7 @@ def passes(name, K):
     return same("chains" if name in ("chain", "ends") else "trees", CASES[name], size, False, K, **how)
 
 
-SORTED = '''
-
+RESORTED = '''
 def resorted(batch):
     child, sibling, kids = batch.child.clone(), batch.sibling.clone(), {}
     for i, u in enumerate(batch.parent.tolist()): kids.setdefault(u, []).append(i)
@@ -400,13 +397,14 @@ def resorted(batch):
             if u >= 0: sibling[a] = b
     return child, sibling
 '''
+SORTED = "import triton\n", "import triton\n" + RESORTED
 TEST, ACCEPTED = "yes = tl.load(coins + c) * (a * w) < r", "            elif yes:"
 DRAWN = "token_in_blocks(part, p, q, at, j, past, tl.load(picks + b), BLOCK, NB)\n        store_verdict"
 COUNTED = "part = share_of_blocks(p, q, at, j, past, tl.program_id(1)"
 PART = "part = tl.where(tl.arange(0, NB) == s, tl.sum(w, 0), part)"
 MERGED = ("            elif (alone == 0) & (tl.sum(((past.tok == x) & (k < j)).to(tl.int32), 0) > 0):\n"
           "                c = tl.load(tree.sibling + c)\n") + ACCEPTED
-MUTANTS = {  # name: (case, text, instead, what is added at the end)
+MUTANTS = {  # name: (case, text, instead, further changes)
     "duplicate siblings merged": ("duplicates", ACCEPTED, MERGED),
     "siblings sorted again": ("order", "links = batch.root, batch.token, batch.child, batch.sibling",
                               "links = batch.root, batch.token, *resorted(batch)", SORTED),
@@ -487,16 +485,9 @@ DRAWN_WRONG = {
 }
 
 
-def mutated(text, instead, more="", of=kernels):
-    "The kernels with one text replaced, as another module"
-    source = Path(of.__file__).read_text(encoding="utf-8")
-    assert text in source, f"not in the kernels: {text}"
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as f:
-        f.write(source.replace(text, instead) + more)
-    spec = importlib.util.spec_from_file_location(f"specref.gpu.{Path(f.name).stem}", f.name)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def mutated(text, instead, *more, of=kernels):
+    "The kernels with one text replaced, and `more` changes, as another module"
+    return changed_module(of, (text, instead), *more)
 
 
 def main():
