@@ -2,6 +2,7 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 WORKERS ?= 2
+OUT ?= docs/benchmarks
 NB ?= $(wildcard nbs/*.ipynb)
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
@@ -46,7 +47,16 @@ engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
 
 gpu:  ## measure verification and the engine on this machine's GPU (with its own torch and triton: GPU_PYTHON)
-	PYTHONPATH=. $(GPU_PYTHON) -m specref.gpu.bench --out docs/benchmarks
+	PYTHONPATH=.:models $(GPU_PYTHON) -m specref.gpu.bench --out $(OUT) $(if $(THROUGH),--through $(THROUGH))
+
+gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
+	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore -m specref.gpu.bench --rehearse
+
+gpu-verdicts: $(READY)  ## the torch implementation's verdicts, with which a GPU's are compared; recorded
+	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --verdicts
+
+compat-triton: .venv-triton/.ready  ## every kernel compiled with the oldest Triton that is served: registers, spills; recorded
+	PYTHONPATH=.:models:tests .venv-triton/bin/python -W ignore tests/compiled.py
 
 passes: $(READY)  ## time forward passes on this CPU, for the chapter on them
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/passes.py docs/benchmarks/passes.json
@@ -94,7 +104,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu gpu-rehearsal gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -119,12 +129,15 @@ $(READY): pyproject.toml models/pyproject.toml constraints.txt
 	@touch $@
 
 .venv-peers/.ready: OTHERS := tqdm mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-triton/.ready: OTHERS := scipy tqdm pytest hypothesis psutil
+.venv-triton/.ready: PINS := triton==3.6.0 transformers==5.17.0   # of the machines with a GPU
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
 .venv-engines/.ready: OTHERS := scipy tqdm triton msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
 .venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23 lmdeploy==0.18.0   # their Python files alone are used
-.venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready: pyproject.toml constraints.txt Makefile
+.venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready .venv-triton/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)
 	$(@D)/bin/python -m pip install -q -c constraints.txt torch
 	$(@D)/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy $(OTHERS)
+	$(if $(PINS),$(@D)/bin/python -m pip install -q $(PINS))
 	$(if $(WHEELS),$(@D)/bin/python -m pip download -q --no-deps -d $(@D)/wheels $(WHEELS))
 	@touch $@

@@ -376,12 +376,12 @@ MUTANTS = {
     "one noise for all depths": ("match_coupled", "token_times(position + n,", "token_times(position,"),
     "the first seed": ("match_coupled", "tl.load(seed + b)", "tl.load(seed)"),
     "the first position": ("match_coupled", "tl.load(position + b)", "tl.load(position)"),
-    "tokens of weight zero": ("match_coupled", "tl.where(w > 0, token_times", "tl.where(w >= 0, token_times"),
+    "tokens of weight zero": ("match_coupled", "earlier = (w > 0) & ", "earlier = (w >= 0) & "),
     "nine rounds": ("match_coupled", "tl.static_range(10)", "tl.static_range(9)"),
     "the key stays": ("match_coupled", "        key += STEP\n", ""),
     "words exchanged": ("match_coupled", "((a << 20) | (b >> 12)) * 2", "((b << 20) | (a >> 12)) * 2"),
     "times upside down": ("match_coupled", "-logarithm(odd", "1 / -logarithm(odd"),
-    "the last block wins": ("match_coupled", "tl.where(earliest < first, here, token)", "here"),
+    "the last block wins": ("match_coupled", "(w > 0) & (there < times)", "(w > 0)"),
     "at the limit": ("typical_trees", "px > limit", "px >= limit"),
     "epsilon alone": ("typical_trees", "tl.minimum(tl.load(limits), limit)", "tl.load(limits) + 0 * limit"),
     "delta alone": ("typical_trees", "tl.minimum(tl.load(limits), limit)", "limit"),
@@ -391,8 +391,8 @@ MUTANTS = {
     "the first of equals": ("typical_trees", "(parent < best.parent)", "(parent < -1)"),
     "the most probable path": ("typical_trees", "(n > best.n) | ((n == best.n) & first)", "first"),
     "the last token's probability": ("typical_trees", "weight = at.scale * px", "weight = px"),
-    "the decoded row decides": ("typical_trees", "own_rows(q, b, V, Q)\n    status, best",
-                                "own_rows(p, b, V, P)\n    status, best"),
+    "the decoded row decides": ("typical_trees", "own_rows(q, q_rows, q_each, b, V, Q)\n    status, best",
+                                "own_rows(p, p_rows, p_each, b, V, P)\n    status, best"),
     "no way back": ("typical_trees", "c = tl.load(tree.sibling + at.node)\n                at, limit", 
                     "c = -1\n                at, limit"),
     "the limit below": (
@@ -414,8 +414,8 @@ MUTANTS = {
     "not capped at 1": ("traverse_trees", "tl.minimum(r, most) /", "r /"),
 }
 BOUNDS = {   # broken links that a kernel must not follow
-    "more offers than nodes": ("(left >= 0) & (d < out.height)", "(d < out.height)"),
-    "more paths than nodes": ("(left >= 0) & (d < height)", "(d < height)"),
+    "more offers than nodes": ("(left >= 0) & (d < height) & (j", "(d < height) & (j"),
+    "more paths than nodes": ("(left >= 0) & (d < height), status", "(d < height), status"),
 }
 
 

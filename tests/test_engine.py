@@ -393,11 +393,11 @@ WRONG = [
     ("draft", "u[:, level.kids]", "u[:, level.kids].roll(1, 2)"),
     ("children", "self.engine.without_replacement)", "False)"),
     ("children", "self.temperature,", "self.temperature*0 + 1,"),
-    ("round", "batch_positions(base, self.depth)", "base[:, None] + torch.arange(self.N)"),
-    ("round", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
-    ("round", "coins.flatten()", "picks.flatten()"),
-    ("round", "picks[:, 0].clone()", "picks[:, 1].clone()"),
-    ("round", LAWS, LAWS.replace("temperature", "temperature.mean()")),
+    ("target_rows", "batch_positions(base, self.depth)", "base[:, None] + torch.arange(self.N)"),
+    ("verdict", "coins.flatten()", "coins[:1].expand_as(coins).flatten()"),
+    ("verdict", "coins.flatten()", "picks.flatten()"),
+    ("verdict", "picks[:, 0].clone()", "picks[:, 1].clone()"),
+    ("verdict", LAWS, LAWS.replace("temperature", "temperature.mean()")),
     ("prefill", LENGTHS, "lengths = [max(len(r.ctx) for r in self.requests) - 1 for r in self.requests]"),
 ]
 

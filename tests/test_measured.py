@@ -203,7 +203,7 @@ def test_the_clocks_of_a_device(clock, monkeypatch):
 def test_bounds_of_this_machine():
     "A copy and a launch take time"
     found = ck.bounds(CPU, 1 << 20)
-    assert found["copy"] > 1e6 and found["launch_us"] > 0
+    assert found["copy"] > 1e6 and found["read"] > 1e6 and found["launch_us"] > 0
 
 def test_flashinfer_gets_the_same_rows(monkeypatch):
     "Shapes and order of the arguments of its kernel"
@@ -261,15 +261,20 @@ def test_inputs_are_laid_out_alike():
 # The file and the table
 
 KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01",
-             machine="a machine", load=.1, copy=1e12, launch_us=2.)
+             machine="a machine", load=.1, commit="0123456789")
+BOUNDS = [dict(copy=1e12, read=2e12, launch_us=2.)]
 
-def shaped(*args, block=0, warps=0, registers=0, programs=0, **kw): return verify_trees(*args, **kw)
+def shaped(verify):
+    "A verifier that takes the options of a launch, and ignores them"
+    def f(*args, block=0, warps=0, registers=0, programs=0, **kw): return verify(*args, **kw)
+    return f
 
-def tiny_run(folder, verifiers=(shaped, verify_chains), race=dict(models=dict(shallow=small))):
-    tasks = tk.gpu_tasks(CPU, verifiers, Vs=(40,), Bs=(1, 2), trees=("chain 5",), forests=((5, 20),),
-                        draws=800, race=race, models=("shallow",), texts=(1,), n=4, repeats=1, lengths=(),
-                        blocks=(1024, 2048), warps=(8,), registers=(255,), programs=(1, 2))
-    return tk.run_tasks([t for t in tasks if t.part != "compiled"], folder/"gpu.json", 60., KNOWN)
+def tiny_run(folder, verifiers=(shaped(verify_trees), shaped(verify_chains)), race=dict(models=dict(shallow=small))):
+    size = tk.GpuSizes(V=40, others=(30,), Bs=(1, 2), most=2, forests=((5, 20),), draws=800, race=race, texts=(1,),
+                       n=4, repeats=1, lengths=(), programs=(1, 2), trees=("chain 5", "16 nodes"), least=2)
+    apart = "compile", "profile", "sanitizer"   # they need a GPU's compiler or tools
+    tasks = [t for t in tk.gpu_tasks(CPU, verifiers, size) if t.part not in apart]
+    return tk.run_tasks(tasks, folder/"gpu.json", KNOWN)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
@@ -283,8 +288,7 @@ def test_a_run_is_written_whole(whole):
     assert json.loads(file.read_text()) == json.loads(json.dumps(got))
     assert [f.name for f in file.parent.iterdir()] == ["gpu.json"]
     made = {part: len(rows) for part, rows in got["parts"].items()}
-    assert made == dict(parity=12, size=2, law=1, probabilities=6, logits=2, eager=2, flashinfer=2, sglang=2,
-                        vllm=2, sweep=4, programs=8, engine=2, twin=1)
+    assert made == dict(bounds=1, parity=12, speed=8, baselines=10, engine=2, programs=8, law=1, rest=8)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(me.gpu_table(got))
     assert any("twin 0, kernel 0" in l for l in lines)
@@ -292,25 +296,50 @@ def test_a_run_is_written_whole(whole):
     for module in ("flashinfer", "sgl_kernel", "vllm"):
         assert any(f"ModuleNotFoundError: No module named '{module}" in l for l in lines)
     assert sum("us by programs a tree 1: " in l and l.endswith("; 0 verdicts differ") for l in lines) == 8
-    best, other = (l for l in lines if l.startswith("sweep, chain 5, B = 1: ")), max(map(len, lines)) <= 100
-    assert "us with block" in next(best) and other
+    assert any(l.startswith("a round, B = 1, us: draft ") and " commit " in l for l in lines)
 
-def test_the_grid_of_the_full_run():
-    "Parity, draws, every vocabulary, batch, tree and regime; parts in order of time"
-    tasks = list(tk.gpu_tasks(CPU, (verify_trees, verify_chains)))
+def test_the_full_run():
+    "Parity of 10,000 trees a rule; every batch in three shapes; parts in their order; each launch once"
+    tasks = tk.gpu_tasks(CPU, (verify_trees, verify_chains))
     def given(part): return [t.given for t in tasks if t.part == part]
     for rule in tk.RULES:
         assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
-    Vs, trees = (32_000, 128_256, 151_936), ("chain 5", "16 nodes", "64 nodes")
-    grid = {*product(Vs, (1, 8, 64, 256), trees, ck.AGREEMENT), *product(Vs, [1024], trees[:1], ck.AGREEMENT)}
-    assert {(g["V"], g["B"], g["tree"], g["regime"]) for g in given("probabilities")} == grid
-    shapes = {(g["block"], g["warps"], g["registers"]) for g in given("sweep")}
-    assert len(shapes) == 18 and (2048, 8, 255) in shapes and len(given("sweep")) == 4*18
-    races = product(("shallow", "embedded"), (0., 1.), (1, 16))
-    assert {(g["name"], g["temperature"], g["B"]) for g in given("engine")} == {*races}
-    assert all(64*256*151_936 > 2**31 and g["B"] == 256 and g["V"] == 151_936 for g in given("size"))
-    assert [t.until for t in tasks] == sorted(t.until for t in tasks) and tasks[-1].until == 1
+    grid = {*product(("chain 5", "64 nodes"), (1, 64, 256), (False, True)), *product(("chain 5",), (1024,), (False, True))}
+    assert {(g["tree"], g["B"], g["logits"]) for g in given("speed")} == grid
+    assert {g["B"] for g in given("engine")} == {1, 16}
+    assert any(64*256*151_936 > 2**31 and g["B"] == 256 for g in given("rest"))
+    parts = [t.part for t in tasks]
+    assert [*dict.fromkeys(parts)] == [*tk.SECONDS] and sum(tk.SECONDS.values()) <= 8*60
+    assert sum(tk.SECONDS[part] for part in me.parts_through("speed")) <= 3*60
+    launches = tasks[1].run.args[0]
+    assert len({*map(str, launches)}) == len(launches) < 45
+    assert {str(x) for t in tasks for x in t.launches} == {*map(str, launches)}
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
+    "Those of the same numbers are used; of others the twin is run"
+    path, sizes = tmp_path/"v.npz", ("mixed", 5, 30, logits)
+    assert tk.stored_verdicts(path) == {}
+    tk.store_verdicts(path, [sizes])
+    stored = tk.stored_verdicts(path)
+    found = tk.tree_parity({}, *sizes[:3], CPU, logits, stored)
+    assert found["stored"] and found["differ"] == dict(twin=0)
+    (key, table), = stored.items()
+    table[0] += 1
+    assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(twin=1)
+    assert not tk.tree_parity({}, "mixed", 5, 31, CPU, logits, stored)["stored"]
+
+def test_what_is_compiled_ahead_is_what_is_launched():
+    "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"
+    size = tk.GpuSizes(V=4096, Bs=(1,), trees=("chain 4", "16 nodes"), shapes=((2048, 4, 255),), least=1, repeats=1,
+                       clock=ck.on_host, forests=())
+    verifiers, known = [*map(tk.Rehearsed, tk.fused_kernels(), (verify_trees, verify_chains))], set()
+    task = next(t for t in tk.speed_tasks(CPU, verifiers[0], size) if t.given["tree"] == "chain 4")
+    bare = tk.rehearse(task, verifiers, set()).run(**task.given)
+    known.update(k["hash"] for x in task.launches for k in tk.compile_launch(**x))
+    ahead = tk.rehearse(task, verifiers, known).run(**task.given)
+    assert bare["not_ahead"] == ["verify_trees_kernel"] and ahead["not_ahead"] == [] and ahead["us"]
 
 def test_a_failing_part_affects_no_other(tmp_path):
     "With failing kernels and engine: their entries are messages, the others numbers; the table is printed"
@@ -327,19 +356,22 @@ def test_the_table_with_missing_parts(whole):
     for part in got["parts"]:
         others = {k: v for k, v in got["parts"].items() if k != part}
         assert list(me.gpu_table(got | dict(parts=others)))
-    bare = {k: v for k, v in got.items() if k not in ("copy", "launch_us", "minutes")}
+    bare = got | dict(parts={k: v for k, v in got["parts"].items() if k != "bounds"})
     lines = [*me.gpu_table(bare)]
-    assert any("nan" in l for l in lines) and not any("wanted 60%" in l and "worst" in l for l in lines)
+    assert any("nan" in l for l in lines) and not any("wanted 70%" in l and "worst" in l for l in lines)
     lost = got | dict(parts={k: [dict(r, error=tk.NOT_RETURNED) for r in v] for k, v in got["parts"].items()})
     assert sum(l.endswith(tk.NOT_RETURNED) for l in me.gpu_table(lost)) == len(got["parts"])
-    assert list(me.gpu_table(KNOWN | dict(parts={})))
+    assert list(me.gpu_table(KNOWN | dict(parts={}, seconds={})))
 
-def test_failed_and_late_tasks(tmp_path):
+def task(part, run, **given): return tk.Task(part, run, given)
+
+def test_failed_and_late_tasks(tmp_path, monkeypatch):
     "A failed task has its error in the file, a late one the reason; the others are complete"
+    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=-1))
     def boom(x): raise MemoryError("no more")
-    def fine(x): return tk.Task("a", 1., lambda x: dict(y=x), dict(x=x))
-    tasks = [fine(1), tk.Task("a", 1., boom, dict(x=2)), tk.Task("b", 0., lambda: {}, {}), fine(3)]
-    got = tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    def fine(x): return task("a", lambda x: dict(y=x), x=x)
+    tasks = [fine(1), task("a", boom, x=2), task("b", dict), fine(3)]
+    got = tk.run_tasks(tasks, tmp_path/"x.json", {})
     first, last = dict(x=1, y=1), dict(x=3, y=3)
     a = [first, dict(x=2, error="MemoryError: no more"), last]
     assert got["parts"] == dict(a=a, b=[dict(skipped="no time was left")])
@@ -347,24 +379,26 @@ def test_failed_and_late_tasks(tmp_path):
     assert me.valid_rows(got, "c") == []
     assert list(me.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
-def test_a_run_goes_on_after_a_lost_task(tmp_path):
+def test_a_run_goes_on_after_a_lost_task(tmp_path, monkeypatch):
     "A lost row stays, the rest of its part is skipped, the others run; time already spent counts"
-    tasks = [tk.Task(part, 1., lambda x: dict(y=x), dict(x=i)) for i, part in enumerate("aaba")]
-    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED)]), began=time())
-    got = tk.run_tasks(tasks, tmp_path/"x.json", 1., was)
+    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=60))
+    tasks = [task(part, lambda x: dict(y=x), x=i) for i, part in enumerate("aaba")]
+    was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED)]), seconds={})
+    got = tk.run_tasks(tasks, tmp_path/"x.json", was)
     skipped = dict(x=3, skipped="a task of this part did not come back")
     a = [dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED), skipped]
     assert got["parts"] == dict(a=a, b=[dict(x=2, y=2)])
-    late = tk.run_tasks(tasks, tmp_path/"y.json", 1., dict(parts={}, began=time() - 61))
-    assert {r["skipped"] for rows in late["parts"].values() for r in rows} == {"no time was left"}
+    late = tk.run_tasks(tasks, tmp_path/"y.json", dict(parts={}, seconds=dict(a=61.)))["parts"]
+    assert {r.get("skipped") for r in late["a"]} == {"no time was left"} and late["b"] == [dict(x=2, y=2)]
 
 def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
     "Where the device fails for good, the row is written and the program ends with an error"
     def sticky(): raise RuntimeError("an illegal memory access was encountered")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", sticky)
-    tasks = [tk.Task("a", 1., sticky, {}), tk.Task("b", 1., dict, {})]
-    with pytest.raises(SystemExit, match="illegal"): tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=60))
+    tasks = [task("a", sticky), task("b", dict)]
+    with pytest.raises(SystemExit, match="illegal"): tk.run_tasks(tasks, tmp_path/"x.json", {})
     error = "RuntimeError: an illegal memory access was encountered"
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=[dict(error=error)])
 
@@ -383,41 +417,40 @@ def test_a_supervised_child(hangs, tmp_path):
     "A child that exits or hangs is restarted after its task, unless it wrote nothing; all end in time"
     out, then = tmp_path/"x", time()
     if not hangs:
-        tk.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 1.)
+        tk.supervise([sys.executable, "-c", "import sys; sys.exit(1)"], out, 60.)
         assert not out.exists() and time() - then < 10
     else:
-        tk.supervise([sys.executable, "-c", CHILD, str(out)], out, 1., patience=1.)
+        tk.supervise([sys.executable, "-c", CHILD, str(out)], out, 60., patience=1.)
         assert out.read_text() == "xxxx" and 1 < time() - then < 15
         sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
-        tk.supervise(sleeper, out, .01, patience=60., grace=.01)
+        tk.supervise(sleeper, out, 1., patience=60.)
         assert time() - then < 25
 
-def test_an_interrupted_run_is_stored_so_far(tmp_path):
+def test_an_interrupted_run_is_stored_so_far(tmp_path, monkeypatch):
     "Ctrl-C in the third task leaves the first two on disk"
+    monkeypatch.setattr(tk, "SECONDS", dict(a=60))
     def stop(): raise KeyboardInterrupt
-    tasks = [tk.Task("a", 1., lambda: dict(y=1), {})]*2 + [tk.Task("a", 1., stop, {})]
-    with pytest.raises(KeyboardInterrupt): tk.run_tasks(tasks, tmp_path/"x.json", 1., {})
+    tasks = [task("a", lambda: dict(y=1))]*2 + [task("a", stop)]
+    with pytest.raises(KeyboardInterrupt): tk.run_tasks(tasks, tmp_path/"x.json", {})
     rows = [*[dict(y=1)]*2, dict(error=tk.NOT_RETURNED)]
     assert json.loads((tmp_path/"x.json").read_text())["parts"] == dict(a=rows)
 
 def test_goals_beside_what_was_reached():
     "Nothing measured, nothing stated; else the worst and the median, in the units of the goal"
     nothing = [*me.wanted_table(dict(parts={}))]
-    assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 11
-    def row(us, B, tree="64 nodes", **more): return dict(us=us, B=B, bytes=1e8, tree=tree, **more)
-    sizes = (125., 256, "chain 5"), (200., 256, "chain 5"), (9., 1, "chain 5"), (400., 256, "64 nodes")
-    parts = dict(probabilities=[row(dict(kernel=us), *size) for us, *size in sizes],
-                 programs=[row({"1": 60., "16": us, "64": "ValueError"}, 1, logits=False) for us in (8., 9.)],
-                 flashinfer=[row({"kernel": 2., "FlashInfer": "ModuleNotFoundError"}, 1)],
-                 vllm=[row(dict(kernel=2., vLLM=4.), 1)],
-                 logits=[row({"kernel": 10., "softmax of all rows first": 250.}, 64)],
-                 engine=[{"name": "shallow", "B": B, "tokens_per_s": dict(plain=300.), "weight_bytes": 2e9,
+    assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 13
+    def row(us, B, tree="chain 5", **more): return dict(us=us, B=B, bytes=1e8, tree=tree, logits=False, **more)
+    speed = [row(dict(a=200., b=125., c="ValueError"), 256), row(dict(a=400.), 64, "64 nodes"), row(dict(a=9.), 64)]
+    others = {"softmax of all rows first": 250., "vLLM": 40., "FlashInfer": "ModuleNotFoundError"}
+    parts = dict(bounds=[dict(copy=1e12)], speed=speed,
+                 programs=[row({"1": 60., "16": us, "64": "ValueError"}, 1) for us in (8., 9.)],
+                 baselines=[row({"kernel": 50., name: us}, 64) for name, us in others.items()],
+                 engine=[{"B": B, "tokens_per_s": dict(plain=300.), "weight_bytes": 2e9,
                           "engine over plain": over, "predicted": 2.} for B, over in ((1, 2.1), (16, 1.6))])
-    got = dict(copy=1e12, parts=parts)
-    ends = ["50% at worst, median 65%", "25% at worst, median 25%", "9.0 us at worst, median 8.5 us",
-            "25.0 at worst, median 25.0", "not measured yet", "0.50 at worst, median 0.50",
+    ends = ["80% at worst, median 80%", "25% at worst, median 25%", "9.0 us at worst, median 8.5 us",
+            "0.20 at worst, median 0.20", "1.25 at worst, median 1.25", "not measured yet", "not measured yet",
             "60% at worst, median 60%", "0.80 at worst, median 0.93"]
-    assert all(line.endswith(end) for line, end in zip(me.wanted_table(got), ends))
+    assert all(line.endswith(end) for line, end in zip(me.wanted_table(dict(parts=parts)), ends))
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
@@ -425,7 +458,7 @@ def test_without_triton_times_are_measured(monkeypatch):
     row = tk.against_reference("chain 8", 30, 2, "float64", 1, 1)
     assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
     twin = dict(row, tree="chain 8", kind="float64", threads=1)
-    got = dict(KNOWN, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
+    got = dict(KNOWN, seconds={}, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
     assert "nan% of a copy" in list(me.cpu_table(got))[3] and "1 failures" in list(me.cpu_table(got))[4]
 
 def test_verification_is_measured_without_transformers():
@@ -439,24 +472,22 @@ def test_verification_is_measured_without_transformers():
     assert "transformers" in done.stdout and "Error" in done.stdout, done.stderr
 
 def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    "A supervised child runs this module with --here; an old file is removed first; the table is printed last"
-    got, called = dict(KNOWN, parts={}, began=0.), []
-    (tmp_path/"gpu.json").write_text("old")
-    def supervised(command, out, minutes):
-        assert not out.exists()
+    "A supervised child runs this module with --here; the table is printed last"
+    got, called = dict(KNOWN, parts={}, seconds={}), []
+    def supervised(command, out, seconds):
+        assert seconds == 20 + sum(tk.SECONDS[part] for part in me.parts_through("speed"))
         called[:] = command, me.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(me, "fused_kernels", lambda: (verify_trees, verify_chains))
     monkeypatch.setattr(me, "supervise", supervised)
-    me.run(["--out", str(tmp_path), "--minutes", "3"])
-    assert called[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--minutes", "3.0"]
+    me.run(["--out", str(tmp_path), "--through", "speed"])
+    assert called[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--through", "speed"]
     assert capsys.readouterr().out.splitlines() == list(me.gpu_table(got))
     monkeypatch.setattr(me, "supervise", lambda *a: None)
     with pytest.raises(SystemExit, match="was not written"): me.run(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [
-    (["--minutes", "0"], "minutes: got 0"), (["--minutes", "nan"], "minutes: got nan"),
-    (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
+    (["--through", "nothing"], "invalid choice"), (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Refused before anything is measured"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -61,7 +61,7 @@ def test_the_race(temperature, B):
     "Every program that can run has a speed; at temperature 0 all give the same text"
     row = r.decoding_speed("x", (-1, 0, 1), temperature, B, 8, 1, CPU, models=dict(x=small))
     speeds, tau = row["tokens_per_s"], row["tokens_a_round"]
-    assert set(speeds) == {"plain", "engine", "generate", *(["assisted"] if B == 1 else [])}
+    assert set(speeds) == {"plain", "engine", "generate", "static cache", *(["assisted"] if B == 1 else [])}
     assert all(x > 0 for x in speeds.values()) and row["engine over plain"] > 0 and 0 < row["alpha"] <= 1
     assert 1 <= tau <= 3 and row["predicted"] == pytest.approx(tau / (1 + 2*row["c"]))
     if temperature: return
@@ -75,10 +75,10 @@ def test_the_race(temperature, B):
 @pytest.mark.parametrize("name", ["timed_engine_run", "transformers_run"])
 def test_the_race_continues_without_a_failed_program(name, monkeypatch):
     "The error of a failed program is in its row, and the others have speeds"
-    def broken(*args): raise RuntimeError("out of memory")
+    def broken(*args, **options): raise RuntimeError("out of memory")
     monkeypatch.setattr(r, name, broken)
     row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, models=dict(x=small))
-    failed, rest = (("plain", "engine"), ("generate", "assisted"))[::1 if name == "timed_engine_run" else -1]
+    failed, rest = (("plain", "engine"), ("generate", "static cache", "assisted"))[::1 if name == "timed_engine_run" else -1]
     speeds = row["tokens_per_s"]
     assert {speeds[k] for k in failed} == {"RuntimeError: out of memory"} and all(speeds[k] > 0 for k in rest)
     assert ("engine over plain" in row) == (name == "transformers_run") and "engine over generate" not in row

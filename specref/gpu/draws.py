@@ -25,25 +25,23 @@ def left_weights(rows, row, v, top, drawn, j, flat):
 @triton.jit
 def largest_left(rows, row, top, drawn, j, flat, BLOCK: tl.constexpr):
     "The largest weight left"
-    most = tl.full((), 0.0, tl.float64)
+    lane, most = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float64)
     for s in range(0, rows.V, BLOCK):
-        w = left_weights(rows, row, s + tl.arange(0, BLOCK), top, drawn, j, flat)
-        most = tl.maximum(most, tl.max(w, 0))
-    return most
+        most = tl.maximum(most, left_weights(rows, row, s + lane, top, drawn, j, flat))
+    return tl.max(most, 0)
 
 # %% ../../nbs/44b_draws.ipynb #44b00031
 @triton.jit
 def next_likeliest(rows, row, drawn, j, BLOCK: tl.constexpr):
     "The first token with the largest logit of those not drawn"
-    most, at = tl.full((), float("-inf"), tl.float32), 0
+    lane, most = tl.arange(0, BLOCK), tl.full((BLOCK,), float("-inf"), tl.float32)
+    at = lane*0   # of every lane, as in `largest_logit`
     for s in range(0, rows.V, BLOCK):
-        v = s + tl.arange(0, BLOCK)
-        x = load_logits(rows, row, v)
-        for k in range(0, j): x = tl.where(v == entry(drawn, k), float("-inf"), x)
-        here = tl.max(x, 0)
-        at = tl.where(here > most, tl.min(tl.where(x == here, v, rows.V), 0), at)
-        most = tl.maximum(most, here)
-    return at
+        x = load_logits(rows, row, s + lane)
+        for k in range(0, j): x = tl.where(s + lane == entry(drawn, k), float("-inf"), x)
+        at = tl.where(x > most, s + lane, at)
+        most = tl.where(x > most, x, most)
+    return tl.min(tl.where(most == tl.max(most, 0), at, rows.V), 0)
 
 # %% ../../nbs/44b_draws.ipynb #44b00032
 @triton.jit
@@ -68,12 +66,12 @@ def token_at(rows, row, top, drawn, j, flat, most, u, BLOCK: tl.constexpr, NB: t
     return tl.minimum(block * BLOCK + inside, rows.V - 1)
 
 # %% ../../nbs/44b_draws.ipynb #44b00033
-@triton.jit
-def draw_children_kernel(rows, u, tokens, V, m, children, APART: tl.constexpr, K: tl.constexpr,
+@triton.jit(do_not_specialize=("count", "each", "m", "children"))
+def draw_children_kernel(rows, u, tokens, count, each, m, children, V, APART: tl.constexpr, K: tl.constexpr,
                          BLOCK: tl.constexpr, NB: tl.constexpr, KIND: tl.constexpr):
     "One program draws the children of one node"
     row, flat, drawn = tl.program_id(0), 0, tl.full((K,), -1, tl.int32)
-    rows = own_rows(rows, row // m, V, KIND)
+    rows = own_rows(rows, count, each, row // m, V, KIND)
     top = row_top(rows, row, BLOCK)
     for i in range(0, children):
         j = i if APART else 0
@@ -94,10 +92,10 @@ def fused_draw_children(z, u, temperature, without_replacement, block=2048, warp
     check_power_of_two(2**18, block=block)
     check_power_of_two(32, warps=warps)
     (B, m, K), V = u.shape, z.shape[2]
-    arrays, kind = row_arrays(Logits(z.flatten(0, 1), temperature), u.flatten(), True)
+    arrays, kind, each = row_arrays(Logits(z.flatten(0, 1), temperature), u.flatten())
     tokens = u.new_empty(B, m*K, dtype=torch.int64)
-    draw_children_kernel[(B*m,)](arrays, u.contiguous(), tokens, V, m, K, APART=without_replacement,
-                                 K=triton.next_power_of_2(K), BLOCK=block, KIND=kind,
+    draw_children_kernel[(B*m,)](arrays, u.contiguous(), tokens, B*m, each, m, K, V,
+                                 APART=without_replacement, K=triton.next_power_of_2(K), BLOCK=block, KIND=kind,
                                  NB=triton.next_power_of_2(triton.cdiv(V, block)),
                                  num_warps=warps, enable_fp_fusion=False)
     return tokens

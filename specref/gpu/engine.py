@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'unit', 'inverse_cdf', 'remove_token', 'draw_children',
-           'tree_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text', 'check_temperature',
-           'check_cut', 'check_models', 'Engine']
+           'tree_pass', 'batch_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text',
+           'check_temperature', 'check_cut', 'check_models', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Integral, Real
 from typing import NamedTuple
 from warnings import warn
@@ -21,6 +22,7 @@ from ..core.check import check_at_least
 from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
+from ..models.llama import has_fast_pass, llama_pass
 from ..models.transformer import HFModel
 from ..core.law import Law
 from ..core.tree import Draw, Tree, iid, without_replacement
@@ -105,11 +107,21 @@ def draw_children(z, u, temperature, without_replacement):  # (B, m, V), (B, m, 
 
 # %% ../../nbs/44_engine.ipynb #3e32660a
 def tree_pass(model, cache, token, at, mask, last=0):  # (B, N) twice, (B, 1, N, size) -> (B, N or last, V)
-    "One pass over new tokens behind every text"
+    "One pass over new tokens behind every text; of a Llama by the pass of chapter 07a"
     hide = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
+    if has_fast_pass(model): return batch_pass(llama_pass(model), cache, token, at, hide, last)
     out = model(input_ids=token, position_ids=at, attention_mask=hide, past_key_values=cache,
                 use_cache=True, logits_to_keep=last)
     return out.logits
+
+def batch_pass(network, cache, token, at, hide, last):
+    "The rows of all texts one behind another, but for attention, where each text has its own"
+    B, N = token.shape
+    def store(layer, new): return cache.update(*new.unflatten(0, (B, N)).transpose(1, 2).chunk(2, 1), layer)
+    runs = [(i, partial(store, i), True) for i in range(len(network.layers))]
+    x, turn = network.embed[token.flatten()], network.turn(at.flatten(), cache.size)
+    x, _ = network.run_layers(x, turn, runs, (hide, False))
+    return network.score(x.view(B, N, -1)[:, -last:].flatten(0, 1)).view(B, last or N, -1)
 
 # %% ../../nbs/44_engine.ipynb #df1c7dcc
 class BatchRun:
@@ -171,12 +183,20 @@ class BatchRun:
     def round(self):
         "Draft, evaluate, verify and commit, for all texts (Theorem engine-map); nothing is read by the host"
         base, (picks, coins) = self.rows.lengths.clone(), self.noise.index_select(0, self.turn)[0]
-        mask = slot_mask(base, self.visible, self.size)
+        mask = self.mask()
         token, q = self.draft(base, mask, picks)
-        p = tree_pass(self.engine.target, self.rows, token, batch_positions(base, self.depth), mask)
+        p = self.target_rows(base, mask, token)
+        self.commit(base, self.verdict(token, p, q, coins, picks))
+
+    def mask(self): return slot_mask(self.rows.lengths, self.visible, self.size)
+
+    def target_rows(self, base, mask, token):  # (B,), (B, 1, N, size), (B, N) -> (B, N, V)
+        return tree_pass(self.engine.target, self.rows, token, batch_positions(base, self.depth), mask)
+
+    def verdict(self, token, p, q, coins, picks):  # -> BatchVerdict
         p, q = (Logits(z.flatten(0, 1), self.temperature, **cut) for z, cut in ((p, self.cut), (q, {})))
         trees = replace(self.batch, token=token.flatten().int())
-        self.commit(base, self.engine.verify(trees, p, q, coins.flatten(), picks[:, 0].clone(), check=False))
+        return self.engine.verify(trees, p, q, coins.flatten(), picks[:, 0].clone(), check=False)
 
     def draft(self, base, mask, u):  # (B,), (B, 1, N, size), (B, N) -> tokens (B, N), logits
         "A tree behind every text, level by level, each from one pass of the draft model"

@@ -4,23 +4,31 @@
 
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'STAGES', 'STAGED', 'FINE', 'ROW', 'LINKS', 'TOKEN',
-           'RowArrays', 'TreeArrays', 'VerdictArrays', 'RowPointers', 'TreePointers', 'RowTop', 'NodeState',
-           'OfferedBefore', 'is_entry', 'entry', 'top_entry', 'where_top', 'tops', 'fixed_point', 'is_weight', 'power',
-           'load_row', 'load_logits', 'relative_weights', 'load_numbers', 'weights_of', 'row_weights', 'sum_from',
-           'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'stored_top', 'store_top', 'row_top', 'top_of_node',
-           'offer_row_weights', 'offer', 'first_row', 'residual_numbers', 'residual_of', 'residual_weights',
-           'share_of_blocks', 'residual_blocks', 'drawn_token', 'token_in_blocks', 'covered_weight', 'recounted_weight',
-           'enter_node', 'read_token', 'read_offer', 'own_tree', 'own_rows', 'store_verdict', 'entered', 'changed',
-           'next_offer', 'try_children', 'blocks_of_all', 'walk_down', 'verify_trees_kernel', 'PrefixPath',
-           'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel', 'check_power_of_two',
-           'check_programs', 'row_arrays', 'row_tops_kernel', 'with_tops', 'launch', 'fused_verify_trees',
-           'fused_verify_chains', 'patch_language_once', 'Watched', 'NodeReads', 'node_reads', 'rows_read']
+           'NUMBERS', 'tree_kernel', 'RowArrays', 'TreeArrays', 'VerdictArrays', 'RowPointers', 'TreePointers',
+           'RowTop', 'NodeState', 'OfferedBefore', 'is_entry', 'entry', 'top_entry', 'where_top', 'tops', 'fixed_point',
+           'is_weight', 'power', 'load_row', 'load_logits', 'relative_weights', 'load_numbers', 'weights_of',
+           'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'stored_top', 'store_top',
+           'row_top', 'top_of_node', 'offer_row_weights', 'offer', 'first_row', 'residual_numbers', 'residual_of',
+           'residual_weights', 'share_of_blocks', 'residual_blocks', 'drawn_token', 'token_in_blocks', 'covered_weight',
+           'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree', 'own_rows', 'store_verdict',
+           'entered', 'changed', 'next_offer', 'try_children', 'blocks_of_all', 'walk_down', 'verify_trees_kernel',
+           'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel',
+           'check_power_of_two', 'check_programs', 'row_arrays', 'request_of', 'row_tops_kernel', 'with_tops',
+           'processors', 'usual_registers', 'counters', 'launch_counters', 'launch', 'fused_verify_trees',
+           'fused_verify_chains', 'patch_language_once', 'Watched', 'NodeReads', 'node_reads', 'rows_read',
+           'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
+import re, subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
 from . import verify
 from .verify import Logits, BatchVerdict, check_arguments
 
@@ -33,19 +41,15 @@ STAGED = tl.constexpr(4096)   # the largest block that is: a processor has littl
 FINE, ROW, LINKS, TOKEN = map(tl.constexpr, (verify.FINE, verify.ROW, verify.LINKS, verify.TOKEN))
 
 class RowArrays(NamedTuple):
-    "`rows` rows of p or q, `stride` apart; for logits slopes and cuts (one, or one a request), and `tops`"
+    "Rows of p or q, `stride` apart; for logits slopes and cuts (one, or one a request), and `tops`"
     x: object
     stride: object
-    rows: object
     slope: object
-    slopes: object
     cut: object
-    cuts: object
     tops: object     # (n, 4), one for each node, where they are computed beforehand
 
 class TreeArrays(NamedTuple):
-    "The batch of `n` nodes; `p_row` is read where rows of p have numbers of their own"
-    n: object
+    "The nodes of the batch; `p_row` is read where rows of p have numbers of their own"
     root: object
     token: object
     child: object
@@ -60,9 +64,12 @@ class VerdictArrays(NamedTuple):
     nodes: object
     length: object
     status: object
-    height: object
     blocks: object
     done: object
+
+# one compiled kernel serves all of these: numbers of nodes, of rows, of requests with options of their own
+NUMBERS = "n", "p_rows", "q_rows", "p_each", "q_each", "height", "width"
+tree_kernel = triton.jit(do_not_specialize=NUMBERS)
 
 class RowPointers(NamedTuple):
     "`rows` rows of `V` numbers, `stride` apart; are they logits? The slope (1/temperature) of this request"
@@ -212,14 +219,13 @@ def row_weights(rows, row, v, top):
 @triton.jit
 def sum_from(rows, row, least, top, BLOCK: tl.constexpr):  # -> tokens, their weights counted
     "The tokens with a logit of at least `least`"
-    n, mass = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    lane, n, mass = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
     for s in range(0, rows.V, BLOCK):
-        x = load_logits(rows, row, s + tl.arange(0, BLOCK))
-        on = (x >= least) & (s + tl.arange(0, BLOCK) < rows.V)
-        n += tl.sum(tl.where(on, 1, 0).to(tl.int64), 0)
-        w = tl.where(on, power((x - top.most) * rows.slope) * ROOM, 0.0)
-        mass += tl.sum(w.to(tl.int64), 0)
-    return n, mass
+        x = load_logits(rows, row, s + lane)
+        on = (x >= least) & (s + lane < rows.V)
+        n += tl.where(on, 1, 0)
+        mass += tl.where(on, power((x - top.most) * rows.slope) * ROOM, 0.0).to(tl.int64)
+    return tl.sum(n, 0), tl.sum(mass, 0)
 
 @triton.jit
 def logit_of(key):
@@ -255,17 +261,17 @@ def cut_off(rows, row, top, BLOCK: tl.constexpr):
 @triton.jit
 def largest_logit(rows, row, BLOCK: tl.constexpr):  # -> RowTop
     "The largest logit of a row and its first token; the share is NaN for a row that has NaN or no finite one"
-    top, nans = tops(()), 0
+    lane, each = tl.arange(0, BLOCK), tops((BLOCK,))   # of every lane: its largest logit and where that was
+    nans, most, at = lane*0, each.most, each.at
     for s in tl.range(0, rows.V, BLOCK, num_stages=STAGES if BLOCK <= STAGED else 1):
-        v = s + tl.arange(0, BLOCK)
-        x = load_logits(rows, row, v)
-        nans += tl.sum((x != x).to(tl.int32), 0)
-        most = tl.max(x, 0)
-        first = tl.min(tl.where(x == most, v, rows.V), 0)
-        at = tl.where(most > top.most, first, top.at)
-        top = RowTop(tl.maximum(most, top.most), at, top.share, top.least)
-    sound = (nans == 0) & (tl.abs(top.most) < float("inf"))
-    return RowTop(top.most, top.at, tl.where(sound, 1.0, float("nan")), top.least)
+        x = load_logits(rows, row, s + lane)
+        nans = tl.where(x == x, nans, 1)
+        at = tl.where(x > most, s + lane, at)
+        most = tl.where(x > most, x, most)
+    top, largest = tops(()), tl.max(most, 0)
+    first = tl.min(tl.where(most == largest, at, rows.V), 0)
+    sound = (tl.max(nans, 0) == 0) & (tl.abs(largest) < float("inf"))
+    return RowTop(largest, first, tl.where(sound, 1.0, float("nan")), top.least)
 
 @triton.jit
 def stored_top(rows, node):
@@ -289,13 +295,13 @@ def row_top(rows, row, BLOCK: tl.constexpr):
     "The largest logit of a row, its first token, the weight of a softmax's one or NaN; not of probabilities"
     top = tops(())
     if rows.LOGITS:
-        top, z = largest_logit(rows, row, BLOCK), tl.full((), 0, tl.int64)
+        top, z = largest_logit(rows, row, BLOCK), tl.zeros((BLOCK,), tl.int64)
         if rows.CUT: top = RowTop(top.most, top.at, top.share, cut_off(rows, row, top, BLOCK))
         for s in tl.range(0, rows.V, BLOCK, num_stages=STAGES if BLOCK <= STAGED else 1):
             v = s + tl.arange(0, BLOCK)
             w = relative_weights(rows, load_logits(rows, row, v), v, top)
-            z += tl.sum((w * ROOM).to(tl.int64), 0)
-        top = RowTop(top.most, top.at, top.share / (z.to(tl.float64) / ROOM), top.least)
+            z += (w * ROOM).to(tl.int64)
+        top = RowTop(top.most, top.at, top.share / (tl.sum(z, 0).to(tl.float64) / ROOM), top.least)
     return top
 
 @triton.jit
@@ -409,19 +415,21 @@ def covered_weight(q, row, qtop, j, past, BLOCK: tl.constexpr):
 @triton.jit
 def recounted_weight(q, j, past, BLOCK: tl.constexpr):
     "As `recount` in torch: c_j without the tokens tried, or NaN; whether the row has no weight left"
-    top, z, untried, odd = tl.full((), 0.0, tl.float64), tl.full((), 0, tl.int64), q.V, 0
+    lane, z, untried = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64), q.V
+    each, odd = tl.zeros((BLOCK,), tl.float64), lane*0
     for s in range(0, q.V, BLOCK):
-        w = offer(q, s + tl.arange(0, BLOCK), j, past)
-        odd += tl.sum(tl.where(is_weight(w), 0, 1), 0)
-        top = tl.maximum(top, tl.max(w, 0))
+        w = offer(q, s + lane, j, past)
+        odd = tl.where(is_weight(w), odd, 1)
+        each = tl.maximum(each, w)
+    top = tl.max(each, 0)
     for s in range(0, q.V, BLOCK):
-        w = offer(q, s + tl.arange(0, BLOCK), j, past) / tl.maximum(top, TINY)
-        z += tl.sum((w * ROOM).to(tl.int64), 0)
+        z += (offer(q, s + lane, j, past) / tl.maximum(top, TINY) * ROOM).to(tl.int64)
     for k in range(0, j):
         again = (past.tok == entry(past.tok, k)) & (tl.arange(0, past.tok.shape[0]) < k)
         untried -= tl.where(tl.sum(again.to(tl.int32), 0) > 0, 0, 1)
-    total = tl.where(top < TINY, untried.to(tl.float64) * ONE, z.to(tl.float64) / ROOM * top * ONE)
-    return tl.where(odd > 0, float("nan"), total), (top < TINY).to(tl.int32)
+    summed = tl.sum(z, 0).to(tl.float64) / ROOM * top * ONE
+    total = tl.where(top < TINY, untried.to(tl.float64) * ONE, summed)
+    return tl.where(tl.max(odd, 0) > 0, float("nan"), total), (top < TINY).to(tl.int32)
 
 # %% ../../nbs/42a_kernels.ipynb #42a0f00d
 @triton.jit
@@ -450,28 +458,29 @@ def read_offer(tree, c, q):  # -> status, token, row of q, drawn without replace
     return tl.where((row >= -1) & (row < q.rows), status, LINKS), x, row, alone
 
 @triton.jit
-def own_tree(batch, INDEXED: tl.constexpr):  # -> TreePointers
-    "The tree of this program"
+def own_tree(batch, n, INDEXED: tl.constexpr):  # -> TreePointers
+    "The tree of this program, one of a batch of `n` nodes"
     b, B = tl.program_id(0), tl.num_programs(0)
-    end = tl.load(batch.root + b + 1, mask=b + 1 < B, other=batch.n)
+    end = tl.load(batch.root + b + 1, mask=b + 1 < B, other=n)
     return TreePointers(tl.load(batch.root + b), end, batch.token, batch.child, batch.sibling, batch.q_row,
                         batch.without_replacement, batch.p_row, INDEXED)
 
 @triton.jit
-def own_rows(rows, b, V, KIND: tl.constexpr):  # -> RowPointers
-    "Rows as request `b` has them: probabilities (0), logits (1), logits with a cut (2); tops ready (3, 4)"
-    slope, cut = tl.load(rows.slope + b % rows.slopes), rows.cut + b % rows.cuts * 3
-    return RowPointers(rows.x, rows.stride, rows.rows, V, slope, cut, rows.tops,
+def own_rows(rows, count, each, b, V, KIND: tl.constexpr):  # -> RowPointers
+    """`count` rows as request `b` has them: probabilities (0), logits (1), logits with a cut (2); tops ready
+    (3, 4); `each`: the number of requests with options of their own, or 1"""
+    slope, cut = tl.load(rows.slope + b % each), rows.cut + b % each * 3
+    return RowPointers(rows.x, rows.stride, count, V, slope, cut, rows.tops,
                        KIND > 0, (KIND == 2) | (KIND == 4), KIND > 2)
 
 @triton.jit
-def store_verdict(tree, out, way, n, last, status):
+def store_verdict(tree, out, height, way, n, last, status):
     "The accepted nodes `way` (entry l: the one of depth l + 1), the last token, the status; -1 in the rest"
     b, k = tl.program_id(0), tl.arange(0, way.shape[0])
     n = tl.where(status == FINE, n, -1)
-    tl.store(out.nodes + b * out.height + k, tl.where(k < n, way, -1), mask=k < out.height)
+    tl.store(out.nodes + b * height + k, tl.where(k < n, way, -1), mask=k < height)
     token = tl.load(tree.token + way, mask=k < n, other=-1)
-    at, there = b * (out.height + 1) + k, k <= out.height
+    at, there = b * (height + 1) + k, k <= height
     tl.store(out.tokens + at, tl.where(k == n, last, token), mask=there)
     tl.store(out.length + b, n + 1)
     tl.store(out.status + b, status)
@@ -505,7 +514,8 @@ def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: P
     accepted, stale, j, last, top = -1, 0, 0, -1, tops(())
     if (c >= 0) & (deeper == 0): status = tl.where(status == FINE, LINKS, status)
     while (c >= 0) & (accepted < 0) & (status == FINE):
-        here, (status, x, row, alone) = k == j, read_offer(tree, c, q)
+        here = k == j
+        status, x, row, alone = read_offer(tree, c, q)
         status = tl.where(j < width, status, LINKS)
         if status == FINE:
             if (row >= 0) & (row != last): top, last = top_of_node(q, row, c, BLOCK), row
@@ -534,7 +544,9 @@ def blocks_of_all(out, part):  # (NB,) -> (NB,), 1 for one program
     tl.debug_barrier()   # stored by all threads, before one of them says so
     ends = tl.where(tl.atomic_add(out.done + b, 1) == n - 1, 1, 0)
     tl.debug_barrier()
-    if ends > 0: part = tl.load(place, cache_modifier=".cg")   # not from this processor's own cache
+    if ends > 0:
+        part = tl.load(place, cache_modifier=".cg")   # not from this processor's own cache
+        tl.store(out.done + b, 0)   # for the next launch
     return part, ends
 
 @triton.jit
@@ -553,15 +565,15 @@ def walk_down(tree, p, q, coins, height, width, K: tl.constexpr, H: tl.constexpr
             status, at = enter_node(tree, p, c, BLOCK)
     return status, at, past, j, way, n
 
-@triton.jit
-def verify_trees_kernel(p, q, batch, coins, picks, out, V, width,
+@tree_kernel
+def verify_trees_kernel(p, q, batch, coins, picks, out, n, p_rows, q_rows, p_each, q_each, height, width, V,
                         K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                         P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr,
                         SHARED: tl.constexpr = False):
     "One program verifies one tree; or several do, each with a share of the blocks of the last row"
-    b, tree = tl.program_id(0), own_tree(batch, INDEXED)
-    p, q = own_rows(p, b, V, P), own_rows(q, b, V, Q)
-    status, at, past, j, way, n = walk_down(tree, p, q, coins, out.height, width, K, H, BLOCK, NB)
+    b, tree = tl.program_id(0), own_tree(batch, n, INDEXED)
+    p, q = own_rows(p, p_rows, p_each, b, V, P), own_rows(q, q_rows, q_each, b, V, Q)
+    status, at, past, j, way, deep = walk_down(tree, p, q, coins, height, width, K, H, BLOCK, NB)
     part, ends, last = tl.zeros((NB,), tl.float64), 1, 0
     if status == FINE:
         part = share_of_blocks(p, q, at, j, past, tl.program_id(1), tl.num_programs(1), BLOCK, NB)
@@ -569,7 +581,7 @@ def verify_trees_kernel(p, q, batch, coins, picks, out, V, width,
     if ends > 0:
         if status == FINE:
             last, status = token_in_blocks(part, p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
-        store_verdict(tree, out, way, n, last, status)
+        store_verdict(tree, out, height, way, deep, last, status)
 
 # %% ../../nbs/42a_kernels.ipynb #4f98fec4
 class PrefixPath(NamedTuple):
@@ -627,15 +639,16 @@ def prefix_offer(tree, path, d):  # -> NodeState, number of offers, OfferedBefor
     return NodeState(node, entry(path.row, d), top_entry(path.top, d), scale), j, past
 
 # %% ../../nbs/42a_kernels.ipynb #882a2b1a
-@triton.jit
-def verify_chains_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PLR0915  one loop
+@tree_kernel
+def verify_chains_kernel(p, q, batch, coins, picks, out,   # noqa: PLR0915  one loop
+                         n, p_rows, q_rows, p_each, q_each, height, width, V,
                          K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                          P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one chain from its end: the first accepted prefix ends the search (Theorem block)"
-    b, tree = tl.program_id(0), own_tree(batch, INDEXED)
-    p, q = own_rows(p, b, V, P), own_rows(q, b, V, Q)
-    path, n, status = descend(tree, p, q, out.height, H, BLOCK)
-    d, looking, last = n - 1, 1, 0
+    b, tree = tl.program_id(0), own_tree(batch, n, INDEXED)
+    p, q = own_rows(p, p_rows, p_each, b, V, P), own_rows(q, q_rows, q_each, b, V, Q)
+    path, prefixes, status = descend(tree, p, q, height, H, BLOCK)
+    d, looking, last = prefixes - 1, 1, 0
     while (d > 0) & (looking > 0) & (status == FINE):
         at, j, past = prefix_offer(tree, path, d)
         w = entry(path.weight, d)
@@ -649,7 +662,7 @@ def verify_chains_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PLR
         last, status = drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
     k = tl.arange(0, H)
     way = tl.sum(tl.where(k[None, :] == k[:, None] + 1, path.node[None, :], 0), 1)   # entry l: of depth l + 1
-    store_verdict(tree, out, way, d, last, status)
+    store_verdict(tree, out, height, way, d, last, status)
 
 # %% ../../nbs/42a_kernels.ipynb #2daddab3
 def check_power_of_two(most, **given):
@@ -663,56 +676,87 @@ def check_programs(programs):
     if type(programs) is not int or not 0 < programs < 2**16:
         raise ValueError(f"programs: got {programs!r:.80}, wanted a whole number from 1 to 65535")
 
-def row_arrays(rows, numbers, there):  # -> RowArrays, kind
+def row_arrays(rows, numbers):  # -> RowArrays, kind, the requests with options of their own or 1
     "Rows as a kernel takes them; for what probabilities do not have, any `numbers`, which are not used"
     x = rows.x if rows.x.stride(1) == 1 else rows.x.contiguous()
-    slope, cut = getattr(rows, "slope", numbers[:1]).contiguous(), getattr(rows, "cut", None)
+    slope, cut = getattr(rows, "slope", numbers[:1]), getattr(rows, "cut", None)
     kind = isinstance(rows, Logits) + (cut is not None)
-    cut = numbers[:1, None] if cut is None else cut.contiguous()
-    rows = len(x) if there else 0
-    return RowArrays(x, x.stride(0), rows, slope, len(slope), cut, len(cut), numbers), kind
+    if cut is None: cut = numbers[:1, None]
+    else: slope, cut = torch.broadcast_tensors(slope[:, None], cut)
+    slope = slope if slope.ndim == 1 else slope[:, 0]
+    return RowArrays(x, x.stride(0), slope.contiguous(), cut.contiguous(), numbers), kind, len(slope)
 
 @triton.jit
-def row_tops_kernel(p, q, batch, request, V, BLOCK: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-                    INDEXED: tl.constexpr):
+def request_of(root, i, B):
+    "The request of node i, by bisection: the last one whose root is not behind it"
+    low, high = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32) + B
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = tl.load(root + middle) <= i
+        low, high = tl.where(before, middle, low), tl.where(before, high, middle)
+    return low
+
+@triton.jit(do_not_specialize=("B", *NUMBERS))
+def row_tops_kernel(p, q, batch, B, p_rows, q_rows, p_each, q_each, V, BLOCK: tl.constexpr, P: tl.constexpr,
+                    Q: tl.constexpr, INDEXED: tl.constexpr):
     "Stores the top of the row of p of one node (second index 0), or of the row of q it was drawn from (1)"
     i = tl.program_id(0)
-    b, row = tl.load(request + i), i.to(tl.int64)
+    b, row = request_of(batch.root, i, B), i.to(tl.int64)
     if tl.program_id(1) > 0:
-        if Q > 0: store_top(own_rows(q, b, V, Q), tl.load(batch.q_row + i).to(tl.int64), i, BLOCK)
+        if Q > 0:
+            row = tl.load(batch.q_row + i).to(tl.int64)
+            store_top(own_rows(q, q_rows, q_each, b, V, Q), row, i, BLOCK)
     else:
         if INDEXED: row = tl.load(batch.p_row + i).to(tl.int64)
-        if P > 0: store_top(own_rows(p, b, V, P), row, i, BLOCK)
+        if P > 0: store_top(own_rows(p, p_rows, p_each, b, V, P), row, i, BLOCK)
 
-def with_tops(rows, trees, batch, V, how):  # -> two of RowArrays, kind
+def with_tops(rows, kinds, trees, batch, counts, V, how):  # -> rows, kinds
     "Rows of p and q with the tops for all nodes of those that are logits: one program for each"
-    n, kinds = batch.n, [kind for _, kind in rows]
-    if not any(kinds): return rows
-    made = [x._replace(tops=x.slope.new_empty(n, 4, dtype=torch.float64)) for x, _ in rows]
-    nodes = torch.arange(n, dtype=trees.root.dtype, device=trees.root.device)
-    request = torch.searchsorted(trees.root, nodes, right=True) - 1   # a root's number and those behind it
-    row_tops_kernel[(n, 2)](*made, trees, request, V, P=kinds[0], Q=kinds[1], **how)
-    return [(x, kind and kind + 2) for x, kind in zip(made, kinds)]
+    if not any(kinds): return rows, kinds
+    made = [x._replace(tops=x.slope.new_empty(batch.n, 4, dtype=torch.float64)) for x in rows]
+    row_tops_kernel[(batch.n, 2)](*made, trees, batch.B, *counts, V, P=kinds[0], Q=kinds[1], **how)
+    return made, [kind and kind + 2 for kind in kinds]
+
+@cache
+def processors(device):
+    "How many processors a GPU has; elsewhere those of an H100, for which kernels are compiled ahead"
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+def usual_registers(programs, warps, device):
+    "All registers of a processor, 65,536, or half, at least 128 a thread, where more programs wait for it"
+    share = 1 + (programs > processors(device))
+    return min(255, max(128, 2048 // (warps * share)))
+
+@cache
+def counters(B, device, stream):  # -> (B,) int32
+    "Zeros, which the programs of each launch leave behind them; no two streams share them"
+    return torch.zeros(B, dtype=torch.int32, device=device)
+
+def launch_counters(B, device):
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return counters(B, device, stream)
 
 def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers, programs=1):  # -> BatchVerdict
     "A kernel with vectors of at least `K` entries on the arrays of a batch, with so many `programs` a tree"
     B, V, h, whole = batch.B, p.x.shape[1], batch.height, torch.Tensor.contiguous
-    out = batch.root.new_empty(B*(2*h + 3)).split([B*(h + 1), B*h, B, B])
+    size = B + -B % 4   # so that each array of results begins at a multiple of 16 bytes
+    out = batch.root.new_empty(size*(2*h + 3)).split([size*(h + 1), size*h, size, size])
     links = batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.without_replacement
-    trees = TreeArrays(batch.n, *map(whole, (*links, batch.root if p.row is None else p.row)))
+    trees = TreeArrays(*map(whole, (*links, batch.root if p.row is None else p.row)))
     K, H, NB = map(triton.next_power_of_2, (K, h + 1, triton.cdiv(V, block)))
-    how = dict(BLOCK=block, INDEXED=p.row is not None, num_warps=warps, enable_fp_fusion=False,
-               maxnreg=registers or min(255, 2048//warps))
-    rows = [row_arrays(x or p, picks, x is not None) for x in (p, q)]
-    shared, more = (picks, out[3]), {}
     programs = min(programs, triton.cdiv(V, block))   # more have nothing to count
+    how = dict(BLOCK=block, INDEXED=p.row is not None, num_warps=warps, enable_fp_fusion=False,
+               maxnreg=registers or usual_registers(B * programs, warps, batch.device))
+    rows, kinds, each = zip(*(row_arrays(x or p, picks) for x in (p, q)))
+    counts = len(p.x), 0 if q is None else len(q.x), *each
+    shared, more = (picks, out[3]), {}
     if programs > 1:
-        shared, more = (picks.new_empty(B, NB, dtype=torch.float64), 0*batch.root), dict(SHARED=True)
-        rows = with_tops(rows, trees, batch, V, how)
-    (p_rows, P), (q_rows, Q) = rows
-    kernel[(B, programs)](p_rows, q_rows, trees, whole(coins), whole(picks), VerdictArrays(*out, h, *shared),
-                          V, max(batch.width, 1), K=K, H=H, NB=NB, P=P, Q=Q, **how, **more)
-    return BatchVerdict(out[0].view(B, h + 1), out[1].view(B, h), *out[2:])
+        shared = picks.new_empty(B, NB, dtype=torch.float64), launch_counters(B, batch.device)
+        (rows, kinds), more = with_tops(rows, kinds, trees, batch, counts, V, how), dict(SHARED=True)
+    kernel[(B, programs)](*rows, trees, whole(coins), whole(picks), VerdictArrays(*out, *shared), batch.n,
+                          *counts, h, max(batch.width, 1), V, K=K, H=H, NB=NB, P=kinds[0], Q=kinds[1], **how,
+                          **more)
+    return BatchVerdict(out[0].view(size, h + 1)[:B], out[1].view(size, h)[:B], *(x[:B] for x in out[2:]))
 
 def fused_verify_trees(batch, p, q, coins, picks, check=True,   # -> BatchVerdict
                        block=2048, warps=8, registers=None, programs=1):
@@ -800,3 +844,41 @@ def rows_read(batch, out, p, q):  # -> rows of p, rows of q, each a set for ever
         of_q.append(set().union(*(read.full for read in reads.values())))
         if isinstance(q, Logits): of_q[-1] |= set().union(*(read.tested for read in reads.values()))
     return of_p, of_q
+
+# %% ../../nbs/42a_kernels.ipynb #42a0c0d2
+class OfflineDriver:
+    "What the compiler asks of a driver, for a GPU of a `generation`: 90 is Hopper"
+    def __init__(self, generation): self.target = GPUTarget("cuda", generation, 32)
+    def get_current_target(self): return self.target
+    def get_current_device(self): return self.target.arch   # as a number that no GPU of this machine has
+    def get_current_stream(self, device): return 0
+
+class CompileOnly:
+    "Launches inside are compiled and not run; `kernels` has what they were compiled to"
+    def __init__(self, generation=90): self.driver, self.kernels = OfflineDriver(generation), []
+    def __enter__(self):
+        self.run = run = JITFunction.run
+        def compiled(kernel, *args, grid, warmup, **options):
+            self.kernels.append(run(kernel, *args, grid=grid, warmup=True, **options))
+        JITFunction.run = compiled
+        triton.runtime.driver.set_active(self.driver)
+        return self
+    def __exit__(self, *_):
+        JITFunction.run = self.run
+        triton.runtime.driver.set_active(None)
+
+def machine_code(kernel, *options):  # -> text
+    "What cuobjdump prints of a compiled kernel"
+    with TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(kernel.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, *options, binary]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+def resources(kernel):  # -> dict
+    "Registers a thread; bytes of memory for those that do not fit; instructions; barriers among them"
+    usage, code = machine_code(kernel, "--dump-resource-usage"), machine_code(kernel, "-sass")
+    registers, *memory = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
+    steps = re.findall(r"/\*[0-9a-f]{4,}\*/ +(.*);", code)
+    return dict(registers=registers, spilled=sum(memory), instructions=len(steps),
+                barriers=sum("BAR.SYNC" in step for step in steps))

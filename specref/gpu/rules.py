@@ -25,7 +25,7 @@ from ..core.rng import Seeded, Streams
 from .kernels import FINE, LINKS, ONE, ROOM, ROW
 from .kernels import NodeState, OfferedBefore, RowTop
 from .kernels import changed, check_power_of_two, drawn_token, enter_node, entry, is_weight, launch
-from .kernels import load_logits, load_row, next_offer, offer, own_rows, own_tree, power
+from .kernels import load_logits, load_row, next_offer, offer, own_rows, own_tree, power, tree_kernel
 from .kernels import read_offer, read_token, relative_weights, residual_blocks
 from .kernels import residual_weights, row_top, row_weights, store_verdict, top_entry, tops
 from .kernels import where_top
@@ -52,20 +52,20 @@ def matching_child(tree, node, x, V, left):  # -> the child or -1, offers that m
     return found, left, status
 
 @triton.jit
-def match_walk(batch, p, out, draw: tl.constexpr, one, other, H: tl.constexpr, BLOCK: tl.constexpr,
-               NB: tl.constexpr, INDEXED: tl.constexpr):
+def match_walk(tree, p, out, height, draw: tl.constexpr, one, other, H: tl.constexpr, BLOCK: tl.constexpr,
+               NB: tl.constexpr):
     "From the root to the child that has the drawn token, as long as there is one (Theorem match)"
-    tree, depth, n, last = own_tree(batch, INDEXED), tl.arange(0, H), 0, 0
+    depth, n, last = tl.arange(0, H), 0, 0
     way, left, c = depth*0 - 1, tree.end - tree.first - 1, tree.first
     status, at = enter_node(tree, p, tree.first, BLOCK)
     while c >= 0:
         if status == FINE: last, status = draw(p, at, n, one, other, BLOCK, NB)
-        c, left, found = matching_child(tree, at.node, last, p.V, tl.where(n < out.height, left, 0))
+        c, left, found = matching_child(tree, at.node, last, p.V, tl.where(n < height, left, 0))
         status, c = tl.where(status == FINE, found, status), tl.where(status == FINE, c, -1)
         if c >= 0:
             way, n = tl.where(depth == n, c, way), n + 1
             status, at = enter_node(tree, p, c, BLOCK)
-    store_verdict(tree, out, way, n, last, status)
+    store_verdict(tree, out, height, way, n, last, status)
 
 @triton.jit
 def token_of_row(p, at, u, BLOCK: tl.constexpr, NB: tl.constexpr):  # -> token, status
@@ -77,13 +77,13 @@ def draw_uniform(p, at, n, picks, none, BLOCK: tl.constexpr, NB: tl.constexpr): 
     "The token at the node's own number"
     return token_of_row(p, at, tl.load(picks + at.node), BLOCK, NB)
 
-@triton.jit
-def match_trees_kernel(p, q, batch, picks, none, out, V, width,
+@tree_kernel
+def match_trees_kernel(p, q, batch, picks, none, out, n, p_rows, q_rows, p_each, q_each, height, width, V,
                        K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                        P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program matches one tree"
-    p = own_rows(p, tl.program_id(0), V, P)
-    match_walk(batch, p, out, draw_uniform, picks, none, H, BLOCK, NB, INDEXED)
+    tree, p = own_tree(batch, n, INDEXED), own_rows(p, p_rows, p_each, tl.program_id(0), V, P)
+    match_walk(tree, p, out, height, draw_uniform, picks, none, H, BLOCK, NB)
 
 # %% ../../nbs/42b_rules.ipynb #bee20bf2
 def read_undrawn(batch, p):
@@ -182,26 +182,27 @@ def token_times(position, seed, v):
 @triton.jit
 def draw_race(p, at, n, position, seed, BLOCK: tl.constexpr, NB: tl.constexpr):  # -> token, status
     "As `race_tokens` in torch: block by block, the first of the earliest"
-    first, token, odd = tl.full((), float("inf"), tl.float64), 0, 0
+    lane, times = tl.arange(0, BLOCK), tl.full((BLOCK,), float("inf"), tl.float64)
+    token, odd = lane*0, lane*0   # of every lane, as in `largest_logit`
     for s in range(0, p.V, BLOCK):
-        v = s + tl.arange(0, BLOCK)
-        w = row_weights(p, at.row, v, at.top)
-        odd += tl.sum(tl.where(is_weight(w), 0, 1), 0)
-        times = tl.where(w > 0, token_times(position + n, seed, v) / tl.where(w > 0, w, 1.0), float("inf"))
-        earliest = tl.min(times, 0)
-        here = tl.min(tl.where(times == earliest, v, p.V), 0)
-        token = tl.where(earliest < first, here, token)
-        first = tl.minimum(first, earliest)
-    return token, tl.where((odd == 0) & (first < float("inf")), FINE, ROW)
+        w = row_weights(p, at.row, s + lane, at.top)
+        odd = tl.where(is_weight(w), odd, 1)
+        there = token_times(position + n, seed, s + lane) / tl.where(w > 0, w, 1.0)
+        earlier = (w > 0) & (there < times)
+        token, times = tl.where(earlier, s + lane, token), tl.where(earlier, there, times)
+    earliest = tl.min(times, 0)
+    first = tl.min(tl.where(times == earliest, token, p.V), 0)
+    return first, tl.where((tl.max(odd, 0) == 0) & (earliest < float("inf")), FINE, ROW)
 
-@triton.jit
-def match_coupled_kernel(p, q, batch, position, seed, out, V, width,
+@tree_kernel
+def match_coupled_kernel(p, q, batch, position, seed, out,
+                         n, p_rows, q_rows, p_each, q_each, height, width, V,
                          K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                          P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program matches one tree, with the noise of the positions (Theorem invariant)"
-    b = tl.program_id(0)
-    p, position, seed = own_rows(p, b, V, P), tl.load(position + b), tl.load(seed + b)
-    match_walk(batch, p, out, draw_race, position, seed, H, BLOCK, NB, INDEXED)
+    b, tree = tl.program_id(0), own_tree(batch, n, INDEXED)
+    p, position, seed = own_rows(p, p_rows, p_each, b, V, P), tl.load(position + b), tl.load(seed + b)
+    match_walk(tree, p, out, height, draw_race, position, seed, H, BLOCK, NB)
 
 # %% ../../nbs/42b_rules.ipynb #afe37964
 def whole_numbers(name, x, batch, check):  # a number or (B,) -> (B,) int64
@@ -269,14 +270,15 @@ def weights_and_logs(rows, row, v, top):  # -> w ln w, 1 where w is none
 @triton.jit
 def typical_limit(rows, row, top, limits, BLOCK: tl.constexpr):  # -> status, min(ε, δ e^-H)
     "What a typical token exceeds (Proposition entropy)"
-    total, odd = tl.full((), 0, tl.int64), 0
+    lane, total = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64)
+    odd = lane*0
     for s in range(0, rows.V, BLOCK):
-        x, none = weights_and_logs(rows, row, s + tl.arange(0, BLOCK), top)
-        total += tl.sum((x * ROOM).to(tl.int64), 0)
-        odd += tl.sum(none, 0)
-    mean = tl.minimum(total.to(tl.float64) / ROOM * top.share, 0.0)
+        x, none = weights_and_logs(rows, row, s + lane, top)
+        total += (x * ROOM).to(tl.int64)
+        odd += none
+    mean = tl.minimum(tl.sum(total, 0).to(tl.float64) / ROOM * top.share, 0.0)
     limit = tl.load(limits + 1) * power(mean.to(tl.float32)).to(tl.float64) * top.share
-    fine = (odd == 0) & (limit == limit)
+    fine = (tl.max(odd, 0) == 0) & (limit == limit)
     return tl.where(fine, FINE, ROW), tl.minimum(tl.load(limits), limit)
 
 class LongestPath(NamedTuple):
@@ -315,7 +317,8 @@ def typical_search(tree, gate, limits, height,   # noqa: PLR0915  one loop in re
     while (d >= 0) & (status == FINE):
         if c >= 0:
             left -= 1
-            (status, x), down, weight = read_token(tree, c, gate.V), 0, one
+            down, weight = 0, one
+            status, x = read_token(tree, c, gate.V)
             status = tl.where((left >= 0) & (d < height), status, LINKS)
             if status == FINE:
                 px = row_weights(gate, at.row, x, at.top)
@@ -335,19 +338,19 @@ def typical_search(tree, gate, limits, height,   # noqa: PLR0915  one loop in re
                 at, limit = level_node(stack, d), entry(bounds, d)
     return status, best
 
-@triton.jit
-def typical_trees_kernel(p, q, batch, limits, picks, out, V, width,
+@tree_kernel
+def typical_trees_kernel(p, q, batch, limits, picks, out, n, p_rows, q_rows, p_each, q_each, height, width, V,
                          K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                          P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program finds the longest typical path of one tree; `q`: the rows that decide"
-    b, tree, last = tl.program_id(0), own_tree(batch, INDEXED), 0
-    p, gate = own_rows(p, b, V, P), own_rows(q, b, V, Q)
-    status, best = typical_search(tree, gate, limits, out.height, H, BLOCK)
+    b, tree, last = tl.program_id(0), own_tree(batch, n, INDEXED), 0
+    p, gate = own_rows(p, p_rows, p_each, b, V, P), own_rows(q, q_rows, q_each, b, V, Q)
+    status, best = typical_search(tree, gate, limits, height, H, BLOCK)
     if status == FINE:
         end = tl.where(best.n > 0, entry(best.way, best.n - 1), tree.first)
         status, at = enter_node(tree, p, end, BLOCK)
         if status == FINE: last, status = token_of_row(p, at, tl.load(picks + b), BLOCK, NB)
-    store_verdict(tree, out, best.way, best.n, last, status)
+    store_verdict(tree, out, height, best.way, best.n, last, status)
 
 # %% ../../nbs/42b_rules.ipynb #c2253af2
 def fused_typical_trees(batch, p, picks, epsilon=.09, delta=.3, gate=None, check=True,   # -> BatchVerdict
@@ -443,13 +446,15 @@ def scale_of(tree, p, q, at, j, past, c, room, BLOCK: tl.constexpr, NB: tl.const
         status, scale = child_scale(p, q, at, j, past, x, cap / cover)
     return status, scale, past
 
-@triton.jit
-def traverse_trees_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PLR0915  one loop
+@tree_kernel
+def traverse_trees_kernel(p, q, batch, coins, picks, out,   # noqa: PLR0915  one loop
+                          n, p_rows, q_rows, p_each, q_each, height, width, V,
                           K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, NB: tl.constexpr,
                           P: tl.constexpr, Q: tl.constexpr, INDEXED: tl.constexpr):
     "One program verifies one tree, children before their parent: the first accepted node ends the search"
-    b, tree = tl.program_id(0), own_tree(batch, INDEXED)
-    p, q, k, one = own_rows(p, b, V, P), own_rows(q, b, V, Q), tl.arange(0, H), tl.full((), 1.0, tl.float64)
+    b, tree = tl.program_id(0), own_tree(batch, n, INDEXED)
+    p, q = own_rows(p, p_rows, p_each, b, V, P), own_rows(q, q_rows, q_each, b, V, Q)
+    k, one = tl.arange(0, H), tl.full((), 1.0, tl.float64)
     stack, past, way, left = empty_stack(H, K), no_offers(K), k*0 - 1, tree.end - tree.first - 1
     d, j, last, going, c = 0, 0, 0, 1, tl.load(tree.child + tree.first)
     status, at = enter_node(tree, p, tree.first, BLOCK)
@@ -457,7 +462,7 @@ def traverse_trees_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PL
     while (going > 0) & (status == FINE):
         if c >= 0:
             left -= 1
-            room = (left >= 0) & (d < out.height) & (j < width)
+            room = (left >= 0) & (d < height) & (j < width)
             status, scale, past = scale_of(tree, p, q, at, j, past, c, room, BLOCK, NB)
             if (status == FINE) & (scale > 0):
                 stack, way = on_stack(stack, k == d, at, past, j), tl.where(k == d, c, way)
@@ -477,7 +482,7 @@ def traverse_trees_kernel(p, q, batch, coins, picks, out, V, width,   # noqa: PL
     if status == FINE:
         at = with_scale(at, tl.where(j > 0, at.scale, 1.0))
         last, status = drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
-    store_verdict(tree, out, way, d, last, status)
+    store_verdict(tree, out, height, way, d, last, status)
 
 # %% ../../nbs/42b_rules.ipynb #21afd08a
 def fused_traverse_trees(batch, p, q, coins, picks, check=True,   # -> BatchVerdict

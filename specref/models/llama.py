@@ -6,7 +6,7 @@
 __all__ = ['CACHED', 'FEW', 'FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'worth_packing', 'stored_for', 'PackedLinear',
            'packed', 'packed_product', 'packed_sum', 'product', 'sum_and_product', 'transposed', 'JoinedRows',
            'written_rows', 'stored_rows', 'RMSNorm', 'LlamaLayer', 'LlamaPass', 'why_not_llama', 'plain_linear',
-           'weight_state', 'llama_pass', 'check_llama', 'packed_or_plain', 'PackedLlama']
+           'weight_state', 'llama_pass', 'check_llama', 'has_fast_pass', 'packed_or_plain', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
@@ -200,7 +200,7 @@ class LlamaPass(nn.Module):
         other = t.roll(self.width // 2, -1)
         t.mul_(cos).addcmul_(other, sin)
         keys, values = store(a.narrow(1, self.heads, 2*self.groups))
-        q = a.narrow(1, 0, self.heads).transpose(0, 1).unsqueeze(0)
+        q = a.narrow(1, 0, self.heads).unflatten(0, (len(keys), -1)).transpose(1, 2)   # of each text
         y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=self.gqa)
         return y.transpose(1, 2).reshape(m, -1)
 
@@ -247,10 +247,13 @@ def check_llama(model):
     kind = type(model).__name__
     if wrong: raise Unservable(f"model: got {kind}, wanted a Llama: {wrong}; `HFModel` serves it")
 
+def has_fast_pass(model):
+    "Can `LlamaPass` read the module, and is it below double precision?"
+    return not why_not_llama(model) and model.get_input_embeddings().weight.dtype != torch.float64
+
 def packed_or_plain(model, *args, **options):  # -> HFModel
-    "A `PackedLlama` where there is one for the module, below double precision; else an `HFModel`"
-    able = not why_not_llama(model) and model.get_input_embeddings().weight.dtype != torch.float64
-    return (PackedLlama if able else HFModel)(model, *args, **options)
+    "A `PackedLlama` where there is one for the module; else an `HFModel`"
+    return (PackedLlama if has_fast_pass(model) else HFModel)(model, *args, **options)
 
 class PackedLlama(HFModel):
     """A Llama, Mistral, Qwen2 or Qwen3 whose passes are those of `LlamaPass`; options of `HFModel`

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['TREE_SHAPES', 'AGREEMENT', 'device_seconds', 'on_queue', 'on_graph', 'on_host', 'median_seconds', 'bounds',
-           'VerifyCase', 'random_rows', 'random_drafts', 'make_cases', 'batches_beyond_cache', 'bytes_read',
-           'or_reason', 'verify_times', 'softmax_first', 'sglang', 'flashinfer', 'vllm_kernels', 'vllm']
+           'VerifyCase', 'random_rows', 'random_drafts', 'equal_trees', 'case_shapes', 'make_cases',
+           'batches_beyond_cache', 'bytes_read', 'or_reason', 'verify_times', 'softmax_first', 'sglang', 'flashinfer',
+           'vllm_kernels', 'vllm']
 
 # %% ../../../nbs/45_clocks.ipynb #45000003
 import os
@@ -68,11 +69,13 @@ def median_seconds(calls, device, repeats=5, clock=on_graph):
     return float(clock(calls, repeats))
 
 def bounds(device, size=1 << 30):
-    "What nothing on `device` is faster than: bytes a second of a copy, read and written, and an empty launch"
-    x, one = torch.ones(size, dtype=torch.uint8, device=device), torch.ones(1, device=device)
+    """What nothing on `device` is faster than: bytes a second of a copy, read and written, and of a sum,
+    which only reads; a node of a graph that does nothing else"""
+    x, one = torch.ones(size // 4, dtype=torch.float32, device=device), torch.ones(1, device=device)
     y = torch.empty_like(x)
-    copy = median_seconds([lambda: y.copy_(x)] * 4, device)
-    return dict(copy=2*size / copy, launch_us=1e6 * median_seconds([lambda: one.add_(1)] * 50, device))
+    copy, read = (median_seconds([f] * 4, device) for f in (lambda: y.copy_(x), x.sum))
+    launch = median_seconds([lambda: one.add_(1)] * 50, device)
+    return dict(copy=2*size / copy, read=size / read, launch_us=1e6 * launch)
 
 # %% ../../../nbs/45_clocks.ipynb #a39bcb77
 class VerifyCase(NamedTuple):
@@ -83,7 +86,7 @@ class VerifyCase(NamedTuple):
     coins: torch.Tensor
     picks: torch.Tensor
 
-TREE_SHAPES = {"chain 5": (-1, *range(5)), "chain 8": (-1, *range(8))}
+TREE_SHAPES = {f"chain {n}": (-1, *range(n)) for n in (4, 5, 8)}
 TREE_SHAPES |= {f"{n} nodes": sequoia((.6, .2, .1, .05), n - 1, d)[0] for n, d in ((16, 4), (64, 8))}
 AGREEMENT = {"reject at root": 0., "typical": .7, "accept all": 1.}
 
@@ -107,13 +110,26 @@ def random_drafts(parent, V, T, agree, noise):  # -> tokens (T, N), p (T, N, V),
             p[:, u].scatter_(1, token[:, kids].long(), 0.).div_(p[:, u].sum(1, keepdim=True))
     return token, p, q
 
+def equal_trees(parent, B):  # -> Batch
+    "`B` trees of one shape, all children without replacement from the row of their node"
+    inner = sorted({*parent[1:]})
+    rows, apart = [-1, *map(inner.index, parent[1:])], [u >= 0 for u in parent]
+    return repeat_batch(flat(parent, [0]*len(parent), rows, apart), B, len(inner))
+
+def case_shapes(parent, V, B, logits=False):  # -> VerifyCase
+    "The arguments of `make_cases` without their numbers, for a launch that is only compiled"
+    def rows(n):
+        x = torch.empty(n, V, dtype=torch.bfloat16 if logits else torch.float32, device="meta")
+        return Logits(x) if logits else x
+    def numbers(n): return torch.empty(n, dtype=torch.float64, device="meta")
+    N, inner = len(parent), len({*parent[1:]})
+    return VerifyCase(equal_trees(parent, B).to("meta"), rows(B*N), rows(B*inner), numbers(B*N), numbers(B))
+
 def make_cases(parent, V, B, count, agree, device, logits=False, seed=0):  # -> VerifyCases
     "`count` batches of `B` trees of one shape, each in arrays of its own: one compiled kernel fits all"
     noise, N, T = torch.Generator(device).manual_seed(seed), len(parent), B*count
     token, p, q = random_drafts(parent, V, T, agree, noise)
-    inner = sorted({*parent[1:]})
-    one = flat(parent, [0]*N, [-1, *map(inner.index, parent[1:])], [False, *[True]*(N - 1)], device=device)
-    batch = repeat_batch(one, B, len(inner))
+    batch = equal_trees(parent, B).to(device)
     u = torch.rand(T, N + 1, dtype=torch.float64, generator=noise, device=device)
     def parts(x):
         rows = x.flatten(0, 1).split(B*x.shape[1])

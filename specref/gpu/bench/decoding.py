@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['LLAMA', 'MODEL_PAIRS', 'overlap_on_texts', 'late_writes', 'tune_acceptance', 'random_pair', 'embedded_pair',
            'timed_engine_run', 'generation_options', 'transformers_run', 'paired_turns', 'weight_bytes', 'summarize',
-           'decoding_speed']
+           'decoding_speed', 'round_parts']
 
 # %% ../../../nbs/44a_race.ipynb #2b6250c9
 from copy import deepcopy
+from functools import partial
 from time import perf_counter
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from ...models.embedded import raw_model, prompts
+from .clocks import median_seconds, on_graph
 from ..verify import verify_trees
 from ..engine import Engine, BatchRun, draw_children
 
@@ -88,10 +90,11 @@ def generation_options(target, temperature, draft, gamma):  # -> arguments of tr
         how |= dict(assistant_model=draft)
     return how
 
-def transformers_run(target, ctxs, n, temperature, seed, draft=None, gamma=0):  # -> seconds, texts
+def transformers_run(target, ctxs, n, temperature, seed, draft=None, gamma=0, **options):  # -> seconds, texts
     "transformers' `generate`, timed; with a draft model its assisted generation"
     torch.manual_seed(seed)
     how, x = generation_options(target, temperature, draft, gamma), torch.tensor(ctxs, device=target.device)
+    how |= options
     if x.device.type == "cuda": torch.cuda.synchronize()
     then = perf_counter()
     out = target.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=n, **how).tolist()
@@ -136,7 +139,9 @@ def decoding_speed(name, shape, temperature, B, n, repeats, device, verify=verif
     gamma = ours.plan.depth[-1]
     runs = {"plain": lambda k: timed_engine_run(plain, ctxs, n, k),
             "engine": lambda k: timed_engine_run(ours, ctxs, n, k),
-            "generate": lambda k: transformers_run(target, ctxs, n, temperature, k)}
+            "generate": lambda k: transformers_run(target, ctxs, n, temperature, k),
+            "static cache": lambda k: transformers_run(target, ctxs, n, temperature, k, disable_compile=True,
+                                                       cache_implementation="static")}
     if B == 1: runs["assisted"] = lambda k: transformers_run(target, ctxs, n, temperature, k, draft, gamma)
     took, texts, wrong = paired_turns(runs, B, repeats)
     row = summarize(took, texts, target, draft, gamma, B, n)
@@ -145,3 +150,26 @@ def decoding_speed(name, shape, temperature, B, n, repeats, device, verify=verif
     same = sum(a == b for a, b in zip(texts.get("plain", ()), texts.get("engine", ())))
     alpha = overlap_on_texts(target, draft, temperature, written, len(ctxs[0]) - 1)
     return dict(row, tokens_per_s=row["tokens_per_s"] | wrong, alpha=alpha, same=same)
+
+# %% ../../../nbs/44a_race.ipynb #44a0c002
+@torch.inference_mode()
+def round_parts(name, shape, temperature, B, device, verify=verify_trees, sample=draw_children,
+                models=MODEL_PAIRS, clock=on_graph, parts=True):
+    "Microseconds of each part of a round, and the kernels that a plain pass launches"
+    target, draft = models[name](device, temperature)
+    engine = Engine(target, draft, shape, temperature=temperature, verify=verify, sample=sample)
+    run = BatchRun(engine, engine.requests(prompts("code", B), 8, [*range(B)]))
+    base, (picks, coins), mask = run.rows.lengths.clone(), run.noise[0], run.mask()
+    token, q = run.draft(base, mask, picks)
+    p = run.target_rows(base, mask, token)
+    verdict = run.verdict(token, p, q, coins, picks)
+    run.room.zero_()   # every text has ended, so a commit leaves the caches as they are
+    def commit():
+        run.turn.zero_()
+        run.commit(base, verdict)
+    def draft():
+        run.drafts.lengths.copy_(base)
+        run.draft(base, mask, picks)
+    calls = dict(draft=draft, target=partial(run.target_rows, base, mask, token),
+                 verify=partial(run.verdict, token, p, q, coins, picks), commit=commit)
+    return dict(us={who: 1e6 * median_seconds([f], torch.device(device), 5, clock) for who, f in calls.items()})
