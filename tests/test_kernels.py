@@ -4,17 +4,18 @@ import re
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", reason="triton is made for Linux alone")
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from helpers import proves
 from specref.gpu import draws, kernels
+from specref.gpu.bench.clocks import TREE_SHAPES, equal_trees
+from specref.gpu.verify import Logits, Probs
 
 HERE = Path(__file__).parent
 
@@ -36,37 +37,35 @@ def test_interpreted(tmp_path):
     assert verified > 450 and watched >= 15 and mutants >= 20
 
 
-def source_of(kernel, K, p, q, numbers="*fp64"):
-    "A kernel for rows of the types p and q; rows, their strides and V are aligned"
-    rows = [kernels.RowArrays(f"*{x.split()[0]}", *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
-            for x in (p, q)]
-    trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
-    out = kernels.VerdictArrays(*["*i32"]*4, "i32", "*fp64", "*i32")
-    given = [*rows, trees, numbers, numbers, out, "i32", "i32"]
-    P, Q = (("logits" in x) + ("cut" in x) + 2*("ready" in x) for x in (p, q))
-    fixed = dict(K=K, H=8, BLOCK=2048, NB=128, P=P, Q=Q, INDEXED="rows" in p)
-    if "SHARED" in kernel.arg_names: fixed["SHARED"] = "shared" in p
-    types = dict(zip(kernel.arg_names, given + ["constexpr"]*len(fixed), strict=True))
-    whole = [(i, j) for i in (0, 1) for j in (0, 1)] + [(3,), (4,), (6,)]
-    return ASTSource(kernel, types, fixed, {at: [["tt.divisibility", 16]] for at in whole})
+KINDS = dict(fp64=torch.float64, fp32=torch.float32, bf16=torch.bfloat16)
+V, B = 4096, 4
 
 
-def compiled(source, generation):
-    "Resources and ptx of a kernel compiled for a GPU"
-    options = dict(num_warps=8, maxnreg=255, enable_fp_fusion=False)   # as in `launch`
-    asm = triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options).asm
-    binary = Path(os.environ["TRITON_CACHE_DIR"], "kernel.cubin")
-    binary.write_bytes(asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", binary]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout, asm["ptx"]
+def rows_of(words, n, nodes):
+    "Rows without numbers, as the words say: their type, logits, a cut, rows by number"
+    x = torch.empty(n, V, dtype=KINDS[words.split()[0].strip(",")], device="meta")
+    row = torch.empty(nodes, dtype=torch.int64, device="meta") if "by number" in words else None
+    cut = dict(top_k=5, top_p=.9) if "cut" in words else {}
+    return Logits(x, .7, row, **cut) if "logits" in words else Probs(x, row)
 
 
-def float_steps(source, generation, constants=()):
+def launched(f, tree, p, q=None, numbers=2, **how):  # -> a function of a generation, which compiles
+    "A launch on equal trees; so many arguments of random numbers, the first for the nodes"
+    batch = equal_trees(TREE_SHAPES[tree], B).to("meta")
+    u = [torch.empty(n, dtype=torch.float64, device="meta") for n in (batch.n, B)][-numbers:]
+    n = batch.n * (1 + ("by number" in p))
+    rows = [rows_of(x, n, batch.n) for x in (p, q) if x]
+    def compiled(generation):
+        with kernels.CompileOnly(generation) as found: f(batch, *rows, *u, check=False, **how)
+        return found.kernels
+    return compiled
+
+
+def float_steps(kernel, constants=()):
     "The operations of floats in a kernel that needs no memory for its registers, and has these doubles"
-    usage, ptx = compiled(source, generation)
+    needs, ptx = kernels.resources(kernel), kernel.asm["ptx"]
     assert {struct.pack(">d", x).hex() for x in constants} <= {*re.findall("0d(\\w{16})", ptx.lower())}
-    spilled = [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")]
-    assert spilled == [0, 0], usage
+    assert needs["spilled"] == 0, needs
     return set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f(?:32|64)", ptx))
 
 
@@ -74,40 +73,49 @@ def float_steps(source, generation, constants=()):
 def test_the_draws_are_compiled(generation, tmp_path, monkeypatch):
     "No spills, no fused operation"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    rows = kernels.RowArrays("*bf16", *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
-    given = [rows, "*fp64", "*i64", *["i32"]*3] + ["constexpr"]*5
-    kernel = draws.draw_children_kernel
-    source = ASTSource(kernel, dict(zip(kernel.arg_names, given, strict=True)),
-                       dict(APART=True, K=4, BLOCK=2048, NB=128, KIND=1), {})
-    usage, ptx = compiled(source, generation)
-    assert [int(re.search(rf"{where}:(\d+)", usage)[1]) for where in ("STACK", "LOCAL")] == [0, 0], usage
-    assert not re.search(r"\bfma\.|\bmad\.\w*f", ptx)
-
-
-@pytest.mark.parametrize("kind, rows, generation", [("*fp32", 1, 80), ("*bf16", 2, 90)])
-def test_the_tops_are_compiled(kind, rows, generation, tmp_path, monkeypatch):
-    "No spills, no fused operation"
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    p = kernels.RowArrays(kind, *["i32"]*2, "*fp32", "i32", "*fp64", "i32", "*fp64")
-    trees = kernels.TreeArrays("i32", *["*i32"]*5, "*i1", "*i32")
-    given, kernel = [p, p, trees, "*i64", "i32"] + ["constexpr"]*4, kernels.row_tops_kernel
-    fixed = dict(BLOCK=2048, P=rows, Q=rows, INDEXED=False)
-    source = ASTSource(kernel, dict(zip(kernel.arg_names, given, strict=True)), fixed, {})
-    double = {"div.rn.f64"} | ({"mul.rn.f64"} if rows == 2 else set())   # the share of top-p
-    assert float_steps(source, generation) == {f"{step}.rn.f32" for step in ("mul", "add", "sub")} | double
+    z, u, heat = (torch.empty(*shape, dtype=kind, device="meta") for shape, kind in
+                  (((4, 1, V), torch.bfloat16), ((4, 1, 4), torch.float64), ((4,), torch.float64)))
+    with kernels.CompileOnly(generation) as found: draws.fused_draw_children(z, u, heat, True)
+    assert not any(re.match("fma|mad", step) for step in float_steps(*found.kernels))
 
 
 ROWS = [("fp64", "fp32"), ("fp32 logits", "fp32 logits"), ("bf16 logits, cut, rows by number", "bf16 logits")]
-COMPILED = [("verify_trees_kernel", 4, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
-SHARED = [("fp64 shared", "fp32"), ("bf16 logits, ready, shared", "fp32 logits, ready")]
-COMPILED += [("verify_trees_kernel", 4, *rows, 90) for rows in SHARED]
-COMPILED += [("verify_chains_kernel", 8, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
+TREES, CHAINS = (kernels.fused_verify_trees, "16 nodes"), (kernels.fused_verify_chains, "chain 5")
+COMPILED = [(*TREES, *rows, generation) for rows, generation in zip(ROWS, (100, 80, 90))]
+COMPILED += [(partial(TREES[0], programs=2), "16 nodes", "fp64", "fp32", 90),
+             (partial(TREES[0], programs=2), "16 nodes", "bf16 logits", "fp32 logits", 90)]   # tops beforehand
+COMPILED += [(*CHAINS, *rows, generation) for rows, generation in zip(ROWS, (80, 90, 100))]
 
 
-@pytest.mark.parametrize("name, K, p, q, generation", COMPILED)
-def test_compiled(name, K, p, q, generation, tmp_path, monkeypatch):
+@pytest.mark.parametrize("f, tree, p, q, generation", COMPILED)
+def test_compiled(f, tree, p, q, generation, tmp_path, monkeypatch):
     "For three generations of GPUs and all types of rows: no spills, no fused operation, rounding to nearest"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    steps = float_steps(source_of(getattr(kernels, name), K, p, q), generation)
+    *tops, kernel = launched(f, tree, p, q)(generation)
     single = {f"{step}.rn.f32" for step in ("mul", "add", "sub")} if "logits" in p else set()
-    assert steps == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")} | single
+    assert float_steps(kernel) == {f"{step}.rn.f64" for step in ("mul", "add", "sub", "div")} | single
+    for x in tops: assert float_steps(x) == single | {"div.rn.f64"}
+
+
+def test_one_kernel_serves_all_sizes():
+    "Any number of trees, of rows and of temperatures, any height up to a power of two: one compilation"
+    hashes = set()
+    for tree, B in ("chain 4", 1), ("chain 4", 16), ("chain 5", 3), ("chain 5", 33):
+        batch = equal_trees(TREE_SHAPES[tree], B).to("meta")
+        p, q = (Logits(torch.empty(n, V, device="meta"), torch.empty(B, dtype=torch.float64, device="meta"))
+                for n in (batch.n, batch.n - B))
+        u = [torch.empty(n, dtype=torch.float64, device="meta") for n in (batch.n, B)]
+        with kernels.CompileOnly() as found: kernels.fused_verify_trees(batch, p, q, *u, check=False)
+        hashes |= {k.hash for k in found.kernels}
+    assert len(hashes) == 1
+
+
+def test_counters_are_left_at_zero():
+    "Two launches of several programs, one after the other: in the interpreter, from one array of counters"
+    code = ("import torch; from specref.gpu import kernels; from kernels_interpreted import CASES, same\n"
+            "case = CASES['several programs']\n"
+            "assert all(same('trees', case, 4, False, programs=3) for _ in range(2))\n"
+            "assert not kernels.launch_counters(case[0].B, case[0].device).any(); print(1)")
+    env = os.environ | dict(PYTHONPATH=f"{HERE.parent}{os.pathsep}{HERE}", OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

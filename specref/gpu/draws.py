@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from .kernels import ROOM, check_power_of_two, entry, load_logits, own_rows, row_arrays
-from .kernels import row_top, row_weights
+from .kernels import row_top, row_weights, usual_registers
 from .verify import Logits
 
 # %% ../../nbs/44b_draws.ipynb #44b00009
@@ -92,10 +92,11 @@ def fused_draw_children(z, u, temperature, without_replacement, block=2048, warp
     check_power_of_two(2**18, block=block)
     check_power_of_two(32, warps=warps)
     (B, m, K), V = u.shape, z.shape[2]
-    arrays, kind, each = row_arrays(Logits(z.flatten(0, 1), temperature), u.flatten())
+    arrays, kind, each = row_arrays(Logits(z.flatten(0, 1), temperature))
     tokens = u.new_empty(B, m*K, dtype=torch.int64)
     draw_children_kernel[(B*m,)](arrays, u.contiguous(), tokens, B*m, each, m, K, V,
                                  APART=without_replacement, K=triton.next_power_of_2(K), BLOCK=block, KIND=kind,
                                  NB=triton.next_power_of_2(triton.cdiv(V, block)),
-                                 num_warps=warps, enable_fp_fusion=False)
+                                 num_warps=warps, enable_fp_fusion=False,
+                                 maxnreg=usual_registers(B*m, warps, z.device))
     return tokens

@@ -676,15 +676,16 @@ def check_programs(programs):
     if type(programs) is not int or not 0 < programs < 2**16:
         raise ValueError(f"programs: got {programs!r:.80}, wanted a whole number from 1 to 65535")
 
-def row_arrays(rows, numbers):  # -> RowArrays, kind, the requests with options of their own or 1
-    "Rows as a kernel takes them; for what probabilities do not have, any `numbers`, which are not used"
+def row_arrays(rows):  # -> RowArrays, kind, the requests with options of their own or 1
+    "Rows as a kernel takes them; for what they do not have, a number that is not used"
     x = rows.x if rows.x.stride(1) == 1 else rows.x.contiguous()
-    slope, cut = getattr(rows, "slope", numbers[:1]), getattr(rows, "cut", None)
+    none = x.new_empty(1, dtype=torch.float64)
+    slope, cut = getattr(rows, "slope", none), getattr(rows, "cut", None)
     kind = isinstance(rows, Logits) + (cut is not None)
-    if cut is None: cut = numbers[:1, None]
-    else: slope, cut = torch.broadcast_tensors(slope[:, None], cut)
-    slope = slope if slope.ndim == 1 else slope[:, 0]
-    return RowArrays(x, x.stride(0), slope.contiguous(), cut.contiguous(), numbers), kind, len(slope)
+    if cut is None: cut = none
+    else: slope, cut = (y.contiguous() for y in torch.broadcast_tensors(slope[:, None], cut))
+    each = len(slope)
+    return RowArrays(x, x.stride(0), slope if slope.ndim == 1 else slope[:, 0].contiguous(), cut, none), kind, each
 
 @triton.jit
 def request_of(root, i, B):
@@ -747,7 +748,7 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers, progra
     programs = min(programs, triton.cdiv(V, block))   # more have nothing to count
     how = dict(BLOCK=block, INDEXED=p.row is not None, num_warps=warps, enable_fp_fusion=False,
                maxnreg=registers or usual_registers(B * programs, warps, batch.device))
-    rows, kinds, each = zip(*(row_arrays(x or p, picks) for x in (p, q)))
+    rows, kinds, each = zip(*(row_arrays(x or p) for x in (p, q)))
     counts = len(p.x), 0 if q is None else len(q.x), *each
     shared, more = (picks, out[3]), {}
     if programs > 1:
