@@ -47,7 +47,14 @@ engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter
 	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
 
 gpu:  ## measure verification and the engine on this machine's GPU (with its own torch and triton: GPU_PYTHON)
-	PYTHONPATH=.:models $(GPU_PYTHON) -m specref.gpu.bench --out $(OUT) $(if $(THROUGH),--through $(THROUGH))
+	PYTHONPATH=.:models VLLM_SOURCES=$(wildcard build/others) $(GPU_PYTHON) -m specref.gpu.bench --out $(OUT) \
+	    $(if $(THROUGH),--through $(THROUGH))
+
+gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into build/others, for `make gpu`
+	$(PY) -m pip download -q --no-deps -d build/wheels vllm==0.33.0
+	$(PY) -c "import zipfile, glob; from specref.app.engines import VLLM_FILES, VLLM_HELPERS; \
+	    wheel = zipfile.ZipFile(*glob.glob('build/wheels/vllm-0.33.0*')); \
+	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 
 gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
 	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore -m specref.gpu.bench --rehearse
@@ -104,7 +111,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu gpu-rehearsal gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu gpu-others gpu-rehearsal gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

@@ -341,6 +341,25 @@ def test_low_precision_models(dtype):
         assert [*map(len, texts)] == [9]*3 and {x for t in texts for x in t} <= {*range(64)}
 
 
+def test_llamas_are_read_by_the_pass_of_07a(monkeypatch):
+    """Single precision, ragged texts, heads in groups: the rows of transformers' module at every node, and of
+    the last node alone; nothing waits; positions behind those that were turned before"""
+    config = transformers.LlamaConfig(**dict(SMALL, num_attention_heads=4, num_key_value_heads=2))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    e = Engine(model, model, TREE, temperature=1.)
+    def rows(able):
+        monkeypatch.setattr(module, "has_fast_pass", lambda model: able)
+        run = BatchRun(e, e.requests([(1, 2, 3)*20, (3,), (4, 5, 6)], 9, range(3)))
+        base, token = run.rows.lengths.clone(), torch.arange(24).view(3, 8)
+        with torch.inference_mode(), Asynchronous(): found = run.target_rows(base, run.mask(), token)
+        last = torch.inference_mode()(module.tree_pass)(model, run.rows, token[:, :2], base[:, None] + run.two,
+                                                        run.mask()[:, :, :2], 1)
+        return torch.cat([found, last], 1)
+    theirs, ours = rows(False), rows(True)
+    assert ours.shape == (3, 9, 64) and not torch.equal(ours, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 # ---- known bugs
 
 @pytest.mark.parametrize("who", ["target", "draft"])

@@ -175,7 +175,7 @@ def with_root(X): return torch.from_numpy(np.c_[np.zeros(len(X), int), X])   # a
 VLLM_FILES = ["vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils", "vllm.v1.worker.gpu.sample.gumbel",
         "vllm.v1.sample.rejection_sampler", "vllm.v1.sample.ops.topk_topp_sampler"]
 VLLM_HELPERS = ["vllm.model_executor.warmup.jit_warmup",
-                "vllm.model_executor.warmup.jit_warmup_triton_helper"]
+                "vllm.model_executor.warmup.jit_warmup_triton_helper", "vllm.v1.worker.gpu.sample.watermark"]
 
 def vllm_modules(root, tldevice=SimpleNamespace(log1p=numpy_log1p)):
     """vLLM's modules: the runner's kernels, its noise, V1's rejection sampler, V1's sampling; with Triton's
