@@ -146,27 +146,33 @@ def cross(w, x, rows):  # (d,), (m, d) -> (d,), with what it has read of the row
     rows = norm(rows, w["norm_k"])
     return x + attend(w["q"] @ norm(x, w["norm_q"]), rows @ w["k"].T, rows @ w["v"].T) @ w["o"].T
 
+def part(w, name): return {k.removeprefix(name): x for k, x in w.items() if k.startswith(name)}
+
+def stack(w, name, layers, h, window):
+    for i in range(layers): h = layer(part(w, f"{name}.layers.{i}."), h, window)
+    return h
+
+def entered(net, w, text):  # Section 3.2.1, but for the root
+    grams = [w[f"grams.{n-3}"][hashed(text, n, net.rows)] for n in range(3, 9)]
+    return (w["embed"][text[-1]] + sum(grams)) / 7**.5
+
+def patch(net, w, own):  # Section 3.2.2
+    slots = (w["pool"] @ own.max(0)).reshape(net.k, -1)
+    return np.concatenate([cross(part(w, "gather."), slot, own) for slot in slots])
+
 def by_equations(net, x, starts):  # (T,), (T + 1,) -> (T, 256) logits
     w = {name.removesuffix(".weight"): x.numpy() for name, x in net.state_dict().items()}
-    def part(name): return {k.removeprefix(name + "."): x for k, x in w.items() if k.startswith(name)}
-    def stack(name, h, window):
-        for i in range(len(getattr(net, name).layers)): h = layer(part(f"{name}.layers.{i}"), h, window)
-        return h
-    def entered(i):   # Section 3.2.1, but for the root
-        grams = [w[f"grams.{n-3}"][hashed(x[:i+1], n, net.rows)] for n in range(3, 9)]
-        return (w["embed"][x[i]] + sum(grams)) / 7**.5
-    def patch(own):   # Section 3.2.2
-        slots = (w["pool"] @ own.max(0)).reshape(net.k, -1)
-        return np.concatenate([cross(part("gather"), slot, own) for slot in slots])
+    encoder, latent, decoder = (len(part.layers) for part in (net.encoder, net.latent, net.decoder))
+    h = np.array([entered(net, w, x[:i+1]) for i in range(len(x))])
+    h = stack(w, "encoder", encoder, h, net.encoder.window)
     edges = [i for i, start in enumerate(starts) if start]
-    h = stack("encoder", np.array([entered(i) for i in range(len(x))]), net.encoder.window)
-    patches = np.array([patch(h[a:b]) for a, b in zip(edges, edges[1:])])   # those that are complete
-    o = stack("latent", patches, len(x)) @ w["spread"].T
+    patches = [patch(net, w, h[a:b]) for a, b in zip(edges, edges[1:])]   # those that are complete
+    o = stack(w, "latent", latent, np.array(patches), len(x)) @ w["spread"].T
     complete = [sum(b <= i + 1 for b in edges[1:]) for i in range(len(x))]
     slots = [o[n - 1].reshape(net.k, -1) for n in complete]
-    for j in range(len(net.decoder.layers)):   # Section 3.3.1
-        h = np.array([cross(part(f"reads.{j}"), *pair) for pair in zip(h, slots)])
-        h = layer(part(f"decoder.layers.{j}"), h, net.decoder.window)
+    for j in range(decoder):   # Section 3.3.1
+        h = np.array([cross(part(w, f"reads.{j}."), *pair) for pair in zip(h, slots)])
+        h = layer(part(w, f"decoder.layers.{j}."), h, net.decoder.window)
     return norm(h, w["norm"]) @ w["head"].T
 
 
