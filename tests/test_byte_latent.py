@@ -1,11 +1,13 @@
 "Chapter 52a: patches do not depend on later bytes, incremental is batch, the network is causal over patches"
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from helpers import proves
+from helpers import faithful, proves
 from specref.serve import byte_latent
 from specref.serve.byte_latent import (BOS, ByteLatent, ByteModel, ByteRecipe, Patcher, PatchRule,
                                        block_logits, byte_bits, byte_ids, hashed_grams,
@@ -81,15 +83,15 @@ def test_the_patcher_is_the_pass_over_all(some, rule):
             assert patcher(part) == in_one_pass(part, rule)
 
 
+def hashed(text, size, rows):
+    "The number of the last `size` bytes: a polynomial, as in the released code of Pagnoni et al. 2025"
+    gram = ([0]*size + [*text])[-size:]
+    return sum(b * pow(1_000_000_007, j, 2**61 - 1) for j, b in enumerate(gram)) % rows
+
 @given(texts, st.integers(3, 8))
 def test_hashed_grams_read_the_last_bytes(text, size):
-    x = torch.tensor([text])
-    found = hashed_grams(x, size, 97)
-    for i in range(len(text)):
-        alone = torch.tensor([text[max(0, i+1-size):i+1]])
-        assert found[0, i] == hashed_grams(alone, size, 97)[0, -1] and 0 <= found[0, i] < 97
-    other = hashed_grams(torch.cat([x + 1, x], 1), size, 2**40)[0]
-    assert len(text) < size or other[len(text) + size - 1] == hashed_grams(x, size, 2**40)[0, size - 1]
+    found = hashed_grams(torch.tensor([text]), size, 64)[0].tolist()
+    assert found == [hashed(text[:i+1], size, 64) for i in range(len(text))]
 
 
 def patches_at(*places, n=20): return torch.tensor([[i < 2 or i in places for i in range(n + 1)]])
@@ -116,37 +118,97 @@ def test_a_row_depends_on_no_later_byte(i):
     assert same[:i].all() and not same[i]
 
 
+# The network against its equations (Pagnoni et al. 2025, Section 3), one byte after the other, in numpy
+
+def norm(x, w): return x / np.sqrt((x*x).mean(-1, keepdims=True) + 1e-6) * w
+
+def attend(q, k, v):  # (d,), (m, d), (m, d) -> (d,)
+    "Attention of one row, in heads of 32"
+    heads = [slice(a, a + 32) for a in range(0, len(q), 32)]
+    weights = [np.exp(k[:, s] @ q[s] / 32**.5) for s in heads]
+    return np.concatenate([w @ v[:, s] / w.sum() for w, s in zip(weights, heads)])
+
+def rotated(x, at):  # (d,) at a position -> (d,)
+    a, (u, v) = at * 10000.**(-np.arange(16) / 16), x.reshape(-1, 2, 16).transpose(1, 0, 2)
+    return np.stack([u*np.cos(a) - v*np.sin(a), v*np.cos(a) + u*np.sin(a)], 1).ravel()
+
+def layer(w, h, window):  # the weights of one layer by name, (T, d) -> (T, d)
+    x = norm(h, w["input_layernorm"])
+    q, k, v = (x @ w[f"self_attn.{c}_proj"].T for c in "qkv")
+    q, k = (np.array([rotated(row, i) for i, row in enumerate(y)]) for y in (q, k))
+    reads = [slice(max(0, i - window + 1), i + 1) for i in range(len(h))]
+    h = h + np.array([attend(q[i], k[s], v[s]) for i, s in enumerate(reads)]) @ w["self_attn.o_proj"].T
+    x = norm(h, w["post_attention_layernorm"])
+    gate, up = (x @ w[f"mlp.{c}_proj"].T for c in ("gate", "up"))
+    return h + (gate / (1 + np.exp(-gate)) * up) @ w["mlp.down_proj"].T
+
+def cross(w, x, rows):  # (d,), (m, d) -> (d,), with what it has read of the rows
+    rows = norm(rows, w["norm_k"])
+    return x + attend(w["q"] @ norm(x, w["norm_q"]), rows @ w["k"].T, rows @ w["v"].T) @ w["o"].T
+
+def part(w, name): return {k.removeprefix(name): x for k, x in w.items() if k.startswith(name)}
+
+def stack(w, name, layers, h, window):
+    for i in range(layers): h = layer(part(w, f"{name}.layers.{i}."), h, window)
+    return h
+
+def entered(net, w, text):  # Section 3.2.1, but for the root
+    grams = [w[f"grams.{n-3}"][hashed(text, n, net.rows)] for n in range(3, 9)]
+    return (w["embed"][text[-1]] + sum(grams)) / 7**.5
+
+def patch(net, w, own):  # Section 3.2.2
+    slots = (w["pool"] @ own.max(0)).reshape(net.k, -1)
+    return np.concatenate([cross(part(w, "gather."), slot, own) for slot in slots])
+
+def by_equations(net, x, starts):  # (T,), (T + 1,) -> (T, 256) logits
+    w = {name.removesuffix(".weight"): x.numpy() for name, x in net.state_dict().items()}
+    encoder, latent, decoder = (len(part.layers) for part in (net.encoder, net.latent, net.decoder))
+    h = np.array([entered(net, w, x[:i+1]) for i in range(len(x))])
+    h = stack(w, "encoder", encoder, h, net.encoder.window)
+    edges = [i for i, start in enumerate(starts) if start]
+    patches = [patch(net, w, h[a:b]) for a, b in zip(edges, edges[1:])]   # those that are complete
+    o = stack(w, "latent", latent, np.array(patches), len(x)) @ w["spread"].T
+    complete = [sum(b <= i + 1 for b in edges[1:]) for i in range(len(x))]
+    slots = [o[n - 1].reshape(net.k, -1) for n in complete]
+    for j in range(decoder):   # Section 3.3.1
+        h = np.array([cross(part(w, f"reads.{j}."), *pair) for pair in zip(h, slots)])
+        h = layer(part(w, f"decoder.layers.{j}."), h, net.decoder.window)
+    return norm(h, w["norm"]) @ w["head"].T
+
+
+def without(*names):
+    "The network, with parts that return zeros"
+    def change(net):
+        net = deepcopy(net)
+        for name in names: net.get_submodule(name).weight.data.zero_()
+        return net
+    return change
+
+def windowed(part, window):
+    def change(net):
+        net = deepcopy(net)
+        getattr(net, part).window = window
+        return net
+    return change
+
+@faithful("BLT-S", "BLT-DV", subject=without(), plain={
+    "an encoder without cross-attention": without("gather.o"),
+    "cross-attention in the decoder's first layer only": without("reads.1.o"),
+    "no cross-attention in the decoder": without("reads.0.o", "reads.1.o"),
+    "no n-grams": without(*(f"grams.{i}" for i in range(6))), "no 8-grams": without("grams.5"),
+    "another window of the encoder": windowed("encoder", 9),
+    "another window of the decoder": windowed("decoder", 7)})
+def test_the_network_is_its_equations(subject):
+    found, wanted = rows_of(subject(NET), BYTES, STARTS), by_equations(NET, BYTES[0].tolist(), STARTS[0])
+    assert abs(found.numpy() - wanted).max() < 1e-4 * abs(wanted).max()
+
+
 def test_reading_ones_own_patch_is_not_causal(monkeypatch):
     monkeypatch.setattr(byte_latent, "latest_patch", lambda starts: starts.long().cumsum(1)[:, :-1] - 1)
     changed = BYTES.clone()
     changed[0, 11] = (changed[0, 11] + 99) % 256   # inside of the patch 9 .. 12
     same = (rows_of(NET, BYTES, STARTS) == rows_of(NET, changed, STARTS)).all(-1)
     assert not same[9:11].any()
-
-
-def test_the_latent_transformer_reads_further_than_the_window():
-    "Byte 2 is out of the window of all local layers, in one patch with byte 3"
-    changed = BYTES.clone()
-    changed[0, 1] = (changed[0, 1] + 99) % 256
-    far = patches_at(4)   # two patches in all: nothing is read after the second
-    many, one = ((rows_of(NET, BYTES, s) - rows_of(NET, changed, s)).abs().amax(-1) for s in (STARTS, far))
-    assert many[18] > 1e-6 and one[3] > 1e-6
-    local = small(ByteLatent, d=32, layers=(1, 2, 1), rows=64, window=2, block=4)
-    local.spread.weight.data.zero_()   # nothing comes from the patches
-    same = (rows_of(local, BYTES, STARTS) == rows_of(local, changed, STARTS)).all(-1)
-    assert same[12:].all()
-
-
-def test_a_patch_has_its_own_bytes_alone():
-    h, ids = torch.randn(1, 10, 32, dtype=torch.double), torch.tensor([[0, 1, 1, 1, 2, 2, 3, 3, 3, 3]])
-    with torch.inference_mode():
-        rows = NET.patch(h, ids, 3)
-        for j in range(3):
-            noisy = torch.where((ids == j)[..., None], h, 7*torch.randn_like(h))
-            assert torch.allclose(NET.patch(noisy, ids, 3)[:, j], rows[:, j], atol=1e-12)
-            assert not torch.allclose(NET.patch(h + (ids == j)[..., None], ids, 3)[:, j], rows[:, j])
-        padded = NET.patch(h, ids, 6)
-    assert torch.allclose(padded[:, :3], rows) and padded.isfinite().all()
 
 
 def block_of(x, hidden, cut=9):
@@ -194,11 +256,3 @@ def test_a_batch_is_each_text():
     x[:, 0], starts = BOS, torch.cat([STARTS, patches_at(7)])
     with torch.inference_mode(): both = NET(x, starts)
     for i in range(2): assert (both[i] - rows_of(NET, x[i:i+1], starts[i:i+1])).abs().max() < 1e-12
-
-
-def test_a_patch_begins_as_the_largest_numbers_of_its_bytes():
-    h, ids = torch.randn(2, 7, 3), torch.tensor([[0, 1, 1, 1, 2, 2, 3], [0, 1, 1, 2, 2, 2, 2]])
-    found = byte_latent.largest_of_patch(h, ids, 3)
-    for i in range(2):
-        for k in range(3): assert torch.equal(found[i, k], h[i, ids[i] == k].max(0).values)
-    assert not byte_latent.largest_of_patch(h, ids.clamp(max=1), 3)[:, 2].any()
