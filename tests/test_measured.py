@@ -365,13 +365,12 @@ def test_the_table_with_missing_parts(whole):
 
 def task(part, run, **given): return tk.Task(part, run, given)
 
-def test_failed_and_late_tasks(tmp_path, monkeypatch):
+def test_failed_and_late_tasks(tmp_path):
     "A failed task has its error in the file, a late one the reason; the others are complete"
-    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=-1))
     def boom(x): raise MemoryError("no more")
     def fine(x): return task("a", lambda x: dict(y=x), x=x)
     tasks = [fine(1), task("a", boom, x=2), task("b", dict), fine(3)]
-    got = tk.run_tasks(tasks, tmp_path/"x.json", {})
+    got = tk.run_tasks(tasks, tmp_path/"x.json", {}, dict(a=60, b=-1))
     first, last = dict(x=1, y=1), dict(x=3, y=3)
     a = [first, dict(x=2, error="MemoryError: no more"), last]
     assert got["parts"] == dict(a=a, b=[dict(skipped="no time was left")])
@@ -379,16 +378,15 @@ def test_failed_and_late_tasks(tmp_path, monkeypatch):
     assert me.valid_rows(got, "c") == []
     assert list(me.failures(got)) == ["1 failures, 1 tasks skipped", "a: MemoryError: no more"]
 
-def test_a_run_goes_on_after_a_lost_task(tmp_path, monkeypatch):
+def test_a_run_goes_on_after_a_lost_task(tmp_path):
     "A lost row stays, the rest of its part is skipped, the others run; time already spent counts"
-    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=60))
     tasks = [task(part, lambda x: dict(y=x), x=i) for i, part in enumerate("aaba")]
     was = dict(parts=dict(a=[dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED)]), seconds={})
     got = tk.run_tasks(tasks, tmp_path/"x.json", was)
     skipped = dict(x=3, skipped="a task of this part did not come back")
     a = [dict(x=0, y=0), dict(x=1, error=tk.NOT_RETURNED), skipped]
     assert got["parts"] == dict(a=a, b=[dict(x=2, y=2)])
-    late = tk.run_tasks(tasks, tmp_path/"y.json", dict(parts={}, seconds=dict(a=61.)))["parts"]
+    late = tk.run_tasks(tasks, tmp_path/"y.json", dict(parts={}, seconds=dict(a=61.)), dict(a=60))["parts"]
     assert {r.get("skipped") for r in late["a"]} == {"no time was left"} and late["b"] == [dict(x=2, y=2)]
 
 def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
@@ -396,7 +394,6 @@ def test_a_broken_device_ends_the_process(tmp_path, monkeypatch):
     def sticky(): raise RuntimeError("an illegal memory access was encountered")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", sticky)
-    monkeypatch.setattr(tk, "SECONDS", dict(a=60, b=60))
     tasks = [task("a", sticky), task("b", dict)]
     with pytest.raises(SystemExit, match="illegal"): tk.run_tasks(tasks, tmp_path/"x.json", {})
     error = "RuntimeError: an illegal memory access was encountered"
@@ -426,9 +423,8 @@ def test_a_supervised_child(hangs, tmp_path):
         tk.supervise(sleeper, out, 1., patience=60.)
         assert time() - then < 25
 
-def test_an_interrupted_run_is_stored_so_far(tmp_path, monkeypatch):
+def test_an_interrupted_run_is_stored_so_far(tmp_path):
     "Ctrl-C in the third task leaves the first two on disk"
-    monkeypatch.setattr(tk, "SECONDS", dict(a=60))
     def stop(): raise KeyboardInterrupt
     tasks = [task("a", lambda: dict(y=1))]*2 + [task("a", stop)]
     with pytest.raises(KeyboardInterrupt): tk.run_tasks(tasks, tmp_path/"x.json", {})
