@@ -276,7 +276,7 @@ def horizontal_alone(models, K, bottom, verify=reject):
 def chain_alone(models, K, bottom, verify=reject): return Chain(models[0], K[0][-1])
 
 
-@faithful("CS-Drafting", subject=cs_drafting,
+@faithful("CS-Drafting", part="cs_drafting",
           plain={"vertical alone": vertical_alone, "a chain": chain_alone})
 def test_each_place_is_drafted_by_the_model_that_K_prescribes(subject):
     "The stated rows, place by place: of M1, of M2, and point masses of the longest match"
@@ -363,7 +363,7 @@ def table(): return MaxGram(bigram_table([x for text in prompts("english", 60, s
 SIZE = (3, 5, 8), (0, 2, 4), (0, 0, 4)
 
 
-@faithful("CS-Drafting", subject=cs_drafting, plain={
+@faithful("CS-Drafting", part="cs_drafting", plain={
     "horizontal alone": horizontal_alone, "vertical alone": vertical_alone, "a chain": chain_alone})
 @pytest.mark.parametrize("T", [0, 1])
 def test_no_neural_model_decodes_token_by_token(subject, T):

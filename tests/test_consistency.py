@@ -191,7 +191,7 @@ def denoised(data, rows, step, **kw):
     batch = random_iterates(data, rows, step, **kw)
     return replace(batch, y=batch.fixed, later=batch.fixed)
 
-@faithful("CLLM", subject=random_iterates, plain={"the last iterate as the input": denoised})
+@faithful("CLLM", part="random_iterates", plain={"the last iterate as the input": denoised})
 def test_training_is_on_the_iterates_before_the_fixed_point(subject):
     "All of them are met, each with the one after it; they have errors, which the loss corrects"
     model, data = small_data(3, n=2)

@@ -110,7 +110,7 @@ class OwnText(Rest):
         return [(found[:i], 1) for i in range(1, len(found) + 1)]
 
 
-@faithful("REST", subject=Rest,
+@faithful("REST", part="Rest",
           plain={"unranked": Unranked, "short endings": ShortEnding, "prompt lookup": OwnText})
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))

@@ -64,7 +64,7 @@ class WithoutResidual(Eagle):   # of the fused row
         u = self.fc(torch.cat([self.base[0].embed(tokens), f], -1))
         return self.layer(u, f, at, attend)
 
-@faithful("EAGLE", subject=Eagle, plain={
+@faithful("EAGLE", part="Eagle", plain={
     "a head of its own": OwnHead, "an input norm": NormedInput})
 def test_what_is_trained_and_what_is_shared(subject):
     "fc is (d, 2d) with a bias, one decoder layer without input norm"
@@ -79,7 +79,7 @@ def test_what_is_trained_and_what_is_shared(subject):
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     assert torch.equal(net.logits(net.enter(dict(enumerate(out.hidden_states)))), out.logits)
 
-@faithful("EAGLE", subject=Eagle, plain={
+@faithful("EAGLE", part="Eagle", plain={
     "the feature alone": FeatureAlone, "the token of the feature": UnshiftedToken,
     "the feature as residual": WithoutResidual})
 def test_a_feature_is_read_beside_the_next_token(subject):
@@ -230,7 +230,7 @@ def test_the_published_tree():
 def planned_as_large(model, width, depth, n):
     return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
 
-@faithful("EAGLE-2", subject=DynamicTree, plain={
+@faithful("EAGLE-2", part="DynamicTree", plain={
     "a static tree": planned_as_large, "the last token's probability": ByToken, "layer by layer": ByLayer})
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_the_heaviest_of_the_pool(domain, subject):

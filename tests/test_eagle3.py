@@ -77,7 +77,7 @@ class NarrowAttention(Eagle3):
             old = getattr(self.midlayer.self_attn, name)
             setattr(self.midlayer.self_attn, name, nn.Linear(base.d, old.out_features, bias=False))
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "one state": OneState, "a bias": Biased, "EAGLE's attention": NarrowAttention})
 def test_shapes_and_names(subject):
     "Attention reads 2d, the fusion 3d without a bias, the head has the draft vocabulary"
@@ -111,7 +111,7 @@ def test_what_attention_and_the_stream_read():
         net.midlayer.self_attn.o_proj.weight.zero_()
         assert torch.equal(step(f, x), step(f, x + 1)) and not torch.equal(step(f, x), step(2*f, x))
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "one state": OneState, "the mean of three": Averaged, "the first of three": FirstOfThree})
 @torch.no_grad()
 def test_every_layer_is_read(subject):
@@ -131,7 +131,7 @@ def some_of(V): return st.sets(st.integers(0, V-1), min_size=1)
 
 vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), some_of(V).map(sorted)))
 
-@faithful("EAGLE-3", subject=vocab_maps, plain={
+@faithful("EAGLE-3", part="vocab_maps", plain={
     "tokens in place of offsets": lambda ids, V: (ids, vocab_maps(ids, V)[1]),
     "the first tokens": lambda ids, V: vocab_maps(torch.arange(len(ids)), V)})
 @settings(max_examples=30, **first_failure)
@@ -179,7 +179,7 @@ class RandomHead(Eagle3):
         super().set_draft_vocab(ids).lm_head.reset_parameters()
         return self
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "the offset as the token": OffsetAsToken, "no mask": ZeroLogits, "an untrained head": RandomHead})
 @given(st.sets(st.integers(0, 31), min_size=1, max_size=20).map(sorted), seeds)
 @settings(max_examples=10, **first_failure)
@@ -234,7 +234,7 @@ def fed_by_target(net, batch, steps, **kw):
 class OneStep(Hass):
     def __init__(self, base, **kw): super().__init__(base, steps=1, **kw)
 
-@faithful("HASS", subject=Hass, plain={
+@faithful("HASS", part="Hass", plain={
     "gradients between steps": with_unroll(Hass, connected), "EAGLE's one step": OneStep})
 @proves("prop-detached")
 def test_no_gradient_between_steps(subject):
@@ -252,7 +252,7 @@ def renormalised(p, z, k):
     weights = best.values / best.values.sum(-1, keepdim=True)
     return -(weights * z.log_softmax(-1).gather(-1, best.indices)).sum(-1)
 
-@faithful("HASS", subject=top_k_loss, plain={"every token": every_token, "renormalised": renormalised})
+@faithful("HASS", part="top_k_loss", plain={"every token": every_token, "renormalised": renormalised})
 @proves("prop-likely")
 @given(st.integers(2, 12), st.integers(1, 14), seeds)
 @settings(max_examples=20, **first_failure)

@@ -345,7 +345,7 @@ class OneNorm(KangarooAdapter):
         return h + self.self_attn(self.input_layernorm(h), turns, mask, memory)[0]
 
 
-@faithful("Kangaroo", subject=KangarooAdapter, plain={"a decoder layer": WithMLP, "one norm": OneNorm})
+@faithful("Kangaroo", part="KangarooAdapter", plain={"a decoder layer": WithMLP, "one norm": OneNorm})
 def test_the_adapter(subject):
     "The published adapter: an attention and two norms; a decoder layer and norm, with the MLP at zero"
     model = tiny(3, 1)

@@ -96,7 +96,7 @@ def test_a_chain_feeds_what_is_new(subject, gamma):
     assert draft.calls == [len(prompt)] + [1] * (gamma - 1) + sum(later, [])
 
 
-@faithful("speculative sampling", subject=reject, plain={"match": match, "greedy lenience": lenient(F(1, 2))})
+@faithful("speculative sampling", part="reject", plain={"match": match, "greedy lenience": lenient(F(1, 2))})
 def test_a_draft_token_is_accepted_by_the_capped_ratio(subject):
     "Given the token, min(1, p/q): averaged over the draft's row, the overlap of the rows"
     target, draft = embedded(), embedded("small")
@@ -106,7 +106,7 @@ def test_a_draft_token_is_accepted_by_the_capped_ratio(subject):
         assert near(sum(q[y] * min(1, p[y] / q[y]) for y in np.flatnonzero(q)), overlap(p, q))
 
 
-@faithful("sample and match", subject=match, plain={"rejection": reject})
+@faithful("sample and match", part="match", plain={"rejection": reject})
 def test_matching_draws_as_if_there_were_no_draft(subject):
     "The first token of a round is drawn from p alone"
     prompt, seeds = prompts("code", 1)[0], range(20)
@@ -152,7 +152,7 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
     assert len(draft.calls) == 2 * 6
 
 
-@faithful("block verification", subject=block, plain={"token by token": reject})
+@faithful("block verification", part="block", plain={"token by token": reject})
 def test_a_chain_is_verified_as_a_whole(subject):
     """All are accepted with the weight of the chain, at least i with 1 - Π (1 - h_j) over j >= i. The weight
     is above the product of the capped ratios where a token drawn too rarely follows one drawn too often"""
@@ -203,7 +203,7 @@ def test_equal_siblings_are_separate_trials(subject):
     assert twice > 3 and len(draft.calls) == 3 * 25
 
 
-@faithful("K-SEQ", subject=kseq,
+@faithful("K-SEQ", part="kseq",
           plain={"one after the other": reject, "the sure factor": partial(kseq, rho=sure)})
 def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
     "Given three siblings, each is accepted with min(1, p/(ρq)), with the smallest ρ at every position"
@@ -229,7 +229,7 @@ def with_children(r, draw, tokens):
     return Round(tree, [r.p[0]] * len(tree), r.verdict)
 
 
-@faithful("SpecHub", subject=spechub, plain={"one after the other": reject})
+@faithful("SpecHub", part="spechub", plain={"one after the other": reject})
 def test_every_hub_pair_is_transported_whole(subject):
     "Averaged over the pairs of a real row, around its likeliest token: p(hub) + Σ min(p, tail), the optimum"
     system, hub_first = SYSTEMS["SpecHub"](embedded("small", top_k=6), shape=(2,)), 0
@@ -246,7 +246,7 @@ def test_every_hub_pair_is_transported_whole(subject):
     assert 0 < hub_first < 25
 
 
-@faithful("optimal transport", subject=transport_iid,
+@faithful("optimal transport", part="transport_iid",
           plain={"one after the other": reject, "K-SEQ": kseq, "two bins": partial(transport_iid, bins=2)})
 def test_siblings_are_accepted_as_often_as_possible(subject):
     "Averaged over the pairs of a real row, a child is accepted as often as any exact rule can accept one"
@@ -278,7 +278,7 @@ def test_every_node_transfers_mass(subject):
     assert np.mean(gain) > .02
 
 
-@faithful("traversal verification", subject=traversal, plain={"from the root": reject})
+@faithful("traversal verification", part="traversal", plain={"from the root": reject})
 def test_leaves_are_verified_before_their_parents(subject):
     """The first leaf of a tree is accepted with the weight of its path, as the end of a chain by block
     verification; so it can be accepted where the capped ratio of its parent is small"""

@@ -55,7 +55,7 @@ class OwnHead(Hydra):
         super().__init__(base, **kw)
         for lm in self.lm: lm.reset_parameters()
 
-@faithful("Hydra", subject=Hydra, plain={
+@faithful("Hydra", part="Hydra", plain={
     "no draft token": WithoutTokens, "the newest token alone": NewestToken, "a random step": RandomStep,
     "a random head": OwnHead})
 @pytest.mark.parametrize("layers", [1, 4])
@@ -87,7 +87,7 @@ class OneNewLayer(HydraPlus):
     "Two residual layers a head: the second block applied once"
     def logits(self, s, i): return module_at(self.lm, i)(self.again[i](self.first[i](s)))
 
-@faithful("Hydra++", subject=HydraPlus, plain={
+@faithful("Hydra++", part="HydraPlus", plain={
     "no prefix layer": WithoutPrefix, "no last norm": WithoutNorm, "one residual layer": OneLayer,
     "two residual layers": OneNewLayer})
 def test_four_layers_and_a_prefix_layer_of_llama(subject):
@@ -117,7 +117,7 @@ class OneTable(MLPSpeculator):
         super().__init__(base, stages, **kw)
         for i in range(len(self.emb)): self.emb[i] = self.emb[0]
 
-@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+@faithful("MLP Speculator", part="MLPSpeculator", plain={
     "the target's embedding": TargetTables, "one embedding": OneTable})
 def test_the_speculators_tables_are_its_own(subject):
     "An embedding, a head and a norm for each stage, none of the target's"
@@ -157,7 +157,7 @@ class HalfAtEachStage(MLPSpeculator):
         super().__init__(base, **kw)
         self.w_s, self.weight = .5**.5, (kw.get("inner", base.d)/2)**.5
 
-@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+@faithful("MLP Speculator", part="MLPSpeculator", plain={
     "no weight": EqualTerms, "the state as it is": UnscaledInput, "a half at each stage": HalfAtEachStage})
 @proves("prop-half")
 @pytest.mark.parametrize("stages", [3, 5])
@@ -237,7 +237,7 @@ class RowByRow(PrefixDraft):
     def read(self, start, end, ctx):
         for r in range(start, end): super().read(r, r + 1, ctx)
 
-@faithful("Hydra++", subject=PrefixDraft, plain={
+@faithful("Hydra++", part="PrefixDraft", plain={
     "the whole prefix in every round": WholePrefix, "a pass for each row": RowByRow})
 def test_the_prefix_layer_reads_new_rows_only(subject):
     "Each round feeds the rows that were accepted since, and no others"
@@ -269,7 +269,7 @@ def by_last_token(model, ks, n, exact):
         return add_paths(Tree(ctx), [every.path(i) for i in best], model.V, rng, exact)
     return draft
 
-@faithful("MLP Speculator", subject=CandidateTree, plain={
+@faithful("MLP Speculator", part="CandidateTree", plain={
     "every sequence": every_sequence, "the likeliest chain": likeliest_chain,
     "the last token's probability": by_last_token})
 @settings(max_examples=20, **first_failure)

@@ -168,7 +168,7 @@ class Shifted(Jacobi):
         return replace(after, iterate=round.tokens[-1:] + after.iterate[:-1])
 
 
-@faithful("Jacobi", subject=Jacobi,
+@faithful("Jacobi", part="Jacobi",
           plain={"restarts": Restarted, "shifted by one place": Shifted, "prompt lookup": PromptLookup})
 def test_the_target_drafts_for_itself(subject):
     "Greedy, in double precision: the text of plain decoding; each draft is the previous round's argmax"

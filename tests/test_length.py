@@ -165,7 +165,7 @@ class Halved(HeuristicLength):
         return super().learn(round) if all_accepted else replace(self, k=max(1, self.k//2))
 
 
-@faithful("heuristic length", subject=HeuristicLength, plain={"constant": ConstantLength, "halved": Halved})
+@faithful("heuristic length", part="HeuristicLength", plain={"constant": ConstantLength, "halved": Halved})
 def test_heuristic_is_transformers(subject, monkeypatch):
     "The same number of tokens after every round as transformers' own update"
     theirs, ours = Theirs(monkeypatch, "heuristic", 5, None), subject(5)
@@ -189,7 +189,7 @@ class Symmetric(ConfidenceLength):
 def fixed_confidence(threshold): return ConfidenceLength(threshold, adaptive=False)
 
 
-@faithful("confidence length", subject=ConfidenceLength,
+@faithful("confidence length", part="ConfidenceLength",
           plain={"fixed": fixed_confidence, "symmetric": Symmetric})
 def test_confidence_is_transformers(subject, monkeypatch):
     "Samples and threshold after every round are those of transformers' own update, and so is where it stops"
@@ -247,7 +247,7 @@ class NextRow(EntropyLength):
     def more(self, tree, q): return sqrt(self.scale * entropy(q(len(tree) - 1))) <= self.threshold
 
 
-@faithful("SVIP", subject=EntropyLength,
+@faithful("SVIP", part="EntropyLength",
           plain={"confidence": lambda: ConfidenceLength(.7, False), "next row": NextRow})
 def test_svip_keeps_the_token_of_the_uncertain_row(subject):
     "It stops after the token of the first row with sqrt(.15 H) > .3, whichever token was drawn"
@@ -262,7 +262,7 @@ class Fixed(AdaEDL):
     def learn(self, round): return self
 
 
-@faithful("AdaEDL", subject=AdaEDL, plain={"fixed": Fixed, "SVIP": lambda: EntropyLength(.2, .6)})
+@faithful("AdaEDL", part="AdaEDL", plain={"fixed": Fixed, "SVIP": lambda: EntropyLength(.2, .6)})
 def test_adaedl_adapts_its_threshold(subject):
     "It draws while 1 - sqrt(γ H) of the next row is at least λ; λ follows the acceptance rate of past rounds"
     schedule, lam, rate = subject(), .4, .9
@@ -427,7 +427,7 @@ class Warped(ScheduledChain):
         return tree
 
 
-@faithful("confidence length", "SVIP", "AdaEDL", subject=ScheduledChain, plain={"warped rows": Warped})
+@faithful("confidence length", "SVIP", "AdaEDL", part="ScheduledChain", plain={"warped rows": Warped})
 def test_a_greedy_draft_is_ended_by_the_rows_before_the_warp(subject):
     "The likeliest tokens, up to the first whose row fails the rule; a point mass never fails it"
     draft, lengths = random_table(4, seed=3, zeros=False), []

@@ -75,7 +75,7 @@ def columns(tree, rows):
 
 
 @proves("thm-comb")
-@faithful("Lookahead", subject=window_probes, plain={"rows as chains": chains, "columns as chains": columns})
+@faithful("Lookahead", part="window_probes", plain={"rows as chains": chains, "columns as chains": columns})
 def test_a_cell_has_the_logits_of_its_text(subject, monkeypatch):
     "Float64, drafts in the same pass: the logits of cell (r, c) are those of its own text"
     monkeypatch.setattr("specref.draft.lookahead.window_probes", subject)
@@ -166,7 +166,7 @@ class Unshifted(Lookahead):
         return replace(after, rows=((round.tokens[0], *after.rows[0][:-1]),))
 
 
-@faithful("Lookahead", subject=Lookahead, plain={"the prompt": Still, "not shifted": Unshifted})
+@faithful("Lookahead", part="Lookahead", plain={"the prompt": Still, "not shifted": Unshifted})
 @settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(1, 6), contexts)
 @example(0, 4, (0, 1))

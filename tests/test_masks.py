@@ -115,7 +115,7 @@ def slots_in_the_text(x, cuts, slots):
     later = (at[:, None] < at[:, :, None]) & (torch.arange(at.shape[1]) >= x.shape[1])
     return tokens, at, see | later
 
-@faithful("PaSS", "SPACE", subject=append_groups, plain={
+@faithful("PaSS", "SPACE", part="append_groups", plain={
     "groups that see other groups": seen_by_all, "slots that later tokens see": slots_in_the_text})
 @proves("thm-groups")
 def test_groups_are_separate_texts(subject, monkeypatch):
@@ -288,7 +288,7 @@ class LateRows(Space):
     "Wrong: the rows of the group behind the context, whatever was accepted"
     def learn(self, round): return super().learn(replace(round, verdict=replace(round.verdict, node=0)))
 
-@faithful("SPACE", subject=Space, plain={"masks that see another group": SharedGroups,
+@faithful("SPACE", part="Space", plain={"masks that see another group": SharedGroups,
                                          "the first group's rows": LateRows})
 @proves("thm-fused")
 def test_the_next_rows_are_those_of_a_separate_pass(subject):
@@ -321,7 +321,7 @@ def test_one_call_a_step(subject):
         fed.append(target.meter.tokens - sum(fed))
     assert fed == [2 + k] + [(k + 1)**2] * 4
 
-@faithful("SPACE", subject=reject, plain={"SPACE's released rule": redraw})
+@faithful("SPACE", part="reject", plain={"SPACE's released rule": redraw})
 @proves("thm-fused")
 def test_the_text_of_space_is_its_models(subject):
     "Every path enumerated, over four tokens of three rounds and more"

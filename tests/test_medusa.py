@@ -93,7 +93,7 @@ class RandomBias(Medusa):
             nn.init.zeros_(head.step.weight)
 
 @proves("prop-untrained")
-@faithful("Medusa", subject=Medusa, plain={
+@faithful("Medusa", part="Medusa", plain={
     "random heads": RandomHeads, "no residual": with_heads(WithoutResidual),
     "no block": with_heads(WithoutBlock), "upstream's random bias": RandomBias})
 def test_untrained_heads_are_the_targets(base, subject):
@@ -116,7 +116,7 @@ class PassForEachHead(MedusaDraft):
         self.last = ((), [])
         return super().answers(tree)
 
-@faithful("Medusa", subject=MedusaDraft, plain={
+@faithful("Medusa", part="MedusaDraft", plain={
     "the last token's state": LateState, "a pass for each head": PassForEachHead})
 def test_one_pass_of_the_heads_a_round(base, subject):
     "Also for a chain of four; the target is called once a round, and once for the prompt"
@@ -176,7 +176,7 @@ def by_last_rank(table, n):
     paths = dict.fromkeys(path for j, r in cells for path in [*one_chain(table, j), (*[0]*j, r)])
     return [*paths][:n]
 
-@faithful("Medusa", subject=medusa_choices, plain={
+@faithful("Medusa", part="medusa_choices", plain={
     "two choices at each place": two_of_each, "a chain": one_chain,
     "the accuracy of the last rank": by_last_rank})
 def test_the_calibrated_tree_is_the_best_of_all(table, subject):
@@ -304,7 +304,7 @@ class HardLabels(Medusa2):
         z = self.base[0].head(f[:, :-1])
         return nn.functional.cross_entropy(z.flatten(0, 1), batch.x[:, 1:].flatten())
 
-@faithful("Medusa-2", subject=Medusa2, plain={
+@faithful("Medusa-2", part="Medusa2", plain={
     "a frozen target": FrozenTarget, "an adapter that is not zero": RandomAdapter, "hard labels": HardLabels})
 @proves("prop-held-back")
 def test_at_first_only_the_heads_loss_has_a_gradient(subject):
@@ -323,7 +323,7 @@ def test_at_first_only_the_heads_loss_has_a_gradient(subject):
     kl = kl_of()
     assert kl > 1e-5 and sum((g * w).sum() for g, w in zip(torch.autograd.grad(kl, up), up)) > 0
 
-@faithful("Medusa-2", subject=Medusa2, plain={"a frozen target": FrozenTarget, "no warm-up": NoWarmUp})
+@faithful("Medusa-2", part="Medusa2", plain={"a frozen target": FrozenTarget, "no warm-up": NoWarmUp})
 def test_which_weights_are_trained(subject):
     "In the warm-up the heads alone, then heads and adapter; evaluation reads the changed states"
     b = tiny(7, V=7)

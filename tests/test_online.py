@@ -44,7 +44,7 @@ class Restated(OnlineDrafter):
         for u, x in zip(drawn.parent[1:], drawn.token[1:]): tree.add(u, x, rows[u])
         return tree
 
-@faithful("online speculative decoding", subject=OnlineDrafter, plain={
+@faithful("online speculative decoding", part="OnlineDrafter", plain={
     "rows of a version that did not draft": Restated})
 @proves("thm-online-exact")
 def test_texts_are_exact_while_the_draft_learns(subject):
@@ -88,7 +88,7 @@ def test_one_version_verifies():
     half = TableModel(2, lambda text: exact(1, 1))
     assert loop_law(half, restated, reject, (0,), 1) == {(0,): Fr(5, 6), (1,): Fr(1, 6)}
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={
+@faithful("online speculative decoding", part="rejected_nodes", plain={
     "replay of accepted positions": accepted_nodes, "offline training, no update": no_nodes})
 @proves("thm-rejected-weight")
 def test_a_position_is_stored_by_the_total_variation(subject):
@@ -115,7 +115,7 @@ def served_table(nodes):
     *_, (_, after) = serve(p, drafter, reject, [(0,)]*8, 12, Seeded(0))
     return overlap(exact(3, 1), after.draft.model(Tree((1,)))[0]), dict(after.draft.stored)
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={
+@faithful("online speculative decoding", part="rejected_nodes", plain={
     "offline training, no update": no_nodes, "replay of accepted positions": accepted_nodes})
 def test_only_errors_are_learnt(subject):
     "A context where the draft is right is never stored; the overlap where it is wrong rises"
@@ -205,7 +205,7 @@ def test_versions_are_values():
     new((1, 2, 3), Seeded(0))
     assert old.models[0].meter.calls > before   # the meter counts all versions
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={"no update": no_nodes})
+@faithful("online speculative decoding", part="rejected_nodes", plain={"no update": no_nodes})
 def test_greedy_text_is_plain_text(subject):
     "On the embedded target in double precision, with updates inside the text"
     start = NetworkVersion(deepcopy(embedded("small", torch.float64).model), lr=1e-3, temperature=0)
@@ -418,7 +418,7 @@ class LikelierFirst(MergedDrafts):
         order = sorted(range(len(trees)), key=lambda j: -trees[j].law[1][trees[j].token[1]])
         return merged_tree(trees, lambda n, path: order[:n] if n == len(order) else range(n))
 
-@faithful("boosted drafts", subject=MergedDrafts, plain={
+@faithful("boosted drafts", part="MergedDrafts", plain={
     "one row for all siblings": FirstRow, "equal siblings merged": EqualsOnce,
     "an order by the drawn tokens": LikelierFirst})
 @proves("thm-merged-tree")
@@ -468,7 +468,7 @@ def test_the_better_draft_is_not_always_first():
     assert accepted((two, one), first_to_last) == Fr(11, 12)
     assert accepted((one, two), uniform_order) == Fr(61, 72)
 
-@faithful("boosted drafts", subject=MergedDrafts, plain={
+@faithful("boosted drafts", part="MergedDrafts", plain={
     "the first draft alone": lambda drafters, order=None: drafters[0]})
 @proves("prop-longest-path")
 def test_greedy_merged_trees_accept_the_longest_path(subject):

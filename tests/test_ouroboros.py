@@ -103,7 +103,7 @@ class OwnPhrases(Unrecycled):
         return replace(after, inner=replace(after.inner, pool=after.inner.pool.add(grams, self.inner.G)))
 
 
-@faithful("Ouroboros", subject=Ouroboros,
+@faithful("Ouroboros", part="Ouroboros",
           plain={"not recycled": Unrecycled, "the draft's n-grams": OwnPhrases})
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
@@ -168,7 +168,7 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
 
 # At size
 
-@faithful("Ouroboros", subject=Ouroboros,
+@faithful("Ouroboros", part="Ouroboros",
           plain={"speculative sampling": lambda draft, gamma, inner, phrases: Chain(draft, gamma)})
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_fewer_draft_calls_at_size(subject, temperature):
@@ -187,7 +187,7 @@ def test_fewer_draft_calls_at_size(subject, temperature):
     assert temperature or ours == autoregressive(target, prompt, 32, Seeded(0))
 
 
-@faithful("Ouroboros", subject=Ouroboros, plain={
+@faithful("Ouroboros", part="Ouroboros", plain={
     "no phrases": lambda draft, gamma, inner: Ouroboros(draft, gamma, inner, 0), "not recycled": Unrecycled})
 def test_phrases_at_size(subject):
     "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases from rejected drafts alone"

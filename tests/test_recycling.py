@@ -131,7 +131,7 @@ class FirstRows(Recycling):
         return replace(new, matrix=tuple(old or row for old, row in zip(before, new.matrix)))
 
 
-@faithful("Token Recycling", subject=Recycling,
+@faithful("Token Recycling", part="Recycling",
           plain={"accepted tokens": AcceptedOnly, "the first node": FirstCounts, "the first rows": FirstRows})
 def test_rejected_nodes_update_the_matrix_and_are_drafted_later(subject):
     """Greedy: the matrix is the top eight scores at the last node of each token, rejected nodes too;
@@ -157,7 +157,7 @@ class Warped(Recycling):
     def learn(self, round): return super().learn(replace(round, p=[*round.p]))
 
 
-@faithful("Token Recycling", subject=Recycling, plain={"warped rows": Warped})
+@faithful("Token Recycling", part="Recycling", plain={"warped rows": Warped})
 def test_temperature_does_not_change_the_matrix(subject):
     "The same round of the same tree gives the same matrix at every temperature and under top-k"
     ctx, learnt = prompts("code", 1)[0], set()

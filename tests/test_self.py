@@ -89,7 +89,7 @@ class WholeLayers(SkippedModel):
 
 
 @proves("thm-lent-rows")
-@faithful("Draft & Verify", subject=SkippedModel, plain={
+@faithful("Draft & Verify", part="SkippedModel", plain={
     "its own rows of the text": OwnRows, "its rows of accepted tokens": KeepsRows,
     "its rows left to the target": LeavesRows, "whole layers": WholeLayers})
 def test_rows_are_lent(subject):
@@ -183,7 +183,7 @@ class FullDraftsLower(AdaptiveExit):
         return type(self)(self.threshold - self.step/10, after.rate) if same else after
 
 
-@faithful("Draft & Verify", subject=AdaptiveExit, plain={
+@faithful("Draft & Verify", part="AdaptiveExit", plain={
     "a fixed threshold": Fixed, "the last round alone": LastRound, "the whole step": AtOnce,
     "a lower threshold after full drafts": FullDraftsLower})
 def test_the_published_recurrence(subject):
@@ -236,7 +236,7 @@ def test_three_tokens_of_a_transformer(temperature):
 
 # The search
 
-@faithful("Draft & Verify", subject=found_mask, plain={
+@faithful("Draft & Verify", part="found_mask", plain={
     "the best random mask": lambda: max(stored_search()["random"], key=lambda found: found[1])[0],
     "nothing skipped": lambda: skip_mask(24)})
 def test_the_search_beats_random_masks(subject):

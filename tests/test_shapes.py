@@ -123,7 +123,7 @@ def balanced_plan(a, n, depth):
     return parent, expected_tokens(parent, a)
 
 
-@faithful("Sequoia", subject=sequoia, plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
+@faithful("Sequoia", part="sequoia", plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
 @proves("thm-sequoia")
 @settings(max_examples=15, deadline=None)
 @given(rates(), st.integers(1, 6))
@@ -278,7 +278,7 @@ class ByToken(Sorted):
     def key(self, pool, path): return -pool[path] / pool.get(path[:-1], 1), len(path)
 
 
-@faithful("EAGLE-2 tree", subject=DynamicTree, plain={"by layer": ByLayer, "by token": ByToken})
+@faithful("EAGLE-2 tree", part="DynamicTree", plain={"by layer": ByLayer, "by token": ByToken})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
@@ -314,7 +314,7 @@ def fixed_width(q, n, depth, threshold, exact): return DynamicTree(q, 2, depth, 
 def no_threshold(q, n, depth, threshold, exact): return opt_tree(q, n, depth, -1, exact)
 
 
-@faithful("OPT-Tree", subject=opt_tree, plain={"a fixed width": fixed_width, "no threshold": no_threshold})
+@faithful("OPT-Tree", part="opt_tree", plain={"a fixed width": fixed_width, "no threshold": no_threshold})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
@@ -345,7 +345,7 @@ class Levels(ParallelHeadTree):
         return add_paths(Tree(ctx), sorted(paths, key=len)[:self.n], self.V, rng, self.exact)
 
 
-@faithful("DDTree", subject=ParallelHeadTree, plain={"greedy rows": GreedyRows, "level by level": Levels})
+@faithful("DDTree", part="ParallelHeadTree", plain={"greedy rows": GreedyRows, "level by level": Levels})
 @proves("thm-best-first")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))

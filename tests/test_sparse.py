@@ -148,7 +148,7 @@ def check_choice(rule, published):
                 assert [sorted(head) for head in rows.tolist()] == [sorted(head) for head in want[i]]
 
 
-@faithful("TriForce", subject=Retrieval, plain={
+@faithful("TriForce", part="Retrieval", plain={
     "one choice for all heads": OneForAllHeads, "a key for a chunk": LastKey, "no chunk 0": WithoutFirst,
     "a window": lambda budget, chunk: StreamingWindow(budget)})
 def test_the_top_chunks(subject):
@@ -156,7 +156,7 @@ def test_the_top_chunks(subject):
     check_choice(subject(8, chunk=2), RULES[1])
 
 
-@faithful("MagicDec", subject=SnapKV, plain={
+@faithful("MagicDec", part="SnapKV", plain={
     "the last query alone": OneQuery, "not smoothed": NotSmoothed,
     "one choice for all heads": SnapForAllHeads})
 def test_the_rows_most_attended_to(subject): check_choice(subject(8, observed=3, kernel=3), RULES[2])
@@ -186,7 +186,7 @@ class CutText(SparseModel):
 
 
 @proves("thm-selection")
-@faithful("MagicDec", subject=SparseModel, plain={
+@faithful("MagicDec", part="SparseModel", plain={
     "the whole cache": WholeCache, "the sinks' own positions": OldPositions, "a shorter text": CutText})
 def test_rows_are_chosen_and_lent(subject):
     "Each edge by a pass over the chosen rows alone; the target's rows by a fresh pass; bytes constant"
@@ -277,7 +277,7 @@ def planted(domain, seed):  # -> context, its continuation
     return rest[:40] + passage + rest[40:] + passage[:16], passage[16:40]
 
 
-@faithful("TriForce", subject=Retrieval, plain={"a window": StreamingWindow})
+@faithful("TriForce", part="Retrieval", plain={"a window": StreamingWindow})
 def test_a_planted_passage_is_found(subject):
     "With 128 of 380 rows the acceptance rate exceeds the window's by more than .05; more rows, more of it"
     target, found = HFModel(raw_model("target"), check=False), []

@@ -186,7 +186,7 @@ class SlotBySlot(SpecDec):
         for i in range(self.depth): tree.grow(i, self.draw(self.slots(tree.text(i))[0]), rng)
         return tree
 
-@faithful("SpecDec, exact", subject=SpecDec, plain={
+@faithful("SpecDec, exact", part="SpecDec", plain={
     "an autoregressive small draft": Autoregressive, "slot by slot": SlotBySlot})
 @pytest.mark.parametrize("k", [3, 8])
 def test_one_pass_a_round(subject, k):
@@ -217,7 +217,7 @@ class Unconditional(specdec.SpecDrafter):
     "Wrong: without the source"
     def forward(self, states, x, y): return super().forward(0 * states, x, y)
 
-@faithful("SpecDec, exact", subject=specdec.SpecDrafter, plain={
+@faithful("SpecDec, exact", part="SpecDrafter", plain={
     "causal masks": Causal, "one query for all places": OnePlace, "no source": Unconditional})
 def test_what_a_mask_attends_to(subject):
     "Its own position, all of the text, the masks behind it and the source; not to padding"
@@ -290,7 +290,7 @@ def wrong_ones(net, x, y, k, share, gen=None):
         patch.setattr(specdec, "glanced", chosen)
         return slot_loss(net, x, y, k, share, gen)
 
-@faithful("SpecDec, exact", subject=slot_loss, plain={
+@faithful("SpecDec, exact", part="slot_loss", plain={
     "shown slots in the loss": counted, "the text behind the block": shown_behind,
     "no glancing": without_glances, "the wrong slots": wrong_ones})
 def test_the_loss_by_hand(subject):

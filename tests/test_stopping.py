@@ -102,7 +102,7 @@ class Included(SpecDecPP):
         return len(tree) <= self.shortest or 1 - survival <= self.threshold
 
 
-@faithful("SpecDec++", subject=SpecDecPP, plain={"newest token alone": Newest, "newest included": Included,
+@faithful("SpecDec++", part="SpecDecPP", plain={"newest token alone": Newest, "newest included": Included,
                                                  "constant length": lambda head, h: ConstantLength(5)})
 @settings(max_examples=40, deadline=None)
 @given(st.data())
@@ -122,7 +122,7 @@ class Free(AcceptanceHead):
         return self.out(s)
 
 
-@faithful("SpecDec++", subject=AcceptanceHead, plain={
+@faithful("SpecDec++", part="AcceptanceHead", plain={
     "no residual": Free, "linear": lambda width: AcceptanceHead(width, depth=0, shared=False)})
 def test_the_head_is_residual(subject):
     "Depth 3, x + SiLU(Wx + b) each time with one block, as in the authors' code"
@@ -139,7 +139,7 @@ def unbalanced(logits, accepted, weight): return acceptance_loss(logits, accepte
 def hard(logits, accepted, weight): return acceptance_loss(logits, accepted.round(), weight)
 
 
-@faithful("SpecDec++", subject=acceptance_loss, plain={"no weight": unbalanced, "hard labels": hard})
+@faithful("SpecDec++", part="acceptance_loss", plain={"no weight": unbalanced, "hard labels": hard})
 def test_soft_labels_and_a_weight_of_six(subject):
     "The loss is torch's weighted cross-entropy, mixed by the soft labels; its optimum is inverted"
     torch.manual_seed(0)
@@ -217,7 +217,7 @@ class Peak(Disco):
     def more(self, tree, q): return len(tree) == 1 or max(tree.law[len(tree) - 1]) >= self.threshold
 
 
-@faithful("DISCO", subject=Disco, plain={"largest probability": Peak,
+@faithful("DISCO", part="Disco", plain={"largest probability": Peak,
                                          "constant": lambda classify, threshold: ConstantLength(3)})
 @settings(max_examples=30, deadline=None)
 @given(seeds)
@@ -238,7 +238,7 @@ def no_entropy(q, position, most=20):
     return draft_features(q, position, most) * np.array([1]*10 + [0, 1], np.float32)
 
 
-@faithful("DISCO", subject=draft_features, plain={"no position": no_position, "no entropy": no_entropy})
+@faithful("DISCO", part="draft_features", plain={"no position": no_position, "no entropy": no_entropy})
 def test_the_features_of_disco(subject, monkeypatch):
     "The 10 largest probabilities, the entropy, the position; oracle labels up to the first rejection"
     monkeypatch.setattr(stopping, "draft_features", subject)

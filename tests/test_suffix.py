@@ -75,7 +75,7 @@ class OneText(SuffixTree):
 
 
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding", subject=SuffixTree, plain={"a trie": Trie, "one text": OneText})
+@faithful("SuffixDecoding", part="SuffixTree", plain={"a trie": Trie, "one text": OneText})
 @settings(max_examples=80)
 @given(collections, texts, st.integers(1, 7))
 @example(((0, 1, 2),), (0, 1, 1), 3)
@@ -105,7 +105,7 @@ class Unmerged(SuffixTree):
 
 
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding", subject=SuffixTree, plain={"texts stay": Kept, "branches stay": Unmerged})
+@faithful("SuffixDecoding", part="SuffixTree", plain={"texts stay": Kept, "branches stay": Unmerged})
 @settings(max_examples=80)
 @given(collections, collections, st.integers(1, 7), seeds)
 @example(((0, 1), (0, 2)), ((1,),), 3, 0)
@@ -182,7 +182,7 @@ def lookup(kind):
 
 
 @proves("prop-suffix-score")
-@faithful("SuffixDecoding", subject=SuffixDecoding, plain={
+@faithful("SuffixDecoding", part="SuffixDecoding", plain={
     "the longest match": LongestMatch, "a fixed budget": FixedBudget, "its own text": OwnText,
     "prompt lookup": lookup(SuffixDecoding)})
 @settings(max_examples=120)
@@ -294,7 +294,7 @@ class FromTheRoot(SuffixAutomaton):
 
 
 @proves("thm-automaton")
-@faithful("SAM", subject=SuffixAutomaton, plain={"every ending": EveryEnding, "from the root": FromTheRoot})
+@faithful("SAM", part="SuffixAutomaton", plain={"every ending": EveryEnding, "from the root": FromTheRoot})
 def test_linear_work(subject):
     "At most 2n - 1 states, 3n transitions, 4n links followed; as few for a cursor on another text"
     for text in HARD:
@@ -322,7 +322,7 @@ class ThreeGrams(SuffixAutomaton):
 
 
 @proves("cor-cursor")
-@faithful("SAM", subject=SuffixAutomaton, plain={"without clones": Unsplit, "n-grams": ThreeGrams})
+@faithful("SAM", part="SuffixAutomaton", plain={"without clones": Unsplit, "n-grams": ThreeGrams})
 @settings(max_examples=80)
 @given(texts, texts)
 @example((0, 1, 2, 0, 1, 2, 0, 2, 1), (1, 2, 0, 1))
@@ -362,7 +362,7 @@ def test_copied(text, n):
 def unbiased(V, n, threshold, bias, *corpus, **kw): return SAM(V, n, threshold, 0, *corpus, **kw)
 
 
-@faithful("SAM", subject=SAM, plain={"prompt lookup": lookup(SAM), "no bias": unbiased})
+@faithful("SAM", part="SAM", plain={"prompt lookup": lookup(SAM), "no bias": unbiased})
 @settings(max_examples=80)
 @given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)
@@ -378,7 +378,7 @@ def test_the_switch(subject, corpus, text, n, threshold, bias):
     else: assert tokens == copy_by_hand(corpus, text[len(text)-there:], n)
 
 
-@faithful("SAM", subject=SAM, plain={
+@faithful("SAM", part="SAM", plain={
     "any match": partial(SAM, threshold=1), "no bias": partial(SAM, len_bias=0),
     "prompt lookup": lambda V, corpus=(): PromptLookup(V)})
 def test_the_switch_at_five(subject):

@@ -251,7 +251,7 @@ def spelled_only(tokens):
     return TableModel(words.V, law)
 
 
-@faithful("universal assisted generation", subject=TokenizerPair, plain={
+@faithful("universal assisted generation", part="TokenizerPair", plain={
     "each token alone": EachTokenAlone, "context token by token": ContextByToken})
 def test_a_text_that_both_write(subject):
     "Target and draft write one text in their own tokens: a round rejects at most its unfinished word"

@@ -1,0 +1,140 @@
+"A system by its name: what the tables of the package build, and the parts that this reaches"
+import sys
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, cached_property, partial
+from importlib import import_module
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+import house
+
+
+# What the tables say of a name
+
+tables = cache(house.tables)
+
+@cache
+def entries(name):  # -> what each table has under the name
+    "The rows of all tables with this name, and what drafts for it with models"
+    found = [getattr(import_module(module), table)[name]
+             for (module, table), names in tables().items() if name in names]
+    if not found: raise LookupError(f"no table of the package has the system {name!r}")
+    return (*found, *draft_sources(name))
+
+def draft_sources(name):
+    from specref.app.names import DRAFT_SOURCES
+    return [DRAFT_SOURCES[name]] if name in DRAFT_SOURCES else []
+
+def same(built): return built
+
+@dataclass(frozen=True)
+class Published:
+    "The system of a name; `change` puts a plainer part into what the table builds"
+    name: str
+    change: object = same
+    @property
+    def row(self): return entries(self.name)[0]
+    @property
+    def method(self):
+        "The function or class of a row that is no system: (method, source)"
+        return self.change(self.row[0])
+    @property
+    def recipe(self):
+        "How the network of a trained drafter is made and trained"
+        from specref.train.registry import RECIPES
+        return RECIPES[self.row[0]]
+    def __call__(self, draft, **how):  # -> System
+        "The system on any draft model"
+        from specref.app.names import table_system
+        build = self.row if callable(self.row) else table_system(self.name)
+        return self.change(build(draft, **how))
+    def at_size(self, gamma=None, **options):  # -> target, System
+        "Target and system as the commands build them, on the embedded models"
+        from specref.app.names import ModelOptions, build_system, choose_drafter, load_pair
+        pair = load_pair(choose_drafter(ModelOptions(**options), self.name))
+        target, system = build_system(pair, self.name, gamma)
+        return target, self.change(system)
+
+
+# Plainer systems
+
+def verified(verify): return lambda system: replace(system, verify=verify)
+def drafted(make): return lambda system: replace(system, drafter=make(system.drafter))
+
+def of_kind(kind):
+    "The values of a part in another class"
+    return lambda part: kind(**{f.name: getattr(part, f.name) for f in fields(part) if f.init})
+
+def rebound(function, **others):
+    "The function, with others in the place of those that it names"
+    if missing := others.keys() - set(names_in(function.__code__)):
+        raise LookupError(f"{function.__name__} does not name {', '.join(missing)}")
+    new = FunctionType(function.__code__, function.__globals__ | others, function.__name__,
+                       function.__defaults__, function.__closure__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
+
+
+# Parts
+
+def part_of(system, name):
+    "The function or class of this name that the system of the table reaches"
+    found = {id(x): x for x in reached(system) if getattr(x, "__name__", None) == name}
+    if len(found) != 1: raise LookupError(f"{system!r} of the tables reaches {len(found)} parts named {name!r}")
+    return next(iter(found.values()))
+
+@cache
+def reached(system):  # -> objects
+    "What the rows of a system name, and what trains the network that they load"
+    rows = entries(system)
+    some = closure([*rows, *(recipe(x) for x in rows if isinstance(x, tuple) and isinstance(x[0], str))])
+    return closure([*some, *trainers(some)])
+
+def recipe(row): return import_module("specref.train.registry").RECIPES[row[0]]
+
+def trainers(some):
+    "The training of what is loaded: functions of `EMBEDDED_TRAINING`, in the modules that are reached"
+    modules = {x.__module__ for x in some if ours(x)}
+    if not any("torch" in vars(sys.modules[m]) for m in modules): return []
+    table = import_module("specref.train.registry").EMBEDDED_TRAINING
+    return [train for what, train in table.items() if what and train.__module__ in modules]
+
+def closure(todo):
+    seen, todo = {}, list(todo)
+    while todo:
+        x = todo.pop()
+        if id(x) in seen: continue
+        seen[id(x)] = x
+        todo += parts_of(x)
+    return list(seen.values())
+
+def ours(x): return (getattr(x, "__module__", None) or "").startswith("specref.")
+
+def parts_of(x):  # -> list
+    "What an object of the package names, holds or is made of"
+    if isinstance(x, partial): return [x.func, *x.args, *x.keywords.values()]
+    if isinstance(x, (tuple, list)): return list(x)
+    if isinstance(x, (staticmethod, classmethod, MethodType)): return [x.__func__]
+    if isinstance(x, property): return [x.fget]
+    if isinstance(x, cached_property): return [x.func]
+    if hasattr(x, "__wrapped__"): return [x.__wrapped__]
+    if not ours(x): return []
+    if isinstance(x, FunctionType): return [*held_by(x), *named_by(x)]
+    if isinstance(x, type): return [*x.__bases__, *vars(x).values()]
+    return [type(x), *(vars(x).values() if is_dataclass(x) else ())]
+
+def held_by(function):
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+def named_by(function):
+    "Functions, classes and values that its code names, also those that it imports"
+    names, scope = names_in(function.__code__), function.__globals__
+    for name in names:
+        if name.startswith("specref."): scope = vars(import_module(name)) | scope
+        if isinstance(scope.get(name), ModuleType) and scope[name].__name__.startswith("specref."):
+            scope = vars(scope[name]) | scope
+    return [scope[name] for name in names if name in scope and not isinstance(scope[name], dict)]
+
+def names_in(code):
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in names_in(c)]
+    return [*code.co_names, *inner]
