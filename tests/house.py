@@ -356,14 +356,20 @@ def anchors(root=ROOT):
              for a in re.findall(r'<a id="((?:thm|lem|cor|prop|def)-[\w-]+)"', c['source'])]
     return found
 
-def marked(mark, root=ROOT):
-    "Each name that stands in `@mark(...)`, with the tests that carry it"
-    found = defaultdict(list)
+def marks(mark, root=ROOT):
+    "Each test that carries `@mark(...)`: its name, the names in the mark, and the marks's other arguments"
     for f in sorted((root/'tests').glob('test_*.py')):
         for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
             for d in getattr(n, 'decorator_list', []):
                 if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == mark:
-                    for a in d.args: found[ast.literal_eval(a)].append(f'tests/{f.name}::{n.name}')
+                    names = [ast.literal_eval(a) for a in d.args]
+                    yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
+
+def marked(mark, root=ROOT, without=()):
+    "Each name that stands in `@mark(...)`, with the tests that carry it and give no argument of `without`"
+    found = defaultdict(list)
+    for test, names, given in marks(mark, root):
+        for name in names if not given & {*without} else (): found[name].append(test)
     return dict(found)
 
 def unproved(root=ROOT):
@@ -397,18 +403,15 @@ def tables(root=ROOT):  # -> {(module, variable): names}
     return found
 
 def unfaithful(root=ROOT):
-    """Systems of the tables without a test of what the published system has and a simpler one lacks, tests of
-    systems of no table, and such tests without a plainer part for which they must fail"""
-    tests, whole = marked('faithful', root), marked('faithful', root, without='part')
-    systems = {name for names in tables(root).values() for name in names}
-    yield from (f'no test is faithful to {s}' for s in sorted(systems - tests.keys() - ELSEWHERE))
-    yield from (f'no test builds {s} by its name' for s in sorted(tests.keys() & systems - whole.keys()))
+    """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
+    no table, and such tests without a plainer system or part for which they must fail"""
+    systems, tests = {s for names in tables(root).values() for s in names}, marked('faithful', root)
+    built = marked('faithful', root, without={'part'})
+    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys() - ELSEWHERE))
     unknown = sorted(tests.keys() - systems - ELSEWHERE)
     yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in unknown)
-    for f, n in tests_of(root):
-        for d in (d for d in decorators(n) if d.func.id == 'faithful'):
-            given = {k.arg for k in d.keywords}
-            if 'plain' not in given: yield f'{f.name}::{n.name} has no plainer part for which it must fail'
+    for test, _, given in marks('faithful', root):
+        if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
 # -- Commands --------------------------------------------------------------------------------------
 
