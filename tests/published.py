@@ -47,6 +47,9 @@ class Published:
         from specref.app.names import table_system
         build = self.row if callable(self.row) else table_system(self.name)
         return self.change(build(draft, **how))
+    def drafter(self, draft, values=(), **how):
+        "Its drafter, with other `values`"
+        return replace(self(draft, **how).drafter, **dict(values))
     def at_size(self, gamma=None, **options):  # -> target, System
         "Target and system as the commands build them, on the embedded models"
         from specref.app.names import ModelOptions, build_system, choose_drafter, load_pair
@@ -58,11 +61,19 @@ class Published:
 # Plainer systems
 
 def verified(verify): return lambda system: replace(system, verify=verify)
-def drafted(make): return lambda system: replace(system, drafter=make(system.drafter))
 
-def of_kind(kind):
-    "The values of a part in another class"
-    return lambda part: kind(**{f.name: getattr(part, f.name) for f in fields(part) if f.init})
+def drafted(make):
+    "A system with another drafter, made of the published one; a class takes its values"
+    return lambda system: replace(system, drafter=maker(make)(system.drafter))
+
+def having(**makes):
+    "A system whose drafter has other values, each made of the published one; a class takes its values"
+    def made(drafter): return {name: maker(make)(getattr(drafter, name)) for name, make in makes.items()}
+    return drafted(lambda drafter: replace(drafter, **made(drafter)))
+
+def maker(make):
+    if not isinstance(make, type): return make
+    return lambda part: make(**{f.name: getattr(part, f.name) for f in fields(part) if f.init})
 
 def rebound(function, **others):
     "The function, with others in the place of those that it names"
@@ -79,7 +90,7 @@ def rebound(function, **others):
 def part_of(system, name):
     "The function or class of this name that the system of the table reaches"
     found = {id(x): x for x in reached(system) if getattr(x, "__name__", None) == name}
-    if len(found) != 1: raise LookupError(f"{system!r} of the tables reaches {len(found)} parts named {name!r}")
+    if len(found) != 1: raise LookupError(f"{system!r} of the tables reaches {len(found)} parts {name!r}")
     return next(iter(found.values()))
 
 @cache
