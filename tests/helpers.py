@@ -50,7 +50,8 @@ def faithful(*systems, part=None, plain=(), subject=None):
 def plainer(system, stand_in, part):
     "What a test takes in the place of the published: a part as it is, another system, a changed system"
     if part is not None: return stand_in
-    return Published(stand_in) if isinstance(stand_in, str) else Published(system, stand_in)
+    if isinstance(stand_in, str): return Published(system, instead=stand_in)
+    return Published(system, stand_in)
 
 def for_each(systems, plain):
     for key, stand_in in plain.items():

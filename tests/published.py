@@ -28,11 +28,15 @@ def same(built): return built
 
 @dataclass(frozen=True)
 class Published:
-    "The system of a name; `change` puts a plainer part into what the table builds"
+    """The system of a name; `change` puts something plainer into what the tables have under it, and
+    `instead` is another system's name, whose rows are taken"""
     name: str
     change: object = same
+    instead: str = None
     @property
-    def row(self): return entries(self.name)[0]
+    def key(self): return self.instead or self.name
+    @property
+    def row(self): return entries(self.key)[0]
     @property
     def method(self):
         "The function or class of a row that is no system: (method, source)"
@@ -40,22 +44,24 @@ class Published:
     @property
     def recipe(self):
         "How the network of a trained drafter is made and trained"
-        from specref.train.registry import RECIPES
-        return RECIPES[self.row[0]]
-    def __call__(self, draft, **how):  # -> System
-        "The system on any draft model"
+        return self.change(recipe(self.row))
+    def shipped(self):
+        "The network of a trained drafter with its weights"
+        from specref.train.registry import load_network
+        return self.change(load_network(self.row[0]))
+    def __call__(self, draft, values=(), **how):  # -> System
+        "The system on any draft model; `values` of its drafter that differ from those of the table"
         from specref.app.names import table_system
-        build = self.row if callable(self.row) else table_system(self.name)
-        return self.change(build(draft, **how))
-    def drafter(self, draft, values=(), **how):
-        "Its drafter, with other `values`"
-        return replace(self(draft, **how).drafter, **dict(values))
-    def at_size(self, gamma=None, **options):  # -> target, System
-        "Target and system as the commands build them, on the embedded models"
-        from specref.app.names import ModelOptions, build_system, choose_drafter, load_pair
-        pair = load_pair(choose_drafter(ModelOptions(**options), self.name))
-        target, system = build_system(pair, self.name, gamma)
-        return target, self.change(system)
+        system = (self.row if callable(self.row) else table_system(self.key))(draft, **how)
+        if values: system = replace(system, drafter=replace(system.drafter, **dict(values)))
+        return self.change(system)
+    def drafter(self, draft, values=(), **how): return self(draft, values, **how).drafter
+    def on(self, target, draft=None, **how):  # -> target, System
+        "Target and system with what drafts for this target: the source of the commands"
+        from specref.app.names import Source
+        (source,) = draft_sources(self.key) or (Source,)
+        made = source(target, draft)
+        return made.target, self(made.draft or made.target, **how, **made.options)
 
 
 # Plainer systems
@@ -88,8 +94,12 @@ def rebound(function, **others):
 # Parts
 
 def part_of(system, name):
-    "The function or class of this name that the system of the table reaches"
+    "The function or class of this name that the system of the tables reaches, or one of `house.UNREACHED`"
+    if (system, name) in house.UNREACHED:
+        module, _, own = name.rpartition(".")
+        return getattr(import_module(module), own)
     found = {id(x): x for x in reached(system) if getattr(x, "__name__", None) == name}
+    for x in [*found.values()]: found.pop(id(getattr(x, "__wrapped__", None)), None)
     if len(found) != 1: raise LookupError(f"{system!r} of the tables reaches {len(found)} parts {name!r}")
     return next(iter(found.values()))
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from helpers import faithful, proves, refuses, seeds, tiny
+from published import drafted
 from specref.core.cost import Costs
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import autoregressive, generate, loop_law, rounds
@@ -527,23 +528,23 @@ def walk(state=candidate_row, draw=lambda q: q):
             x = rng.pick(draw(candidate_row(tree.text(node))), at=node + 1)
             tree.add(node, x, state(tree.text(node)), check=False)
         return tree
-    return drafter
+    return drafted(lambda chain: drafter)
 
 def unnormalised(text): return weights((len(text) - 1) % 3, text[-1])
 def likeliest(q): return one_hot(int(np.argmax(q)), 4, exact=True)
 
-@faithful("DFlash 2", subject=walk(), plain={
+@faithful("DFlash 2", plain={
     "weights that do not sum to one": walk(unnormalised),
     "soft rows for a draft of the likeliest": walk(draw=likeliest),
     "the unary row": walk(lambda text: UNARY[(len(text) - 1) % 3])})
 @proves("thm-selector")
 def test_the_selector_exactly(subject):
     "In fractions: a chain has the product of its rows, and the first two tokens are the target's"
-    target, law = random_table(4, 3, zeros=False), law_of(lambda rng: subject((0,), rng).path(3))
+    system, target = subject(TableModel(4, candidate_row), gamma=3), random_table(4, 3, zeros=False)
+    law = law_of(lambda rng: system.drafter((0,), rng).path(3))
     for path, w in law.items():
         assert w == prod(candidate_row((0, *path[:j]))[x] for j, x in enumerate(path))
-    found = law_of(lambda rng: tuple(generate(target, subject, reject, (0,), 2, rng)))
-    assert found == target_law(target, (0,), 2)
+    assert law_of(lambda rng: tuple(system(target, (0,), 2, rng))) == target_law(target, (0,), 2)
 
 # The confidence and the scheduler
 
@@ -566,8 +567,6 @@ def test_the_confidence_does_not_read_the_token_it_is_about():
 SLOW = Costs({1: 1, 2: 2, 3: 20/9}, draft=0)   # tokens a second: 1, 1/2, .45
 P, Q = TableModel(2, lambda text: exact(7, 3)), TableModel(2, lambda text: exact(1, 1))
 def sure(tree, node): return .8 if node == 0 else .9 * (tree.token[node] == 0)
-def scheduled(confidence=sure, costs=SLOW): return ScheduledChain(Q, SurvivalGoodput(confidence, costs), 2)
-
 def retrospective(ctx, rng):
     "Wrong: draws both tokens, and verifies as many as have the largest goodput of all"
     full, cut, rule = ScheduledChain(Q, most=2)(ctx, rng), Tree(ctx), SurvivalGoodput(sure, SLOW)
@@ -581,13 +580,13 @@ def by_drawn_token(ctx, rng):
     full = ScheduledChain(Q, most=1)(ctx, rng)
     return full if full.token[1] == 0 else Tree(ctx)
 
-@faithful("DSpark", subject=scheduled(), plain={
-    "the best of all lengths": retrospective, "a look at the drawn token": by_drawn_token})
+@faithful("DSpark", plain={"the best of all lengths": drafted(lambda chain: retrospective),
+                           "a look at the drawn token": drafted(lambda chain: by_drawn_token)})
 @proves("prop-scheduler")
 def test_the_scheduler_does_not_anticipate(subject):
     "7/10 and 3/10 for the first token; a scheduler that compares all lengths emits 17/20 and 3/20"
-    found = law_of(lambda rng: tuple(generate(P, subject, reject, (0,), 1, rng)))
-    assert found == target_law(P, (0,), 1)
+    system = subject(Q, dict(schedule=SurvivalGoodput(sure, SLOW)), gamma=2)
+    assert law_of(lambda rng: tuple(system(P, (0,), 1, rng))) == target_law(P, (0,), 1)
 
 @proves("prop-scheduler")
 def test_the_biased_scheduler():

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, g_test, proves, random_table, seeds, tiny
+from published import drafted
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Enumerator, Seeded, law_of, tv_outcomes
@@ -399,11 +400,9 @@ def test_between_independent_and_sequential():
 
 def independent(law): return lambda earlier: law
 
-WAYS = {"chain, by block": (lambda q: Chain(q, 3), block),
-        "tree, without replacement": (lambda q: StaticTree(q, block_tree((2,), 2)), reject),
-        "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2), independent), traversal)}
-
-def as_stated(drafter): return drafter
+WAYS = {"chain, by block": (dict(parent=(-1, 0, 1, 2)), block),
+        "tree, without replacement": (dict(parent=block_tree((2,), 2)), reject),
+        "tree, drawn, traversal": (dict(parent=block_tree((2,), 2), draw=independent), traversal)}
 
 def as_if_sequential(drafter):
     "Wrong: states rows that have read their block for tokens that were drawn without"
@@ -417,13 +416,14 @@ def as_if_sequential(drafter):
         return tree
     return draft
 
-@faithful("Falcon", subject=as_stated, plain={"rows of a sequential drafter stated": as_if_sequential})
+@faithful("Falcon", plain={"rows of a sequential drafter stated": drafted(as_if_sequential)})
 @pytest.mark.parametrize("way", WAYS)
 def test_other_verifiers(way, subject):
     """Block and traversal verification of a sampled block: three tokens of a vocabulary of two have the
     target's distribution to 1e-12"""
-    (net, target), (drafter, verify) = small(2), WAYS[way]
-    found = loop_law(target, subject(drafter(BlockDraft(net, target))), verify, (0, 1, 1), 3)
+    (net, target), (shape, verify) = small(2), WAYS[way]
+    drafter = subject.drafter(BlockDraft(net, target), shape)
+    found = loop_law(target, drafter, verify, (0, 1, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, check=False), (0, 1, 1), 3)) < 1e-12
 
 def rows_of(q, k=2):

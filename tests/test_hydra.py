@@ -1,5 +1,6 @@
 "31a_hydra: inputs of a head, one evaluation a path, prefix rows fed once, balanced weights, candidates"
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -187,7 +188,9 @@ def test_the_norm_subtracts_no_mean():
 
 # Paths
 
-def as_it_is(model): return model
+def drafting(change):
+    "A recipe whose draft model is changed"
+    return lambda recipe: replace(recipe, draft_model=change(recipe.draft_model))
 
 def forgetful(model):
     "Runs every head again in each call"
@@ -205,16 +208,15 @@ def one_by_one(model):
     return OneByOne
 
 @proves("thm-paths")
-@faithful("Hydra", "Hydra++", "MLP Speculator", subject=as_it_is, plain={
-    "no memory of the paths": forgetful, "a pass for each path": one_by_one})
-@pytest.mark.parametrize("family", FAMILIES)
+@faithful("Hydra", "Hydra++", "MLP Speculator", plain={
+    "no memory of the paths": drafting(forgetful), "a pass for each path": drafting(one_by_one)})
 @settings(max_examples=10, **first_failure)
 @given(st.lists(st.tuples(shapes(6), st.lists(st.integers(0, 2), min_size=6, max_size=6)), min_size=2,
                 max_size=2))
-def test_each_path_is_evaluated_once(family, subject, trees):
+def test_each_path_is_evaluated_once(subject, trees):
     "A head is evaluated once for each distinct path of a context, in one pass for each depth"
-    base, (make, model) = target_on(), FAMILIES[family]
-    draft, seen = subject(model)(network(make, base), reader(base)), set()
+    base, recipe, seen = target_on(), subject.recipe, set()
+    draft = recipe.draft_model(network(recipe.make, base), reader(base))
     for parent, tokens in (*trees, trees[0]):
         tree, before = Tree(CTX), draft.meter.copy()
         for u, x in zip(parent[1:], tokens):
@@ -222,7 +224,7 @@ def test_each_path_is_evaluated_once(family, subject, trees):
         draft(tree)
         paths = {tree.path(i) for i in range(len(tree))}
         spent, new = draft.meter - before, paths - seen
-        prefix = len(CTX) - 1 if not seen and family == "hydra++" else 0   # the rows of the prefix
+        prefix = len(CTX) - 1 if not seen and subject.name == "Hydra++" else 0   # the rows of the prefix
         assert spent.tokens == len(new) + prefix
         assert spent.calls == len({len(path) for path in new}) + bool(prefix)
         seen |= paths

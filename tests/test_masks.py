@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 
 from helpers import faithful, pairs, proves, refuses, tiny
+from published import drafted, verified
 from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -22,8 +23,8 @@ from specref.train.branching import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel, train_network
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
-                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_model,
-                                 space_target, with_mask)
+                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
+                                 with_mask)
 from specref.train.medusa import Medusa
 from specref.verify.reject import Chain, reject
 
@@ -303,31 +304,30 @@ def test_the_next_rows_are_those_of_a_separate_pass(subject):
         accepted.add(round.verdict.node)
         if accepted == {0, 1, 2}: break
 
-def two_phases(target, k): return Chain(SlotRows(target, (3,) * k), k + 1)
-def fused(target, k): return Space(3, k)
-
-@faithful("SPACE", subject=fused, plain={"a drafting call and a validation call": two_phases})
+@faithful("SPACE", plain={"a drafting call and a validation call": drafted(
+    lambda space: Chain(SlotRows(random_table(3, seed=1), (0,) * space.k), space.k + 1))})
 @proves("thm-fused")
 def test_one_call_a_step(subject):
     "Of (k + 1)² rows, from the second step on; 1 to k + 1 tokens"
     target, k = random_table(3, seed=1), 2
-    run = generate(target, subject(target, k), reject, (0,), 40, Seeded(0))
+    run = subject(target, gamma=k)(target, (0,), 40, Seeded(0))
     assert run.ledger.models["target"].calls == len(run.ledger.rounds)
     assert {*run.ledger.column("drafted")[1:]} == {k} and {*run.ledger.column("emitted")[:-1]} <= {1, 2, 3}
     target = HFModel(tiny(V + 1), V=V, check=False)
-    run, fed = rounds(target, Space(V, k), reject, (0, 1), Seeded(0)), []
+    run, fed = rounds(target, subject.drafter(target, dict(mask=V), gamma=k), reject, (0, 1), Seeded(0)), []
     for _ in range(5):
         next(run)
         fed.append(target.meter.tokens - sum(fed))
     assert fed == [2 + k] + [(k + 1)**2] * 4
 
-@faithful("SPACE", part="reject", plain={"SPACE's released rule": redraw})
+@faithful("SPACE", plain={"SPACE's released rule": verified(redraw)})
 @proves("thm-fused")
 def test_the_text_of_space_is_its_models(subject):
     "Every path enumerated, over four tokens of three rounds and more"
     for seed in range(3):
         target = random_table(3, seed)
-        assert loop_law(target, Space(3, 2), subject, (0,), 4) == target_law(target, (0,), 4)
+        system = subject(target, dict(mask=3), gamma=2)
+        assert loop_law(target, system.drafter, system.verify, (0,), 4) == target_law(target, (0,), 4)
 
 @proves("thm-redraw")
 @settings(max_examples=60)
@@ -445,7 +445,7 @@ def test_greedy_text_is_plain_text(system):
 
 def untrained(): return with_mask(raw_model("large"))
 
-@faithful("SPACE", subject=space_model, plain={"no fine-tuning": untrained})
+@faithful("SPACE", part="space_model", plain={"no fine-tuning": untrained})
 def test_the_shipped_model_fills_in_masks(subject):
     "The card is the recipe's, and its numbers are found again"
     made = json.loads((DATA/"space"/"recipe.json").read_text())

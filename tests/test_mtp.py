@@ -85,7 +85,7 @@ def with_ones(z, losses):
     z.backward(gradient=torch.ones_like(z))
     return total
 
-@faithful("multi-token prediction", subject=backward_in_turn, plain={
+@faithful("multi-token prediction", part="specref.train.mtp.backward_in_turn", plain={
     "all losses at once": at_once, "a frozen trunk": frozen_trunk, "ones as the gradient": with_ones})
 @proves("thm-in-turn")
 @pytest.mark.parametrize("n, tied", [(2, True), (4, False)])
