@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import house
 # every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
 from specref.certify.certificates import g_test as g_test, pooled as pooled
@@ -37,13 +38,16 @@ def faithful(*systems, part=None, plain=(), subject=None):
     `plain`, {what it is: another system's name, a change of the system, or a part}; a key (system, what it
     is) is for that system alone"""
     fails = pytest.mark.xfail(strict=True, raises=AssertionError)
-    found = {s: part_of(s, part) if part else Published(s) for s in systems if subject is None}
-    if subject is not None: part, found = "", {systems[0]: subject}   # until the systems of ELSEWHERE follow
+    if subject is not None:
+        if not set(systems) <= house.ELSEWHERE: raise TypeError("subject: wanted the name of a system alone")
+        part, found = "", {systems[0]: subject}
+    else: found = {s: part_of(s, part) if part else Published(s) for s in systems}
     if part and len({id(x) for x in found.values()}) == 1: found = {systems[0]: found[systems[0]]}
     shown = [pytest.param(x, id="as published" if len(found) == 1 else f"{s}-as published")
              for s, x in found.items()]
-    shown += [pytest.param(plainer(s, x, part), id=f"{s}-"*(len(found) > 1) + f"fails for {what}", marks=fails)
-              for s, what, x in for_each(found, dict(plain))]
+    for s, what, x in for_each(found, dict(plain)):
+        name = f"fails for {what}" if len(found) == 1 else f"{s}-fails for {what}"
+        shown.append(pytest.param(plainer(s, x, part), id=name, marks=fails))
     given = pytest.mark.parametrize("subject", shown)
     return lambda test: pytest.mark.faithful(*systems)(given(test))
 

@@ -119,13 +119,16 @@ def trainers(some):
     table = import_module("specref.train.registry").EMBEDDED_TRAINING
     return [train for what, train in table.items() if what and train.__module__ in modules]
 
+NAMED = {}   # id: an object and its parts, so that each is looked at once
+
 def closure(todo):
     seen, todo = {}, list(todo)
     while todo:
         x = todo.pop()
         if id(x) in seen: continue
         seen[id(x)] = x
-        todo += parts_of(x)
+        if id(x) not in NAMED: NAMED[id(x)] = x, parts_of(x)
+        todo += NAMED[id(x)][1]
     return list(seen.values())
 
 def ours(x): return (getattr(x, "__module__", None) or "").startswith("specref.")

@@ -430,7 +430,8 @@ def test_a_tree_whose_draft_model_is_accelerated(subject, T):
     def run(system):
         out = system(target, prompt, 20, Seeded(1))
         return out, out.ledger.models["draft"].calls
-    system = subject(large, dict(guess=guess) if T else {}, temperature=T, past=prompts("english", 60, seed=5))
+    past = prompts("english", 60, seed=5)
+    system = subject(large, dict(guess=guess) if T else {}, temperature=T, past=past)
     model, draw = drawn_at(T, large)
     plain = drafted(lambda d: StaticTree(model, (-1, 0, 0, 1, 2, 3, 4, 5, 6), draw))(system)
     (out, fewer), (same, calls) = run(system), run(plain)

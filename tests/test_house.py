@@ -4,7 +4,9 @@ from functools import partial
 from pathlib import Path
 
 import house, pytest
+from helpers import faithful
 from house import PLAIN, ROOT, disagreements, export, light, tracked
+from published import part_of
 
 RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy)
@@ -128,7 +130,8 @@ USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twic
 def small(tmp_path):
     "A repository of two chapters and a module of checks below them"
     for f in ('pyproject.toml', 'settings.ini', 'CITATION.cff', 'CHANGELOG.md'): shutil.copy(ROOT/f, tmp_path)
-    for d in ('specref/core', 'tests'): (tmp_path/d).mkdir(parents=True)
+    for d in ('specref/core', 'tests', 'docs'): (tmp_path/d).mkdir(parents=True)
+    (tmp_path/'docs/refs.bib').write_text('@misc{first2023,\n}\n')
     shutil.copy(ROOT/'specref/__init__.py', tmp_path/'specref')
     write(tmp_path, '00_law', *LAW)
     write(tmp_path, '01_use', *USE)
@@ -150,6 +153,9 @@ def both(*plants):
         for p in plants: p(root)
     return plant
 
+table = both(file('specref/app/systems.py', 'SYSTEMS = {"chain": chain_system(2, "first2023")}\n'))
+def faithful_test(how): return file('tests/test_chain.py', f'@faithful({how})\ndef test_chain(): pass\n')
+
 PLANTS = {
     'another version in settings.ini': (house.mirror, swap('settings.ini', 'version = ', 'version = 9.')),
     'a module that imports upward': (
@@ -166,15 +172,32 @@ PLANTS = {
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
     'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),
     'a test of no theorem': (house.unproved, swap('tests/test_law.py', 'thm-two', 'thm-ten')),
-    'a system without its test': (
-        house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'))),
-    'a test that no plainer part fails': (
-        house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'),
-                               file('tests/test_chain.py', '@faithful("chain")\ndef test_chain(): pass\n'))),
+    'a system without its test': (house.unfaithful, table),
+    'a test of a part alone': (
+        house.unfaithful, both(table, faithful_test('"chain", part="Chain", plain={"a star": 1}'))),
+    'a test of a subject made by hand': (
+        house.unfaithful, both(table, faithful_test('"chain", subject=Chain, plain={"a star": 1}'))),
+    'a test that nothing plainer fails': (house.unfaithful, both(table, faithful_test('"chain"'))),
+    'a test of a system of no table': (house.unfaithful, faithful_test('"star", plain={"a chain": 1}')),
     'a framework behind a first chapter': (
         house.heavy, both(file('specref/core/big.py', 'import torch\n\nx = torch\n'),
                           file('specref/core/law.py', 'from .big import x\n\ntwice = x\n'))),
 }
+
+def test_a_faithful_system_violates_nothing(small):
+    both(table, faithful_test('"chain", plain={"a star": 1}'))(small)
+    none(house.unfaithful(small))
+
+@pytest.mark.parametrize('of', house.UNREACHED, ids=lambda of: f'{of[0]}: {of[1]}, {house.UNREACHED[of]}')
+def test_a_part_that_no_system_reaches(of):
+    "An exception is a part that a test names and that no row of the system reaches; no other part is allowed"
+    system, part = of
+    with pytest.raises(LookupError): part_of(system, part.rpartition('.')[2])
+    assert any(f'part="{part}"' in f.read_text() for f in (ROOT/'tests').glob('test_*.py'))
+    with pytest.raises(LookupError): part_of('prompt lookup', part)
+
+def test_no_subject_is_made_by_hand():
+    with pytest.raises(TypeError): faithful('prompt lookup', subject=house, plain={})
 
 @pytest.mark.parametrize('what', PLANTS)
 def test_rule_detects_a_violation(small, what):
