@@ -365,12 +365,14 @@ def marks(mark, root=ROOT):
                     names = [ast.literal_eval(a) for a in d.args]
                     yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
 
-def marked(mark, root=ROOT, without=()):
-    "Each name that stands in `@mark(...)`, with the tests that carry it and give no argument of `without`"
+def by_name(marks):
+    "Each name that stands in one of these marks, with the tests that carry it"
     found = defaultdict(list)
-    for test, names, given in marks(mark, root):
-        for name in names if not given & {*without} else (): found[name].append(test)
+    for test, names, _ in marks:
+        for name in names: found[name].append(test)
     return dict(found)
+
+def marked(mark, root=ROOT): return by_name(marks(mark, root))
 
 def unproved(root=ROOT):
     "Statements that no test checks, marks of no theorem, anchors given twice, marks on what is no test"
@@ -414,12 +416,11 @@ def tables(root=ROOT):  # -> {(module, variable): names}
 def unfaithful(root=ROOT):
     """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
     no table, and such tests without a plainer system or part for which they must fail"""
-    systems, tests = {s for names in tables(root).values() for s in names}, marked('faithful', root)
-    built = marked('faithful', root, without={'part', 'subject'})
+    found, systems = [*marks('faithful', root)], {s for names in tables(root).values() for s in names}
+    built = by_name(mark for mark in found if not mark[2] & {'part', 'subject'})
     yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys() - ELSEWHERE))
-    unknown = sorted(tests.keys() - systems - ELSEWHERE)
-    yield from (f'{tests[s][0]} is faithful to {s}, which is no system' for s in unknown)
-    for test, _, given in marks('faithful', root):
+    for test, names, given in found:
+        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems - ELSEWHERE)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
 # -- Commands --------------------------------------------------------------------------------------

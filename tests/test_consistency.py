@@ -404,7 +404,8 @@ def test_the_tuned_model_needs_fewer_passes(subject):
     target, system = subject.on(HFModel(raw_model(), 0., check=False), gamma=16)
     found = convergence(held_out(target.model))
     assert found["passes"] < MOST_PASSES and found["fast_forwarded"] > LEAST_FORWARDED
-    exact, ctx = HFModel(consistency_model(dtype=torch.float64), 0., check=False), prompts("code", 1, seed=5)[0]
+    exact = HFModel(consistency_model(dtype=torch.float64), 0., check=False)
+    ctx = prompts("code", 1, seed=5)[0]
     assert system(exact, ctx, 32, Seeded(0)) == autoregressive(exact, ctx, 32, Seeded(0))
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import house
 from helpers import faithful
-from published import drafted, verified
+from published import Published, drafted, part_of, rebound, verified
 from specref.core.rng import Seeded, law_of
 from specref.core.law import overlap
 from specref.core.loop import Round, generate, match, no_draft, rounds
 from specref.draft.lookup import PromptLookup
+from specref.draft.suffix import SuffixTree
 from specref.models.embedded import raw_model, embedded, prompts
 from specref.verify.reject import Chain, reject
 from specref.core.target import Meter, Target
@@ -302,3 +304,29 @@ def test_leaves_are_verified_before_their_parents(subject):
         assert len(tree) == 7 and near(ends(system.verify, r).get(leaf, 0), weight)
         saved += weight > product + .01
     assert saved > 3
+
+
+# The tests' own rules
+
+@pytest.mark.parametrize("of", house.UNREACHED, ids=lambda of: f"{': '.join(of)}, {house.UNREACHED[of]}")
+def test_a_part_that_no_system_reaches(of):
+    "An exception is a part that a test names and no row of its system reaches; no other part is allowed"
+    system, part = of
+    with pytest.raises(LookupError): part_of(system, part.rpartition(".")[2])
+    assert any(f'part="{part}"' in f.read_text() for f in house.ROOT.glob("tests/test_*.py"))
+    with pytest.raises(LookupError): part_of("prompt lookup", part)
+
+
+def test_a_subject_is_a_name():
+    "Not an object made by hand, not a system of no table, and not a part of another system"
+    with pytest.raises(TypeError): faithful("prompt lookup", subject=PromptLookup, plain={})
+    with pytest.raises(LookupError): Published("prompt look-up")(embedded())
+    with pytest.raises(LookupError): faithful("prompt lookup", part="SuffixTree", plain={})
+    assert part_of("SuffixDecoding", "SuffixTree") is SuffixTree
+
+
+def test_a_function_with_other_parts():
+    "The published one does not change, and a part that it does not name is refused"
+    other = rebound(accepts, ends=lambda verify, r, picks: {0: .25})
+    assert other(match, None) == .75 and accepts is not other
+    with pytest.raises(LookupError): rebound(accepts, survivors=None)

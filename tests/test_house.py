@@ -4,9 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import house, pytest
-from helpers import faithful
 from house import PLAIN, ROOT, disagreements, export, light, tracked
-from published import part_of
 
 RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy)
@@ -187,17 +185,6 @@ PLANTS = {
 def test_a_faithful_system_violates_nothing(small):
     both(table, faithful_test('"chain", plain={"a star": 1}'))(small)
     none(house.unfaithful(small))
-
-@pytest.mark.parametrize('of', house.UNREACHED, ids=lambda of: f'{of[0]}: {of[1]}, {house.UNREACHED[of]}')
-def test_a_part_that_no_system_reaches(of):
-    "An exception is a part that a test names and that no row of the system reaches; no other part is allowed"
-    system, part = of
-    with pytest.raises(LookupError): part_of(system, part.rpartition('.')[2])
-    assert any(f'part="{part}"' in f.read_text() for f in (ROOT/'tests').glob('test_*.py'))
-    with pytest.raises(LookupError): part_of('prompt lookup', part)
-
-def test_no_subject_is_made_by_hand():
-    with pytest.raises(TypeError): faithful('prompt lookup', subject=house, plain={})
 
 @pytest.mark.parametrize('what', PLANTS)
 def test_rule_detects_a_violation(small, what):
