@@ -61,7 +61,8 @@ class Published:
         from specref.app.names import Source
         (source,) = draft_sources(self.key) or (Source,)
         made = source(target, draft)
-        return made.target, self(made.draft or made.target, **how, **made.options)
+        how = dict(temperature=target.temperature) | made.options | how
+        return made.target, self(made.draft or made.target, **how)
 
 
 # Plainer systems
