@@ -56,13 +56,13 @@ class Published:
         if values: system = replace(system, drafter=replace(system.drafter, **dict(values)))
         return self.change(system)
     def drafter(self, draft, values=(), **how): return self(draft, values, **how).drafter
-    def on(self, target, draft=None, **how):  # -> target, System
+    def on(self, target, draft=None, values=(), **how):  # -> target, System
         "Target and system with what drafts for this target: the source of the commands"
         from specref.app.names import Source
         (source,) = draft_sources(self.key) or (Source,)
         made = source(target, draft)
         how = dict(temperature=target.temperature) | made.options | how
-        return made.target, self(made.draft or made.target, **how)
+        return made.target, self(made.draft or made.target, values, **how)
 
 
 # Plainer systems
