@@ -14,15 +14,21 @@ tables = cache(house.tables)
 
 @cache
 def entries(name):  # -> what each table has under the name
-    "The rows of all tables with this name, and what drafts for it with models"
+    "The rows of all tables with this name, what drafts for it with models, and a target of its own"
     found = [getattr(import_module(module), table)[name]
              for (module, table), names in tables().items() if name in names]
     if not found: raise LookupError(f"no table of the package has the system {name!r}")
-    return (*found, *draft_sources(name))
+    return (*found, *draft_sources(name), *own_targets(name))
 
 def draft_sources(name):
     from specref.app.names import DRAFT_SOURCES
     return [DRAFT_SOURCES[name]] if name in DRAFT_SOURCES else []
+
+def own_targets(name):
+    "The model that the tour decodes with instead of the embedded target"
+    if not draft_sources(name): return []
+    from specref.app.tour import OWN_TARGETS
+    return [OWN_TARGETS[name]] if name in OWN_TARGETS else []
 
 def same(built): return built
 
