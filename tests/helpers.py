@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import house
 # every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
 from specref.certify.certificates import g_test as g_test, pooled as pooled
@@ -15,6 +16,7 @@ from specref.core.law import exact, greedy, warp
 from specref.core.loop import Drafter
 from specref.core.target import TableModel, random_table
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
+from published import Published, part_of
 
 
 LONG = bool(os.environ.get("SPECREF_LONG"))   # `make test-long`: the long statistics
@@ -30,14 +32,35 @@ def proves(*anchors):
     return pytest.mark.proves(*anchors)
 
 
-def faithful(*systems, subject=None, plain=()):
-    """Marks a test of a property of these systems that a toy lacks. With a `subject`, the part under test,
-    the test takes it as an argument; it must fail for each part in `plain`, {what it is: the plainer part}"""
-    mark, fails = pytest.mark.faithful(*systems), pytest.mark.xfail(strict=True, raises=AssertionError)
-    if subject is None: return mark
-    stand_ins = (pytest.param(part, id=f"fails for {what}", marks=fails) for what, part in plain.items())
-    given = pytest.mark.parametrize("subject", [pytest.param(subject, id="as published"), *stand_ins])
-    return lambda test: mark(given(test))
+def faithful(*systems, part=None, plain=(), subject=None):
+    """Marks a test of what these published systems have and a simpler one lacks. It takes as `subject` each
+    system by its name, or the `part` of that name which their rows reach; and it must fail for each entry of
+    `plain`, {what it is: another system's name, a change of the system, or a part}; a key (system, what it
+    is) is for that system alone"""
+    fails = pytest.mark.xfail(strict=True, raises=AssertionError)
+    if subject is not None:
+        if not set(systems) <= house.ELSEWHERE: raise TypeError("subject: wanted the name of a system alone")
+        part, found = "", {systems[0]: subject}
+    else: found = {s: part_of(s, part) if part else Published(s) for s in systems}
+    if part and len({id(x) for x in found.values()}) == 1: found = {systems[0]: found[systems[0]]}
+    shown = [pytest.param(x, id="as published" if len(found) == 1 else f"{s}-as published")
+             for s, x in found.items()]
+    for s, what, x in for_each(found, dict(plain)):
+        name = f"fails for {what}" if len(found) == 1 else f"{s}-fails for {what}"
+        shown.append(pytest.param(plainer(s, x, part), id=name, marks=fails))
+    given = pytest.mark.parametrize("subject", shown)
+    return lambda test: pytest.mark.faithful(*systems)(given(test))
+
+def plainer(system, stand_in, part):
+    "What a test takes in the place of the published: a part as it is, another system, a changed system"
+    if part is not None: return stand_in
+    if isinstance(stand_in, str): return Published(system, instead=stand_in)
+    return Published(system, stand_in)
+
+def for_each(systems, plain):
+    for key, stand_in in plain.items():
+        of, what = key if isinstance(key, tuple) else (None, key)
+        yield from ((s, what, stand_in) for s in systems if of in (None, s))
 
 
 def refuses(name, f, *args, **kw):

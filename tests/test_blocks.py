@@ -139,16 +139,16 @@ WRONG = {"masks that see later masks": later_masks, "masks that see the text alo
          "masks that see other rollouts": all_rollouts}
 def wrong_masks(make): return {what: wrong_sight(make, sees) for what, sees in WRONG.items()}
 
-@faithful("P-EAGLE", subject=PEagle, plain=wrong_masks(PEagle) | {
+@faithful("P-EAGLE", part="PEagle", plain=wrong_masks(PEagle) | {
     "the last feature at masks": LastFeature, "the last token at masks": LastToken})
 @proves("thm-one-pass")
 def test_peagle_by_hand(subject): rows_are_those_by_hand(subject)
 
-@faithful("PARD", subject=Pard, plain=wrong_masks(Pard))
+@faithful("PARD", part="Pard", plain=wrong_masks(Pard))
 @proves("thm-one-pass")
 def test_pard_by_hand(subject): rows_are_those_by_hand(subject)
 
-@faithful("UNO", subject=Uno, plain=wrong_masks(Uno) | {
+@faithful("UNO", part="Uno", plain=wrong_masks(Uno) | {
     "an adapter in every row": AdapterEverywhere, "no adapter": NoAdapter})
 @proves("thm-one-pass", "thm-gate")
 def test_uno_by_hand(subject): rows_are_those_by_hand(subject)
@@ -195,16 +195,16 @@ def drafting_is_training(make, subject):
                 if j < depth: tree.add(j, path[j])
         assert meter.calls == calls + 1
 
-@faithful("P-EAGLE", subject=PEagleDraft, plain={
+@faithful("P-EAGLE", part="PEagleDraft", plain={
     "the last feature at masks": MaskRowsStay, "a call for each token": CallForEachToken})
 @proves("thm-one-pass")
 def test_peagle_drafts_in_one_call(subject): drafting_is_training(PEagle, subject)
 
-@faithful("PARD", subject=PardDraft, plain={"a call for each question": ForgetsItsPass})
+@faithful("PARD", part="PardDraft", plain={"a call for each question": ForgetsItsPass})
 @proves("thm-one-pass")
 def test_pard_drafts_in_one_call(subject): drafting_is_training(Pard, subject)
 
-@faithful("UNO", subject=UnoDraft, plain={"a call for each question": ForgetsTheText})
+@faithful("UNO", part="UnoDraft", plain={"a call for each question": ForgetsTheText})
 @proves("thm-one-pass", "thm-gate")
 def test_uno_drafts_in_one_call(subject): drafting_is_training(Uno, subject)
 
@@ -215,7 +215,7 @@ def separate_rows(n, A, counts, device=None):
     anchor = torch.cat([torch.rand(n, A).argsort(1)[:, :m] for m in counts], 1)
     return anchor, nested_rows(n, A, counts)[1]
 
-@faithful("P-EAGLE", "PARD", subject=nested_rows, plain={"a set for each depth": separate_rows})
+@faithful("P-EAGLE", "PARD", part="nested_rows", plain={"a set for each depth": separate_rows})
 @proves("prop-cod")
 @pytest.mark.parametrize("make", [PEagle, Pard])
 def test_kept_rows_are_rows_of_the_whole_pass(make, subject):
@@ -307,7 +307,7 @@ def test_pard_drafts_for_every_target():
     assert net.loss(StateDataset(texts(), {}), 0.) > 0
     refuses("target", PardDraft, net, HFModel(tiny(V + 1), check=False))
 
-@faithful("UNO", subject=Uno, plain={"an adapter in every row": AdapterEverywhere})
+@faithful("UNO", part="Uno", plain={"an adapter in every row": AdapterEverywhere})
 @proves("thm-gate", "prop-calls")
 def test_rows_of_text_are_the_targets(subject):
     """With and without drafting, bit for bit, in every accepted and rejected round; the first draft token is

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
 from helpers import cold, constant, faithful, laws, models, pairs, proves, seeds, shapes
+from published import drafted
 from specref.core.cost import speedup
 from specref.core.law import exact, one_hot, overlap
 from specref.core.loop import Round, Verdict, autoregressive, bounded, generate, loop_law, match
@@ -276,7 +277,7 @@ def horizontal_alone(models, K, bottom, verify=reject):
 def chain_alone(models, K, bottom, verify=reject): return Chain(models[0], K[0][-1])
 
 
-@faithful("CS-Drafting", subject=cs_drafting,
+@faithful("CS-Drafting", part="cs_drafting",
           plain={"vertical alone": vertical_alone, "a chain": chain_alone})
 def test_each_place_is_drafted_by_the_model_that_K_prescribes(subject):
     "The stated rows, place by place: of M1, of M2, and point masses of the longest match"
@@ -288,6 +289,25 @@ def test_each_place_is_drafted_by_the_model_that_K_prescribes(subject):
         want = [pair[i >= a].law(tree.text(i)) for i in range(a + b)]
         want += [one_hot(x, 3, exact=True) for x in tail]
         assert [*map(tuple, tree.law[1:])] == [*map(tuple, want)] and tree.path(len(tree) - 1)[a + b:] == tail
+
+
+@faithful("CS-Drafting", plain={
+    "the model alone": "speculative sampling",
+    "vertical alone": drafted(lambda both: replace(both.parts[0], gamma=both.depth)),
+    "horizontal alone": drafted(lambda both: InTurn((Chain(both.parts[0].middle, both.parts[0].gamma),
+                                                     *both.parts[1:])))})
+def test_half_of_the_places_are_the_models(subject):
+    "Its rows, drafted in fewer calls than places; behind them point masses of the longest match in the text"
+    past, calls = (0, 1, 2, 2, 1, 0, 0, 2), []
+    for seed in range(8):
+        model, ctx, g = random_table(3, seed, zeros=False), (0, 1, 2, 0, 1), 3 + seed % 4
+        before = model.meter.calls
+        tree = subject(model, gamma=g, past=(past,), exact=True).drafter(ctx, Seeded(seed))
+        calls.append(model.meter.calls - before - (own := (g + 1)//2))
+        tail = MaxGram(bigram_table(past, 3), g - own, exact=True).find(tree.text(own))
+        want = [*(model.law(tree.text(i)) for i in range(own)), *(one_hot(x, 3, exact=True) for x in tail)]
+        assert [*map(tuple, tree.law[1:])] == [*map(tuple, want)] and tree.path(g)[own:] == tail
+    assert max(calls) <= 0 > min(calls)
 
 
 def test_the_levels_are_those_of_the_matrix():
@@ -363,7 +383,7 @@ def table(): return MaxGram(bigram_table([x for text in prompts("english", 60, s
 SIZE = (3, 5, 8), (0, 2, 4), (0, 0, 4)
 
 
-@faithful("CS-Drafting", subject=cs_drafting, plain={
+@faithful("CS-Drafting", part="cs_drafting", plain={
     "horizontal alone": horizontal_alone, "vertical alone": vertical_alone, "a chain": chain_alone})
 @pytest.mark.parametrize("T", [0, 1])
 def test_no_neural_model_decodes_token_by_token(subject, T):
@@ -379,54 +399,43 @@ def test_no_neural_model_decodes_token_by_token(subject, T):
     assert T or out == autoregressive(target, prompt, 24, Seeded(0))
 
 
-def published(models, lenience):
-    return cs_drafting(models, SIZE, table(), lenient_inside(lenience, temperature=0)), reject
+def strict_inside(models, K, bottom, verify): return cs_drafting(models, K, bottom)
 
 
-def lenient_target(models, lenience):
-    drafter, _ = published(models, lenience)
-    return drafter, lenient_inside(lenience, temperature=0)
-
-
-def strict_inside(models, lenience): return published(models, 1)
-
-
-@faithful("CS-Drafting", subject=published,
-          plain={"lenient at the target": lenient_target, "strict inside": strict_inside})
+@faithful("CS-Drafting", part="cs_drafting", plain={"strict inside": strict_inside})
 def test_lenience_changes_the_work_and_not_the_text(subject):
     "Temperature 0: the target's text at every inner lenience, with fewer calls of the large draft at 20"
     target, large, small = at(0, "target", "large", "small")
     starts = [prompts(domain, 1, seed=1)[0] for domain in DOMAINS]
     truths, calls = [autoregressive(target, start, 20, Seeded(0)) for start in starts], {}
     for lenience in (1, 20):
-        drafter, verify = subject((large, small), lenience)
-        outs = [generate(target, drafter, verify, start, 20, Seeded(0)) for start in starts]
-        assert outs == truths
+        lenient_rule = lenient_inside(lenience, temperature=0)
+        drafter = subject((large, small), SIZE, table(), lenient_rule)
+        outs, wrong = ([generate(target, drafter, verify, start, 20, Seeded(0)) for start in starts]
+                       for verify in (reject, lenient_rule))
+        assert outs == truths and (wrong == truths) == (lenience == 1)
         calls[lenience] = [tuple(m.calls for m in out.ledger.models.values()) for out in outs]
     assert calls[1] != calls[20]
 
 
-PLAN = -1, 0, 0, 1, 1, 3, 5, 6
-
-
-def staged(model, draw, guess): return StagedTree(model, PLAN, draw, guess)
-
-
-@faithful("staged speculation", subject=staged, plain={
-    "a tree of the draft model alone": lambda model, draw, guess: StaticTree(model, PLAN, draw),
-    "a nested chain": lambda model, draw, guess: Nested(model, 5, guess)})
+@faithful("staged speculation", plain={
+    "a tree of the draft model alone": drafted(lambda d: StaticTree(d.model, d.parent, d.draw)),
+    "a nested chain": drafted(lambda d: Nested(d.model, 4, d.guess))})
 @pytest.mark.parametrize("T", [0, 1])
 def test_a_tree_whose_draft_model_is_accelerated(subject, T):
-    "Siblings in the draft; the plain tree's text from the same noise, on fewer calls of the draft model"
+    """Siblings in the draft; the plain tree's text from the same noise, on fewer calls of the draft model. At
+    temperature 1 the table's n-grams are right for both siblings too seldom: the small model guesses"""
     target, large, small = at(T, "target", "large", "small")
     prompt, guess = prompts("english", 1)[0], StaticTree(small, (-1, 0, 1), likeliest_points)
-    def run(drafter):
-        out = generate(target, drafter, reject, prompt, 20, Seeded(1))
-        return out, out.ledger.models["draft"].calls, [*out.ledger.models]
+    def run(system):
+        out = system(target, prompt, 20, Seeded(1))
+        return out, out.ledger.models["draft"].calls
+    past = prompts("english", 60, seed=5)
+    system = subject(large, dict(guess=guess) if T else {}, temperature=T, past=past)
     model, draw = drawn_at(T, large)
-    drafter, plain = subject(model, draw, guess), StaticTree(model, PLAN, draw)
-    (out, fewer, listed), (same, calls, _) = run(drafter), run(plain)
-    assert len(drafter(prompt, Seeded(0)).children(0)) == 2 and listed == ["target", "draft", "draft1"]
+    plain = drafted(lambda d: StaticTree(model, (-1, 0, 0, 1, 2, 3, 4, 5, 6), draw))(system)
+    (out, fewer), (same, calls) = run(system), run(plain)
+    assert len(system.drafter(prompt, Seeded(0)).children(0)) == 2
     assert out == same and fewer < calls
     assert T or out == autoregressive(target, prompt, 20, Seeded(0))
 

@@ -191,7 +191,7 @@ def denoised(data, rows, step, **kw):
     batch = random_iterates(data, rows, step, **kw)
     return replace(batch, y=batch.fixed, later=batch.fixed)
 
-@faithful("CLLM", subject=random_iterates, plain={"the last iterate as the input": denoised})
+@faithful("CLLM", part="random_iterates", plain={"the last iterate as the input": denoised})
 def test_training_is_on_the_iterates_before_the_fixed_point(subject):
     "All of them are met, each with the one after it; they have errors, which the loss corrects"
     model, data = small_data(3, n=2)
@@ -316,15 +316,16 @@ def next_letter():
     x = torch.stack([(torch.arange(8) + k) % 4 for k in range(4)]).repeat(4, 1)
     return base, x, collect_trajectories(base, x, 2, 8)
 
-def tuned(path, objective, omega=10.):
-    "The tiny model after 200 steps of an objective"
+def tuned(path, make=ConsistencyRecipe, omega=10.):
+    "The tiny model after 200 steps of a recipe"
     base, x, data = next_letter()
-    recipe = ConsistencyRecipe(objective=objective, rows=8, omega=omega, smoothing=0.)
+    recipe = make(rows=8, omega=omega, smoothing=0.)
     model = copy.deepcopy(base).train()
     fit(model, single(consistency_loss(data, recipe)), 200, 1e-2, path, every=10**9)
     return collect_trajectories(model, x, 2, 8)
 
-@faithful("CLLM", subject="global", plain={"the autoregressive loss alone": "autoregressive"})
+@faithful("CLLM", part="ConsistencyRecipe", plain={
+    "the autoregressive loss alone": partial(ConsistencyRecipe, objective="autoregressive")})
 def test_stationary_tokens_appear(subject, tmp_path):
     "In the same number of steps; the text stays the one that the base continues"
     _, _, before = next_letter()
@@ -338,7 +339,7 @@ def test_stationary_tokens_appear(subject, tmp_path):
 
 def test_without_the_autoregressive_loss_the_model_collapses(tmp_path):
     "With omega = 1/100: one token everywhere, consistent and useless"
-    after = convergence(tuned(tmp_path/"model.pt", "global", .01))
+    after = convergence(tuned(tmp_path/"model.pt", omega=.01))
     assert after["different"] == 1 and after["passes"] <= 2
 
 
@@ -395,16 +396,17 @@ def test_several_batches_are_one():
 def held_out(model, n=6):
     "Trajectories after held-out prompts"
     x = torch.tensor([p for d in DOMAINS for p in prompts(d, n, seed=5)])
-    return collect_trajectories(model(), x, 2)
+    return collect_trajectories(model, x, 2)
 
-@faithful("CLLM", subject=consistency_model, plain={"the model it began with": partial(raw_model, "large")})
+@faithful("CLLM", plain={"the model it began with": "Jacobi"})
 def test_the_tuned_model_needs_fewer_passes(subject):
     "Decoding in the loop: passes of a block of 16, and the greedy text of plain decoding"
-    found = convergence(held_out(subject))
+    target, system = subject.on(HFModel(raw_model(), 0., check=False), gamma=16)
+    found = convergence(held_out(target.model))
     assert found["passes"] < MOST_PASSES and found["fast_forwarded"] > LEAST_FORWARDED
-    target, ctx = HFModel(subject(dtype=torch.float64), 0., check=False), prompts("code", 1, seed=5)[0]
-    out = generate(target, Jacobi(512, 16, exact=False), reject, ctx, 32, Seeded(0))
-    assert out == autoregressive(target, ctx, 32, Seeded(0))
+    exact = HFModel(consistency_model(dtype=torch.float64), 0., check=False)
+    ctx = prompts("code", 1, seed=5)[0]
+    assert system(exact, ctx, 32, Seeded(0)) == autoregressive(exact, ctx, 32, Seeded(0))
 
 
 @pytest.mark.parametrize("verify", (reject, match))

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, laws, models, proves
+from helpers import constant, faithful, laws, models, proves
+from published import drafted
 from specref.certify.mutants import each_path, redrawn_after
 from specref.core.loop import loop_law, match
 from specref.core.rng import Enumerator, law_of, tv_outcomes
@@ -110,14 +111,15 @@ class OwnText(Rest):
         return [(found[:i], 1) for i in range(1, len(found) + 1)]
 
 
-@faithful("REST", subject=Rest,
-          plain={"unranked": Unranked, "short endings": ShortEnding, "prompt lookup": OwnText})
+@faithful("REST", plain={"unranked": drafted(Unranked), "short endings": drafted(ShortEnding),
+                         "prompt lookup": drafted(OwnText)})
 @settings(max_examples=100)
 @given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
 @example([(0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 1)], (0, 1), 1, 2, 3, 2)
 def test_retrieval_against_brute_force(subject, texts, ctx, shortest, more, most, depth):
     "Weights are the counts of continuations of the longest ending; the heaviest are drafted"
-    rest = subject(Datastore(texts, V), shortest + more, shortest, most, depth, exact=True)
+    how = dict(store=Datastore(texts, V), longest=shortest + more, shortest=shortest, depth=depth)
+    rest = subject.drafter(constant(1, 1, 1), how, gamma=most, past=((0,),), exact=True)
     endings = [ctx[len(ctx)-l:] for l in range(min(shortest + more, len(ctx)), shortest - 1, -1)]
     hit = next((w for w in endings if places(texts, w)), None)
     want, got, tree = counted(texts, hit, depth) if hit else {}, rest.beginnings(ctx), rest(ctx, Enumerator())

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from helpers import faithful, proves, refuses, seeds, tiny
+from published import drafted
 from specref.core.cost import Costs
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import autoregressive, generate, loop_law, rounds
@@ -148,7 +149,7 @@ def check_slots(kind):
         for n, m in product(range(2), range(3)):
             assert torch.allclose(found[n, m], hand_slots(net, batch, n, int(anchors[n, m])), atol=1e-9)
 
-@faithful("DFlash", subject=DFlash, plain={
+@faithful("DFlash", part="DFlash", plain={
     **toys(DFlash, "attention", TOY_ATTENTION), "the anchor predicts, labels shifted": moved(DFlash, 0)})
 @proves("thm-injected")
 def test_a_block_of_dflash_by_hand(subject):
@@ -161,14 +162,14 @@ def without_convolutions(make):
         for layer in self.decoder: layer.around = lambda i, sublayer, u: sublayer(u)
     return make_layers
 
-@faithful("DFlash 2", subject=DFlash2, plain={
+@faithful("DFlash 2", part="DFlash2", plain={
     **toys(DFlash2, "attention", TOY_ATTENTION),
     "no convolution": unlike(DFlash2, "make_layers", without_convolutions)})
 def test_a_block_of_dflash_2_by_hand(subject):
     "As DFlash, with two taps around attention and MLP that end at the block's edge"
     check_slots(subject)
 
-@faithful("DSpark", subject=DSpark, plain={
+@faithful("DSpark", part="DSpark", plain={
     **toys(DSpark, "attention", TOY_ATTENTION), "masks alone predict, labels in place": moved(DSpark, 1)})
 def test_a_block_of_dspark_by_hand(subject):
     "The anchor is the first of D predictors"
@@ -213,7 +214,7 @@ def check_inputs(kind):
         grad, = torch.autograd.grad(slot.square().sum(), h, retain_graph=True)
         assert (grad[0].abs().amax(-1) > 1e-9).all()
 
-@faithful("DFlash", subject=DFlash, plain={"a causal block": unlike(DFlash, "attention", causal)})
+@faithful("DFlash", part="DFlash", plain={"a causal block": unlike(DFlash, "attention", causal)})
 def test_every_slot_reads_every_input_of_its_block(subject):
     "Also the first slot the last input: bidirectional"
     check_inputs(subject)
@@ -230,18 +231,18 @@ def reads_token(net, target):
     last, first = abs(rows(2, 6) - rows(2, 0))[2].max(), abs(rows(2, 6) - rows(1, 6))
     return last > 1e-6, first[2].max() > 1e-6, first[1].max() > 1e-6
 
-@faithful("DFlash", subject=DFlash, plain={"a Markov head": DSpark, "a selector": DFlash2})
+@faithful("DFlash", part="DFlash", plain={"a Markov head": DSpark, "a selector": DFlash2})
 @proves("prop-block-law")
 def test_dflash_slots_do_not_read_the_draft(subject):
     assert reads_token(*small(subject)) == (False, False, False)
 
-@faithful("DSpark", subject=DSpark, plain={"no Markov head": DFlash})
+@faithful("DSpark", part="DSpark", plain={"no Markov head": DFlash})
 @proves("prop-block-law")
 def test_dspark_slots_read_one_token(subject):
     "That before them, and no earlier one"
     assert reads_token(*small(subject)) == (True, False, True)
 
-@faithful("DFlash 2", subject=DFlash2, plain={"no selector": DFlash})
+@faithful("DFlash 2", part="DFlash2", plain={"no selector": DFlash})
 @proves("prop-block-law")
 def test_dflash_2_slots_read_one_token(subject):
     assert reads_token(*small(subject)) == (True, False, True)
@@ -303,7 +304,7 @@ def check_drafting(kind, model):
         for j in range(depth + 1):
             assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-12)
 
-@faithful("DFlash", "DFlash 2", "DSpark", subject=DiffusionDraft, plain={
+@faithful("DFlash", "DFlash 2", "DSpark", part="DiffusionDraft", plain={
     "stale rows": StaleRows, "the state of the anchor": WithAnchor, "one context row": OneRow})
 @proves("thm-injected")
 def test_rows_of_drafting_are_those_of_training(subject):
@@ -393,7 +394,7 @@ def check_loss(kind, term):
     batch, anchors = batch_of(target, texts()), torch.tensor([[1, 5, 8], [2, 3, 8]])
     assert torch.allclose(net.block_loss(batch, anchors), hand_loss(net, batch, anchors, term), atol=1e-9)
 
-@faithful("DFlash", subject=DFlash, plain=wrong_losses(DFlash))
+@faithful("DFlash", part="DFlash", plain=wrong_losses(DFlash))
 def test_the_loss_of_dflash(subject): check_loss(subject, dflash_term)
 
 class MissesRemain(DFlash2):
@@ -404,7 +405,7 @@ class UnaryAlone(DFlash2):
     def terms(self, *args): return DFlash.terms(self, *args)
     conditional = DFlash.conditional
 
-@faithful("DFlash 2", subject=DFlash2, plain={
+@faithful("DFlash 2", part="DFlash2", plain={
     **wrong_losses(DFlash2), "a missing token stays missing": MissesRemain,
     "the unary term alone": UnaryAlone})
 def test_the_loss_of_dflash_2(subject): check_loss(subject, dflash2_term)
@@ -416,7 +417,7 @@ class FirstSlotsToken(DSpark):
     "Every slot reads the anchor in place of the token before it"
     def terms(self, h, read, true, p): return super().terms(h, read[..., :1].expand_as(read), true, p)
 
-@faithful("DSpark", subject=DSpark, plain={
+@faithful("DSpark", part="DSpark", plain={
     **wrong_losses(DSpark), "cross-entropy alone": CrossEntropyAlone,
     "the anchor for every slot": FirstSlotsToken})
 def test_the_loss_of_dspark(subject): check_loss(subject, dspark_term)
@@ -527,23 +528,23 @@ def walk(state=candidate_row, draw=lambda q: q):
             x = rng.pick(draw(candidate_row(tree.text(node))), at=node + 1)
             tree.add(node, x, state(tree.text(node)), check=False)
         return tree
-    return drafter
+    return drafted(lambda chain: drafter)
 
 def unnormalised(text): return weights((len(text) - 1) % 3, text[-1])
 def likeliest(q): return one_hot(int(np.argmax(q)), 4, exact=True)
 
-@faithful("DFlash 2", subject=walk(), plain={
+@faithful("DFlash 2", plain={
     "weights that do not sum to one": walk(unnormalised),
     "soft rows for a draft of the likeliest": walk(draw=likeliest),
     "the unary row": walk(lambda text: UNARY[(len(text) - 1) % 3])})
 @proves("thm-selector")
 def test_the_selector_exactly(subject):
     "In fractions: a chain has the product of its rows, and the first two tokens are the target's"
-    target, law = random_table(4, 3, zeros=False), law_of(lambda rng: subject((0,), rng).path(3))
+    system, target = subject(TableModel(4, candidate_row), gamma=3), random_table(4, 3, zeros=False)
+    law = law_of(lambda rng: system.drafter((0,), rng).path(3))
     for path, w in law.items():
         assert w == prod(candidate_row((0, *path[:j]))[x] for j, x in enumerate(path))
-    found = law_of(lambda rng: tuple(generate(target, subject, reject, (0,), 2, rng)))
-    assert found == target_law(target, (0,), 2)
+    assert law_of(lambda rng: tuple(system(target, (0,), 2, rng))) == target_law(target, (0,), 2)
 
 # The confidence and the scheduler
 
@@ -566,8 +567,6 @@ def test_the_confidence_does_not_read_the_token_it_is_about():
 SLOW = Costs({1: 1, 2: 2, 3: 20/9}, draft=0)   # tokens a second: 1, 1/2, .45
 P, Q = TableModel(2, lambda text: exact(7, 3)), TableModel(2, lambda text: exact(1, 1))
 def sure(tree, node): return .8 if node == 0 else .9 * (tree.token[node] == 0)
-def scheduled(confidence=sure, costs=SLOW): return ScheduledChain(Q, SurvivalGoodput(confidence, costs), 2)
-
 def retrospective(ctx, rng):
     "Wrong: draws both tokens, and verifies as many as have the largest goodput of all"
     full, cut, rule = ScheduledChain(Q, most=2)(ctx, rng), Tree(ctx), SurvivalGoodput(sure, SLOW)
@@ -581,13 +580,13 @@ def by_drawn_token(ctx, rng):
     full = ScheduledChain(Q, most=1)(ctx, rng)
     return full if full.token[1] == 0 else Tree(ctx)
 
-@faithful("DSpark", subject=scheduled(), plain={
-    "the best of all lengths": retrospective, "a look at the drawn token": by_drawn_token})
+@faithful("DSpark", plain={"the best of all lengths": drafted(lambda chain: retrospective),
+                           "a look at the drawn token": drafted(lambda chain: by_drawn_token)})
 @proves("prop-scheduler")
 def test_the_scheduler_does_not_anticipate(subject):
     "7/10 and 3/10 for the first token; a scheduler that compares all lengths emits 17/20 and 3/20"
-    found = law_of(lambda rng: tuple(generate(P, subject, reject, (0,), 1, rng)))
-    assert found == target_law(P, (0,), 1)
+    system = subject(Q, dict(schedule=SurvivalGoodput(sure, SLOW)), gamma=2)
+    assert law_of(lambda rng: tuple(system(P, (0,), 1, rng))) == target_law(P, (0,), 1)
 
 @proves("prop-scheduler")
 def test_the_biased_scheduler():

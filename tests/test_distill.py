@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import constant, pairs, proves, refuses, tiny, twins
+from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
 from specref.certify.certificates import certify_system
 from specref.core.law import exact, overlap, residual, tv
 from specref.core.loop import System, generate
@@ -294,20 +294,20 @@ def test_texts_at_a_temperature():
     assert torch.equal(log_laws(z, 0).exp(), torch.tensor([[0., 1., 0.]]))
     assert torch.allclose(log_laws(z, 2.), (z / 2).log_softmax(-1))
 
-class Stale(PooledLoss):
-    "Wrong: the texts are sampled once, from the draft at the beginning"
-    def renew(self, draft, step):
-        if step == 0: super().renew(draft, step)
+def changed(**values): return lambda recipe: replace(recipe, **values)
 
-@pytest.mark.parametrize("make, fresh", [(PooledLoss, True), (Stale, False)])
-def test_on_policy_texts_are_refreshed(make, fresh):
-    "At every refresh the texts are those that the draft as it is now generates"
-    at, draft = source(), a_draft()
-    loss = make(at, LABELS["target"](at.target), DistilRecipe(pool=8, rows=4, refresh=2, look=2))
-    for step in (0, 1, 2):
+@faithful("DistillSpec", plain={
+    "the corpus": changed(source="corpus"), "the target's texts": changed(source="target"),
+    "texts sampled once": changed(refresh=40), "half of the texts": changed(source="mixture"),
+    "the tokens as labels": changed(labels="tokens")})
+def test_on_policy_texts_are_refreshed(subject):
+    "At every refresh the texts are those that the draft as it is now generates, with the target's rows"
+    at, draft, recipe = source(), a_draft(), replace(subject.method, pool=8, rows=4)
+    loss = PooledLoss(at, LABELS[recipe.labels](at.target), recipe)
+    for step in (0, 1, 10, 11, 20):
         loss(draft, step)
-        now = draft_texts(at, draft, 2*(step // 2), 8)
-        assert torch.equal(loss.x, now) == (fresh or step == 0) or step == 1
+        assert step % 10 or torch.equal(loss.x, draft_texts(at, draft, step, 8))
+        assert torch.equal(loss.z, at.target(input_ids=loss.x).logits)
         with torch.no_grad(): [w.add_(.3*torch.randn_like(w)) for w in draft.parameters()]
 
 def test_no_gradient_through_sampling():

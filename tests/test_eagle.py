@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, models, proves, seeds, tiny
+from published import Published, having
 from specref.core.law import exact
 from specref.core.loop import rounds
 from specref.core.rng import Enumerator, law_of
@@ -26,7 +27,7 @@ from specref.train.branching import branching
 from specref.train.eagle import EAGLE_TREE, Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.registry import load_network, trained_system
+from specref.train.registry import load_network
 from specref.verify.reject import reject
 
 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ class WithoutResidual(Eagle):   # of the fused row
         u = self.fc(torch.cat([self.base[0].embed(tokens), f], -1))
         return self.layer(u, f, at, attend)
 
-@faithful("EAGLE", subject=Eagle, plain={
+@faithful("EAGLE", part="Eagle", plain={
     "a head of its own": OwnHead, "an input norm": NormedInput})
 def test_what_is_trained_and_what_is_shared(subject):
     "fc is (d, 2d) with a bias, one decoder layer without input norm"
@@ -79,7 +80,7 @@ def test_what_is_trained_and_what_is_shared(subject):
     with torch.inference_mode(): out = base.model(input_ids=x, output_hidden_states=True)
     assert torch.equal(net.logits(net.enter(dict(enumerate(out.hidden_states)))), out.logits)
 
-@faithful("EAGLE", subject=Eagle, plain={
+@faithful("EAGLE", part="Eagle", plain={
     "the feature alone": FeatureAlone, "the token of the feature": UnshiftedToken,
     "the feature as residual": WithoutResidual})
 def test_a_feature_is_read_beside_the_next_token(subject):
@@ -196,26 +197,26 @@ class ByLayer(DynamicTree):
         *_, pool = expand_pool(self.model, ctx, self.width, self.depth)
         return add_paths(Tree(ctx), [*pool][:self.n], self.model.V, rng)
 
-def eagle_1(draft, temperature=0): return trained_system("EAGLE")(draft, temperature=temperature).drafter
-def eagle_2(draft): return trained_system("EAGLE-2")(draft).drafter
-def siblings_alone(draft): return DynamicTree(UnwarpedModel(draft), 25, 1, 25)
-def by_warped_rows(draft): return DynamicTree(draft, 6, 5, 25)
+def texts(): return [t for domain in DOMAINS for t in prompts(domain, 5)]
 
-@faithful("EAGLE", "EAGLE-2", subject=(eagle_1, eagle_2), plain={
-    "one static tree for both": (eagle_1, eagle_1), "a grown tree for both": (eagle_2, eagle_2),
-    "the warped rows": (eagle_1, by_warped_rows)})
-def test_one_static_tree_and_a_dynamic_one_for_each_text(subject):
-    "By ranks EAGLE-1's tree is one for all texts; EAGLE-2's varies, deeper where the draft is confident"
-    (planned, grown), cold, hot = subject, shipped(0), shipped()
+@faithful("EAGLE", plain={"a tree for each text": "EAGLE-2"})
+def test_one_static_tree(subject):
+    "By ranks one tree for all texts"
+    draft, static = shipped(0), frozenset(map(tuple, [(), *to_choices(EAGLE_TREE)]))
+    drafter = subject(draft, temperature=0).drafter
+    for text in texts(): assert ranks(UnwarpedModel(draft), drafter(text, Enumerator())) == static
+
+@faithful("EAGLE-2", plain={"one tree for all texts": "EAGLE",
+                            "the warped rows": having(model=lambda unwarped: unwarped.model)})
+def test_a_dynamic_tree_for_each_text(subject):
+    "The tree varies, deeper where the draft is confident, and is the same at every temperature"
+    cold, hot = shipped(0), shipped()
     draft, dynamic, depth = UnwarpedModel(cold), set(), {}
-    static = frozenset(map(tuple, [(), *to_choices(EAGLE_TREE)]))
-    for text in (t for domain in DOMAINS for t in prompts(domain, 5)):
-        one, two = planned(cold)(text, Enumerator()), grown(cold)(text, Enumerator())
-        assert len(one) == len(two) == 26
-        assert two.key() == grown(hot)(text, Enumerator()).key()
-        assert ranks(draft, one) == static
-        dynamic.add(ranks(draft, two))
-        depth[certainty(draft, two)] = np.mean(two.depth)
+    for text in texts():
+        tree, same = (subject(q, temperature=0).drafter(text, Enumerator()) for q in (cold, hot))
+        assert len(tree) == 26 and tree.key() == same.key()
+        dynamic.add(ranks(draft, tree))
+        depth[certainty(draft, tree)] = np.mean(tree.depth)
     sure = sorted(depth)
     assert len(dynamic) > 8
     assert np.mean([depth[c] for c in sure[-4:]]) > np.mean([depth[c] for c in sure[:4]]) + .5
@@ -230,7 +231,7 @@ def test_the_published_tree():
 def planned_as_large(model, width, depth, n):
     return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
 
-@faithful("EAGLE-2", subject=DynamicTree, plain={
+@faithful("EAGLE-2", part="DynamicTree", plain={
     "a static tree": planned_as_large, "the last token's probability": ByToken, "layer by layer": ByLayer})
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_the_heaviest_of_the_pool(domain, subject):
@@ -291,22 +292,23 @@ def test_the_figures_of_the_card():
     assert np.allclose(noise["0.1"]["overlaps"], noise["0"]["overlaps"], atol=.02)
 
 @cache
-def mean_tokens(drafter):  # -> (texts,)
+def mean_tokens(system):  # -> (texts,)
     "The expected tokens of a round after held-out prompts, given the tree of points and the target's rows"
     draft, means = shipped(), []
+    drafter = system(draft, temperature=0).drafter
     for text in (t for domain in DOMAINS for t in prompts(domain, 24, seed=5)):
-        tree = drafter(draft)(text, Enumerator())
+        tree = drafter(text, Enumerator())
         p, reached = draft.target(tree), [1.]
         for u, x in zip(tree.parent[1:], tree.token[1:]): reached.append(reached[u] * p[u][x])
         means.append(sum(reached))
     return np.array(means)
 
-@faithful("EAGLE-2", subject=eagle_2,
-          plain={"the static tree": eagle_1, "one level": siblings_alone})
+@faithful("EAGLE-2", plain={
+    "the static tree": "EAGLE", "one level": having(depth=lambda levels: 1, width=lambda few: 25)})
 def test_the_grown_tree_is_accepted_longer(subject):
     """Twenty-five nodes each, expectations given the tree, paired over 48 held-out prompts: EAGLE-2 emits
     more a round, by three standard errors"""
-    gain = mean_tokens(subject) - mean_tokens(eagle_1)
+    gain = mean_tokens(subject) - mean_tokens(Published("EAGLE"))
     assert np.mean(gain) > 3*np.std(gain, ddof=1)/len(gain)**.5 > 0
 
 @cache
@@ -316,22 +318,23 @@ def held_out_states():
     with torch.no_grad(): h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
     return base, StateDataset(x, {base.layers: h})
 
-def with_sharpness(scale):
-    "The shipped network with its logits times `scale`"
-    net = load_network("eagle")
-    logits = net.logits
-    net.logits = lambda f: scale * logits(f)
-    return net
+def sharper(scale):
+    "A network with its logits times `scale`"
+    def change(net):
+        logits = net.logits
+        net.logits = lambda f: scale * logits(f)
+        return net
+    return change
 
-@faithful("EAGLE-2", subject=lambda base: with_sharpness(1), plain={
-    "untrained": Eagle, "logits a quarter larger": lambda base: with_sharpness(1.25),
-    "logits a fifth smaller": lambda base: with_sharpness(.8)})
+@faithful("EAGLE-2", plain={
+    "untrained": lambda net: Eagle(net.base[0]), "logits a quarter larger": sharper(1.25),
+    "logits a fifth smaller": sharper(.8)})
 def test_confidence_is_acceptance(subject):
     """Point masses of the shipped drafter after true tokens, binned by its confidence: the mean acceptance
     probability is within .08 of the confidence (logits a quarter larger: .16 off)"""
     base, batch = held_out_states()
     with torch.no_grad():
-        q = subject(base).guesses(batch, 1)[0][:, :-1].softmax(-1)
+        q = subject.shipped().guesses(batch, 1)[0][:, :-1].softmax(-1)
         p = base.head(batch.states[base.layers][:, 1:-1]).softmax(-1)
     stated, y = q.max(-1)
     accepted = p.gather(-1, y[..., None])[..., 0]

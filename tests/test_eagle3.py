@@ -1,5 +1,6 @@
 """32a_eagle3: HASS's and EAGLE-3's own rules, the draft vocabulary, the fusion, the switches, and the
 gain of unrolled training"""
+from dataclasses import replace
 from functools import cache, partial
 from unittest.mock import patch
 
@@ -31,7 +32,6 @@ from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 double = torch.float64
-NORMED = dict(fc_norm=True, norm_output=True)   # EAGLE-3.1
 first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 def tiny(V=32, d=32):
@@ -77,7 +77,7 @@ class NarrowAttention(Eagle3):
             old = getattr(self.midlayer.self_attn, name)
             setattr(self.midlayer.self_attn, name, nn.Linear(base.d, old.out_features, bias=False))
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "one state": OneState, "a bias": Biased, "EAGLE's attention": NarrowAttention})
 def test_shapes_and_names(subject):
     "Attention reads 2d, the fusion 3d without a bias, the head has the draft vocabulary"
@@ -111,7 +111,7 @@ def test_what_attention_and_the_stream_read():
         net.midlayer.self_attn.o_proj.weight.zero_()
         assert torch.equal(step(f, x), step(f, x + 1)) and not torch.equal(step(f, x), step(2*f, x))
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "one state": OneState, "the mean of three": Averaged, "the first of three": FirstOfThree})
 @torch.no_grad()
 def test_every_layer_is_read(subject):
@@ -131,7 +131,7 @@ def some_of(V): return st.sets(st.integers(0, V-1), min_size=1)
 
 vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), some_of(V).map(sorted)))
 
-@faithful("EAGLE-3", subject=vocab_maps, plain={
+@faithful("EAGLE-3", part="vocab_maps", plain={
     "tokens in place of offsets": lambda ids, V: (ids, vocab_maps(ids, V)[1]),
     "the first tokens": lambda ids, V: vocab_maps(torch.arange(len(ids)), V)})
 @settings(max_examples=30, **first_failure)
@@ -179,7 +179,7 @@ class RandomHead(Eagle3):
         super().set_draft_vocab(ids).lm_head.reset_parameters()
         return self
 
-@faithful("EAGLE-3", subject=Eagle3, plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "the offset as the token": OffsetAsToken, "no mask": ZeroLogits, "an untrained head": RandomHead})
 @given(st.sets(st.integers(0, 31), min_size=1, max_size=20).map(sorted), seeds)
 @settings(max_examples=10, **first_failure)
@@ -234,7 +234,7 @@ def fed_by_target(net, batch, steps, **kw):
 class OneStep(Hass):
     def __init__(self, base, **kw): super().__init__(base, steps=1, **kw)
 
-@faithful("HASS", subject=Hass, plain={
+@faithful("HASS", part="Hass", plain={
     "gradients between steps": with_unroll(Hass, connected), "EAGLE's one step": OneStep})
 @proves("prop-detached")
 def test_no_gradient_between_steps(subject):
@@ -252,7 +252,7 @@ def renormalised(p, z, k):
     weights = best.values / best.values.sum(-1, keepdim=True)
     return -(weights * z.log_softmax(-1).gather(-1, best.indices)).sum(-1)
 
-@faithful("HASS", subject=top_k_loss, plain={"every token": every_token, "renormalised": renormalised})
+@faithful("HASS", part="top_k_loss", plain={"every token": every_token, "renormalised": renormalised})
 @proves("prop-likely")
 @given(st.integers(2, 12), st.integers(1, 14), seeds)
 @settings(max_examples=20, **first_failure)
@@ -293,6 +293,12 @@ def test_no_loss_on_the_feature():
     moved = StateDataset(batch.x, {**batch.states, 4: batch.states[4] + 7*blind})
     assert abs(net.loss(batch, 0.) - net.loss(moved, 0.)) < 1e-8
 
+def switched(**switches): return lambda recipe: replace(recipe, settings=switches)
+def switches(subject):
+    settings = dict(subject.recipe.settings)
+    settings.pop("draft", None)
+    return settings
+
 def largest_move(switches, layer):
     "The largest change of a logit when the state of one layer is ten times as large"
     _, net, batch = pair(**switches)
@@ -300,24 +306,24 @@ def largest_move(switches, layer):
     with torch.no_grad():
         return max((a - b).abs().max() for a, b in zip(net.guesses(large, 3), net.guesses(batch, 3)))
 
-@faithful("EAGLE-3.1", subject=NORMED, plain={"EAGLE-3": {}, "the last norm alone": dict(norm_output=True)})
+@faithful("EAGLE-3.1", plain={"EAGLE-3": "EAGLE-3", "the last norm alone": switched(norm_output=True)})
 @proves("prop-scaled")
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_a_large_state(layer, subject):
     """One captured state times ten: with fc_norm the logits stay and the normed state grows by less than 1 +
     eps/2μ; without, they move"""
-    assert largest_move(subject, layer) < 1e-3
+    assert largest_move(switches(subject), layer) < 1e-3
     assert largest_move({}, layer) > 1e-1 and largest_move(dict(norm_output=True), layer) > 1e-1
     assert largest_move(dict(fc_norm=True), layer) < 1e-3
     h, norm = pair()[2].states[layer], nn.RMSNorm(32, eps=.05, dtype=double)   # large: the bound is visible
     with torch.no_grad(): ratio = norm(10*h).norm(dim=-1) / norm(h).norm(dim=-1)
     assert (ratio > 1 + 1e-6).all() and (ratio < 1 + .05 / 2 / h.square().mean(-1) + 1e-6).all()
 
-@faithful("EAGLE-3.1", subject=NORMED, plain={"EAGLE-3": {}, "the first norms alone": dict(fc_norm=True)})
+@faithful("EAGLE-3.1", plain={"EAGLE-3": "EAGLE-3", "the first norms alone": switched(fc_norm=True)})
 def test_what_is_fed_back_stays_small(subject):
     """With norm_output it has the final norm's size at every step, and the head reads it as it is; EAGLE-3's
     has not, and the head reads its norm"""
-    (_, net, batch), (_, old, _) = pair(**subject), pair()
+    (_, net, batch), (_, old, _) = pair(**switches(subject)), pair()
     with torch.no_grad():
         for n, small in ((net, True), (old, False)):
             outs = unroll(n, batch, 4)
@@ -355,7 +361,7 @@ def folder(tmp_path_factory): return tmp_path_factory.mktemp("runs")
 
 one_step = partial(Eagle3, steps=1)
 
-@faithful("EAGLE-3", subject=partial(Eagle3, steps=4), plain={
+@faithful("EAGLE-3", part="Eagle3", plain={
     "one step": one_step, "the target's features": with_unroll(Eagle3, fed_by_target)})
 def test_flat_with_unrolled_training_and_not_without(subject, folder):
     """Trained on its own outputs the fourth draft has three quarters of the first's overlap at least (here

@@ -1,5 +1,6 @@
 "Chapter 25a: one trunk, no layer run twice, the published training and adapter, exits that look at no token"
 import json
+from dataclasses import replace
 from itertools import islice
 from math import exp, log
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from contracts import drafter_contract
 from helpers import faithful, models, proves, seeds, shapes, tiny
+from published import having
 from specref.draft import early_exit
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
@@ -21,7 +23,7 @@ from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitD
                                       dropout_rates, dropped_states, early_exit_loss, exit_rates, exit_scales,
                                       exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
                                       second_exit, some_layers, train_layerskip)
-from specref.draft.length import ConfidenceLength, Schedule
+from specref.draft.length import Schedule
 from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
 from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, stored, windows
 from specref.models.recipe import llama
@@ -51,10 +53,9 @@ class OwnCache(PartialModel):
         self.target = target
 
 
-def own_trunk(target):
+def own_trunk(draft):
     "Kangaroo's draft on a trunk of its own"
-    draft = kangaroo_draft(target)
-    draft.trunk = Trunk(target.model, whole_layers(0, target.exit))
+    draft.trunk = Trunk(draft.target.model, whole_layers(0, draft.target.exit))
     return draft
 
 
@@ -118,13 +119,12 @@ def test_a_round_runs_no_layer_twice(subject):
             assert (each.sum(1) == (gamma + 1)*L).all()
 
 
-@faithful("Kangaroo", subject=kangaroo_draft, plain={"a trunk of its own": own_trunk})
+@faithful("Kangaroo", plain={"a trunk of its own": having(model=own_trunk)})
 def test_shallow_layers_run_once(subject):
     "The trunks of draft and target together run once on each token of the text and of the drafts"
     target = ExitTarget(tiny(3, L), 2)
-    draft = subject(target)
-    drafter = ScheduledChain(draft, second_exit(.6), 4)
-    ledger = generate(target, drafter, reject, (0, 1, 2), 20, Seeded(0)).ledger
+    system = subject(draft := kangaroo_draft(target), gamma=4)
+    ledger = system(target, (0, 1, 2), 20, Seeded(0)).ledger
     fed = 2 + ledger.num_draft_tokens + len(ledger.rounds)   # the prompt but its last token, y and drafts
     ran = sum(trunk.meter.tokens for trunk in {id(m.trunk): m.trunk for m in (draft, target)}.values())
     assert ran == fed
@@ -145,18 +145,15 @@ def test_the_meters_add_up():
 
 # The second exit, and the distribution
 
-def full_length(threshold): return Schedule()
-def of_the_token(threshold): return ConfidenceLength(threshold, adaptive=False)
-
-
-@faithful("Kangaroo", subject=second_exit, plain={"full length": full_length, "q(x)": of_the_token})
+@faithful("Kangaroo", plain={"full length": having(schedule=lambda rule: Schedule()),
+                             "q(x)": having(schedule=lambda rule: replace(rule, largest=False))})
 def test_the_second_exit(subject):
     "No token follows one whose row has no probability of .6; drafts have several lengths"
     lengths = set()
     for seed in range(4):
         target = ExitTarget(tiny(3, L, seed), 2)
-        drafter = ScheduledChain(kangaroo_draft(target), subject(.6), 6)
-        for round in islice(rounds(target, drafter, reject, (0, 1), Seeded(seed)), 12):
+        system = subject(kangaroo_draft(target))
+        for round in islice(rounds(target, system.drafter, system.verify, (0, 1), Seeded(seed)), 12):
             tops = [max(law) for law in round.tree.law[1:]]
             assert all(top >= .6 for top in tops[:-1]) and (len(tops) == 6 or tops[-1] < .6)
             lengths.add(len(tops))
@@ -345,7 +342,7 @@ class OneNorm(KangarooAdapter):
         return h + self.self_attn(self.input_layernorm(h), turns, mask, memory)[0]
 
 
-@faithful("Kangaroo", subject=KangarooAdapter, plain={"a decoder layer": WithMLP, "one norm": OneNorm})
+@faithful("Kangaroo", part="KangarooAdapter", plain={"a decoder layer": WithMLP, "one norm": OneNorm})
 def test_the_adapter(subject):
     "The published adapter: an attention and two norms; a decoder layer and norm, with the MLP at zero"
     model = tiny(3, 1)

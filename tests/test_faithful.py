@@ -1,5 +1,4 @@
 "What a toy lacks, by enumeration given the draft; each test must fail for a plainer part in its place"
-from fractions import Fraction as F
 from functools import partial
 from itertools import product
 
@@ -7,24 +6,23 @@ import numpy as np
 import pytest
 import torch
 
+import house
 from helpers import faithful
+from published import Published, drafted, part_of, rebound, verified
 from specref.core.rng import Seeded, law_of
-from specref.verify.block import block
-from specref.verify.coupled import PositionKeyed, coupled
 from specref.core.law import overlap
 from specref.core.loop import Round, generate, match, no_draft, rounds
 from specref.draft.lookup import PromptLookup
+from specref.draft.suffix import SuffixTree
 from specref.models.embedded import raw_model, embedded, prompts
 from specref.verify.reject import Chain, reject
 from specref.core.target import Meter, Target
-from specref.core.tree import Tree, iid
+from specref.core.tree import Tree
 from specref.verify.siblings import Branching
-from specref.app.systems import SYSTEMS
 from specref.models.transformer import HFModel
 from specref.verify.kseq import kseq, smallest_rho
-from specref.verify.lossy import lenient
-from specref.verify.transport import hub_pairs, optimal_acceptance_iid, spechub, transport_iid
-from specref.verify.traversal import all_donate, all_donors, parent_donates, transfer_mass, traversal
+from specref.verify.transport import optimal_acceptance_iid, transport_iid
+from specref.verify.traversal import all_donate, parent_donates, transfer_mass
 
 N = 32
 def sure(p, q, k): return k   # the factor of K-SEQ that is valid for all distributions
@@ -42,9 +40,9 @@ class Fed(Target):
         return p
 
 
-def first(drafter, verify, target, prompt, k, seed=0):
+def first(system, target, prompt, k, seed=0):
     "The first `k` rounds"
-    return [r for _, r in zip(range(k), rounds(target, drafter, verify, prompt, Seeded(seed)))]
+    return [r for _, r in zip(range(k), rounds(target, system.drafter, system.verify, prompt, Seeded(seed)))]
 
 
 class CoinsOnly:
@@ -59,7 +57,9 @@ def ends(verify, r, picks=False):  # -> {node: probability}
     return law_of(lambda rng: verify(r.p, r.tree, rng if picks else CoinsOnly(rng)).node)
 
 
-def accepts(verify, r): return 1 - ends(verify, r).get(0, 0)   # a child of the root, given the draft
+def accepts(verify, r):
+    "The probability that a child of the root is accepted, given the draft"
+    return 1 - ends(verify, r, picks=verify is match).get(0, 0)
 
 
 def near(a, b): return np.allclose(np.asarray(a, float), np.asarray(b, float), rtol=0, atol=1e-9)
@@ -74,21 +74,34 @@ class Uncached(Target):
         return p
 
 
-@faithful("autoregressive", subject=embedded, plain={"no cache": lambda: Uncached(embedded())})
+def rereading(fed):
+    fed.model = Uncached(fed.model)
+    return fed
+
+
+def target_without_cache(system): return lambda fed, *how: system(rereading(fed), *how)
+
+
+def draft_without_cache(system):
+    rereading(system.drafter.model)
+    return system
+
+
+@faithful("autoregressive", plain={"no cache": target_without_cache})
 def test_plain_decoding_reads_every_token_once(subject):
     "The cache is used, no text is read again: one call a token, the prompt in the first"
-    target, prompt = Fed(subject()), prompts("code", 1)[0]
-    SYSTEMS["autoregressive"](target)(target, prompt, N, Seeded(0))
+    target, prompt = Fed(embedded()), prompts("code", 1)[0]
+    subject(target)(target, prompt, N, Seeded(0))
     assert target.calls == [len(prompt)] + [1] * (N - 1)
 
 
-@faithful("speculative sampling", subject=embedded, plain={"no cache": lambda name: Uncached(embedded(name))})
+@faithful("speculative sampling", plain={"no cache": draft_without_cache})
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_chain_feeds_what_is_new(subject, gamma):
     """The target reads its own last token and the drafts, in one call; the draft model reads one token a
     call, and two after a full acceptance, when its last was never read; rejected tokens are not read again"""
-    target, draft, prompt = Fed(embedded()), Fed(subject("small")), prompts("code", 1)[0]
-    seen = first(Chain(draft, gamma), reject, target, prompt, 12)
+    target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts("code", 1)[0]
+    seen = first(subject(draft, gamma=gamma), target, prompt, 12)
     assert target.calls == [len(prompt) + gamma] + [1 + gamma] * 11
     full = [r.verdict.node == gamma for r in seen]
     assert any(full) and not all(full)
@@ -96,53 +109,52 @@ def test_a_chain_feeds_what_is_new(subject, gamma):
     assert draft.calls == [len(prompt)] + [1] * (gamma - 1) + sum(later, [])
 
 
-@faithful("speculative sampling", subject=reject, plain={"match": match, "greedy lenience": lenient(F(1, 2))})
+@faithful("speculative sampling", plain={"match": "sample and match", "half of it is enough": "lenience"})
 def test_a_draft_token_is_accepted_by_the_capped_ratio(subject):
     "Given the token, min(1, p/q): averaged over the draft's row, the overlap of the rows"
-    target, draft = embedded(), embedded("small")
-    for r in first(Chain(draft, 1), reject, target, prompts("code", 1)[0], 12):
+    system = subject(embedded("small"), gamma=1)
+    for r in first(system, embedded(), prompts("code", 1)[0], 12):
         p, q, x = r.p[0], r.tree.law[1], r.tree.token[1]
-        assert near(ends(subject, r, picks=subject is match)[1], min(1, p[x] / q[x]))
+        assert near(accepts(system.verify, r), min(1, p[x] / q[x]))
         assert near(sum(q[y] * min(1, p[y] / q[y]) for y in np.flatnonzero(q)), overlap(p, q))
 
 
-@faithful("sample and match", subject=match, plain={"rejection": reject})
+@faithful("sample and match", plain={"rejection": "speculative sampling"})
 def test_matching_draws_as_if_there_were_no_draft(subject):
     "The first token of a round is drawn from p alone"
     prompt, seeds = prompts("code", 1)[0], range(20)
     target, small, large = embedded(), embedded("small"), embedded("large")
-    def firsts(drafter): return [generate(target, drafter, subject, prompt, 1, Seeded(s)) for s in seeds]
-    tokens = firsts(Chain(small, 3))
+    system = subject(small, gamma=3)
+    def firsts(d): return [generate(target, d, system.verify, prompt, 1, Seeded(s)) for s in seeds]
+    tokens = firsts(system.drafter)
     assert len(set(tokens)) > 3
     others = Chain(large, 2), Branching(small, (2, 1)), PromptLookup(target.V)
     assert all(firsts(other) == tokens for other in others)
     for s, (x,) in zip(seeds, tokens):
-        r = first(Chain(small, 3), subject, target, prompt, 1, s)[0]
+        r = first(system, target, prompt, 1, s)[0]
         assert (r.verdict.node > 0) == (r.tree.token[1] == x)
 
 
-@faithful("prompt lookup", subject=SYSTEMS["prompt lookup"],
-          plain={"the commonest continuation": SYSTEMS["n-gram map"], "a draft model": SYSTEMS["OPT-Tree"]})
+@faithful("prompt lookup", plain={"the commonest continuation": "n-gram map", "a draft model": "OPT-Tree"})
 def test_lookup_copies_from_generated_text(subject):
     "No draft model is called; generated text counts as prompt"
     target, prompt = embedded(temperature=0), prompts("code", 1)[0]
     system, seen = subject(target), []
-    for r in first(system.drafter, system.verify, target, prompt * 2, 12):
+    for r in first(system, target, prompt * 2, 12):
         seen.append(len(r.tree) - 1)
         ctx = r.tree.ctx
         places = [i for i in range(len(ctx) - 3) if ctx[i:i+3] == ctx[-3:]]
         if places: assert r.tree.path(len(r.tree) - 1) == ctx[places[0] + 3:places[0] + 13]
-    text = generate(target, system.drafter, system.verify, prompt * 2, 9, Seeded(0))
+    text = system(target, prompt * 2, 9, Seeded(0))
     assert seen[0] == 10 and list(text.ledger.models) == ["target"]
 
 
-@faithful("sampled tree", subject=SYSTEMS["sampled tree"],
-          plain={"independent siblings": SYSTEMS["independent siblings"]})
+@faithful("sampled tree", plain={"independent siblings": "independent siblings"})
 def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
     "One target call a round feeds every node once, each with the row of its text alone"
     target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts("code", 1)[0]
     system = subject(draft, shape=(3, 2))
-    for k, r in enumerate(first(system.drafter, system.verify, target, prompt, 6)):
+    for k, r in enumerate(first(system, target, prompt, 6)):
         kids = [[r.tree.token[c] for c in r.tree.children(u)] for u in range(len(r.tree))]
         assert [len(x) for x in kids] == [3, 2, 2, 2] + [0] * 6
         assert all(len(set(x)) == len(x) for x in kids)
@@ -152,13 +164,13 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
     assert len(draft.calls) == 2 * 6
 
 
-@faithful("block verification", subject=block, plain={"token by token": reject})
+@faithful("block verification", plain={"token by token": "speculative sampling"})
 def test_a_chain_is_verified_as_a_whole(subject):
     """All are accepted with the weight of the chain, at least i with 1 - Π (1 - h_j) over j >= i. The weight
     is above the product of the capped ratios where a token drawn too rarely follows one drawn too often"""
-    target, draft, above = embedded(), embedded("small"), 0
-    for r in first(Chain(draft, 4), block, target, prompts("code", 1)[0], 40):
-        end, w, product, h = ends(subject, r), 1, 1, []
+    system, above = subject(embedded("small"), gamma=4), 0
+    for r in first(system, embedded(), prompts("code", 1)[0], 40):
+        end, w, product, h = ends(system.verify, r), 1, 1, []
         for i in range(1, 5):
             x, q = r.tree.token[i], r.tree.law[i]
             ratio = r.p[i-1][x] / q[x]
@@ -173,26 +185,24 @@ def test_a_chain_is_verified_as_a_whole(subject):
     assert above > 5
 
 
-@faithful("Gumbel coupling", subject=(PositionKeyed, coupled),
-          plain={"noise of its own": (lambda chain: chain, match), "rejection": (PositionKeyed, reject)})
+@faithful("Gumbel coupling", plain={"noise of its own": "sample and match", "rejection": verified(reject)})
 def test_the_text_depends_on_no_drafter(subject):
     "Temperature 1, one seed: plain decoding, two drafts and two lengths emit one and the same text"
     def fresh(name): return HFModel(raw_model(name, torch.float64), check=False)
-    (keyed, verify), prompt = subject, prompts("code", 1)[0]
-    chains = [Chain(fresh(name), gamma) for name, gamma in (("small", 4), ("large", 4), ("small", 2))]
-    drafters = [no_draft, *map(keyed, chains)]
-    texts = [generate(fresh("target"), drafter, verify, prompt, N, Seeded(0)) for drafter in drafters]
+    drafts, prompt = (("small", 4), ("large", 4), ("small", 2)), prompts("code", 1)[0]
+    systems = [subject(fresh(name), gamma=gamma) for name, gamma in drafts]
+    systems.append(drafted(lambda drafter: no_draft)(systems[0]))
+    texts = [system(fresh("target"), prompt, N, Seeded(0)) for system in systems]
     assert len(set(texts)) == 1 and len(texts[0]) == N
-    assert len({len(text.ledger.rounds) for text in texts}) == len(drafters)   # each drafted in its own way
+    assert len({len(text.ledger.rounds) for text in texts}) == len(systems)   # each drafted in its own way
 
 
-@faithful("independent siblings", "K-SEQ", subject=SYSTEMS["independent siblings"],
-          plain={"siblings that differ": SYSTEMS["sampled tree"]})
+@faithful("independent siblings", plain={"siblings that differ": "sampled tree"})
 def test_equal_siblings_are_separate_trials(subject):
     "Independent children repeat tokens, and are separate nodes with one distribution"
     target, draft, prompt = Fed(embedded()), Fed(embedded("small")), prompts("code", 1)[0]
     twice = 0
-    for k, r in enumerate(first(subject(draft).drafter, reject, target, prompt, 25)):
+    for k, r in enumerate(first(subject(draft), target, prompt, 25)):
         kids = r.tree.children(0)
         twice += len({r.tree.token[c] for c in kids}) < 3
         assert len(kids) == 3 and len(r.tree) == 10
@@ -203,16 +213,16 @@ def test_equal_siblings_are_separate_trials(subject):
     assert twice > 3 and len(draft.calls) == 3 * 25
 
 
-@faithful("K-SEQ", subject=kseq,
-          plain={"one after the other": reject, "the sure factor": partial(kseq, rho=sure)})
+@faithful("K-SEQ", plain={
+    "one after the other": verified(reject), "the sure factor": verified(partial(kseq, rho=sure))})
 def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
     "Given three siblings, each is accepted with min(1, p/(ρq)), with the smallest ρ at every position"
-    system, rho = SYSTEMS["K-SEQ"](embedded("small"), shape=(3,)), []
-    for r in first(system.drafter, kseq, embedded(), prompts("code", 1)[0], 25):
+    system, rho = subject(embedded("small"), shape=(3,)), []
+    for r in first(system, embedded(), prompts("code", 1)[0], 25):
         p, q, tokens = r.p[0], r.tree.law[1], r.tree.token[1:]
         rho.append(smallest_rho(p, q, 3))
         each = [1 - min(1, p[x] / (rho[-1] * q[x])) for x in tokens]
-        assert near(accepts(subject, r), 1 - np.prod(each))
+        assert near(accepts(system.verify, r), 1 - np.prod(each))
     assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
 
 
@@ -229,11 +239,11 @@ def with_children(r, draw, tokens):
     return Round(tree, [r.p[0]] * len(tree), r.verdict)
 
 
-@faithful("SpecHub", subject=spechub, plain={"one after the other": reject})
+@faithful("SpecHub", plain={"one after the other": verified(reject)})
 def test_every_hub_pair_is_transported_whole(subject):
     "Averaged over the pairs of a real row, around its likeliest token: p(hub) + Σ min(p, tail), the optimum"
-    system, hub_first = SYSTEMS["SpecHub"](embedded("small", top_k=6), shape=(2,)), 0
-    for r in first(system.drafter, spechub, embedded(top_k=6), prompts("code", 1)[0], 25):
+    system, hub_first = subject(embedded("small", top_k=6), shape=(2,)), 0
+    for r in first(system, embedded(top_k=6), prompts("code", 1)[0], 25):
         p, q, tokens = r.p[0], r.tree.law[1], r.tree.token[1:]
         hub = int(np.argmax(q))
         assert hub in tokens and tokens[0] != tokens[1]
@@ -241,54 +251,82 @@ def test_every_hub_pair_is_transported_whole(subject):
         tail = np.where(np.arange(len(q)) == hub, 0, q) / np.delete(q, hub).sum()
         pairs = {(x, hub): q[x] for x in np.flatnonzero(tail)}
         pairs |= {(hub, x): q[hub] * tail[x] for x in np.flatnonzero(tail)}
-        mean = sum(w * accepts(subject, with_children(r, hub_pairs(q), t)) for t, w in pairs.items())
+        given = {t: with_children(r, system.drafter.draw(q), t) for t in pairs}
+        mean = sum(w * accepts(system.verify, given[t]) for t, w in pairs.items())
         assert near(mean, p[hub] + np.delete(np.minimum(p, tail), hub).sum())
     assert 0 < hub_first < 25
 
 
-@faithful("optimal transport", subject=transport_iid,
-          plain={"one after the other": reject, "K-SEQ": kseq, "two bins": partial(transport_iid, bins=2)})
+@faithful("optimal transport", plain={
+    "one after the other": "independent siblings", "K-SEQ": "K-SEQ",
+    "two bins": verified(partial(transport_iid, bins=2))})
 def test_siblings_are_accepted_as_often_as_possible(subject):
     "Averaged over the pairs of a real row, a child is accepted as often as any exact rule can accept one"
-    system, in_turn = SYSTEMS["optimal transport"](embedded("small", top_k=4), shape=(2,)), []
-    for r in first(system.drafter, transport_iid, embedded(top_k=4), prompts("code", 1)[0], 10):
+    system, in_turn = subject(embedded("small", top_k=4), shape=(2,)), []
+    for r in first(system, embedded(top_k=4), prompts("code", 1)[0], 10):
         p, q = r.p[0], r.tree.law[1]
         assert r.tree.law[2] is q
         rate = 0
         for pair in product(np.flatnonzero(q).tolist(), repeat=2):
-            found = ends(subject, with_children(r, iid(q), pair), picks=True)
+            found = ends(system.verify, with_children(r, system.drafter.draw(q), pair), picks=True)
             rate += q[list(pair)].prod() * (1 - found.get(0, 0))
         assert near(rate, optimal_acceptance_iid(p, q, 2))
         in_turn.append(rate - overlap(p, q))
     assert np.mean(in_turn) > .01
 
 
-@faithful("mass-transfer tree", subject=all_donors,
-          plain={"one after the other": reject, "from the leaves": traversal})
+@faithful("mass-transfer tree", plain={
+    "one after the other": "sampled tree", "from the leaves": "traversal verification"})
 def test_every_node_transfers_mass(subject):
     """Given the tree, the masses of the last nodes: every earlier node gives to the next child. They sum to
     one, and the mean depth is above that of `reject`, whose parents alone give"""
-    system, gain = SYSTEMS["mass-transfer tree"](embedded("small", top_k=8), shape=(3, 1, 1)), []
-    for r in first(system.drafter, all_donors, embedded(top_k=8), prompts("code", 1)[0], 20):
+    system, gain = subject(embedded("small", top_k=8), shape=(3, 1, 1)), []
+    for r in first(system, embedded(top_k=8), prompts("code", 1)[0], 20):
         every, parents = (transfer_mass(r.p, r.tree, gives)[0] for gives in (all_donate, parent_donates))
-        end = ends(subject, r, picks=True)
+        end = ends(system.verify, r, picks=True)
         assert near([end.get(u, 0) for u in range(10)], [every.get(u, 0) for u in range(10)])
         assert near(sum(every.values()), 1) and min(every.values()) >= 0
         gain.append(sum(r.tree.depth[u] * (every.get(u, 0) - parents.get(u, 0)) for u in range(10)))
     assert np.mean(gain) > .02
 
 
-@faithful("traversal verification", subject=traversal, plain={"from the root": reject})
+@faithful("traversal verification", plain={"from the root": "sampled tree"})
 def test_leaves_are_verified_before_their_parents(subject):
     """The first leaf of a tree is accepted with the weight of its path, as the end of a chain by block
     verification; so it can be accepted where the capped ratio of its parent is small"""
-    system, saved = SYSTEMS["traversal verification"](embedded("small"), shape=(2, 2)), 0
-    for r in first(system.drafter, traversal, embedded(), prompts("code", 1)[0], 40):
+    system, saved = subject(embedded("small"), shape=(2, 2)), 0
+    for r in first(system, embedded(), prompts("code", 1)[0], 40):
         tree, weight, product = r.tree, 1, 1
         leaf = tree.children(tree.children(0)[0])[0]
         for u in tree.ancestors(leaf):
             ratio = r.p[tree.parent[u]][tree.token[u]] / tree.law[u][tree.token[u]]
             weight, product = min(1, weight * ratio), product * min(1, ratio)
-        assert len(tree) == 7 and near(ends(subject, r).get(leaf, 0), weight)
+        assert len(tree) == 7 and near(ends(system.verify, r).get(leaf, 0), weight)
         saved += weight > product + .01
     assert saved > 3
+
+
+# The tests' own rules
+
+@pytest.mark.parametrize("of", house.UNREACHED, ids=lambda of: f"{': '.join(of)}, {house.UNREACHED[of]}")
+def test_a_part_that_no_system_reaches(of):
+    "An exception is a part that a test names and no row of its system reaches; no other part is allowed"
+    system, part = of
+    with pytest.raises(LookupError): part_of(system, part.rpartition(".")[2])
+    assert any(f'part="{part}"' in f.read_text() for f in house.ROOT.glob("tests/test_*.py"))
+    with pytest.raises(LookupError): part_of("prompt lookup", part)
+
+
+def test_a_subject_is_a_name():
+    "Not an object made by hand, not a system of no table, and not a part of another system"
+    with pytest.raises(TypeError): faithful("prompt lookup", subject=PromptLookup, plain={})
+    with pytest.raises(LookupError): Published("prompt look-up")(embedded())
+    with pytest.raises(LookupError): faithful("prompt lookup", part="SuffixTree", plain={})
+    assert part_of("SuffixDecoding", "SuffixTree") is SuffixTree
+
+
+def test_a_function_with_other_parts():
+    "The published one does not change, and a part that it does not name is refused"
+    other = rebound(accepts, ends=lambda verify, r, picks: {0: .25})
+    assert other(match, None) == .75 and accepts is not other
+    with pytest.raises(LookupError): rebound(accepts, survivors=None)

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, g_test, proves, random_table, seeds, tiny
+from published import drafted
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Enumerator, Seeded, law_of, tv_outcomes
@@ -73,7 +74,7 @@ class UnscaledHalves(Falcon):
         super().__init__(base, **kw)
         self.lstm.reset_parameters()
 
-@faithful("Falcon", subject=Falcon, plain={
+@faithful("Falcon", part="Falcon", plain={
     "one LSTM layer": OneLSTMLayer, "an input norm": NormedInput, "the token first": TokenFirst,
     "halves of other sizes": UnscaledHalves})
 def test_what_is_trained_and_what_is_shared(subject):
@@ -164,7 +165,7 @@ def with_mask(mask):
             return self.block_features(self.run_lstm(f, tokens)[0], at, mask(self.k))
     return Other
 
-@faithful("Falcon", subject=Falcon, plain={
+@faithful("Falcon", part="Falcon", plain={
     "a causal mask": with_mask(causal), "independent blocks": with_mask(blocks_alone),
     "a bidirectional mask": with_mask(bidirectional)})
 @proves("thm-anywhere")
@@ -197,7 +198,7 @@ class Uncached(BlockDraft):
         self.trie, self.memory.n = RowTrie(), 0
         return super().answers(tree)
 
-@faithful("Falcon", subject=BlockDraft, plain={"a pass a token": one_a_pass, "no cache": Uncached})
+@faithful("Falcon", part="BlockDraft", plain={"a pass a token": one_a_pass, "no cache": Uncached})
 @proves("thm-in-blocks")
 def test_passes(subject):
     "A chain of gamma takes ceil(gamma/k) passes, in every round"
@@ -234,7 +235,7 @@ def test_a_short_context_and_a_failed_pass():
     net.block_features = ask
     assert off(draft, chain(text(3, 9), (1, 2, 0, 1))) < 1e-10
 
-@faithful("Falcon", subject=relaxed_causal_mask, plain={
+@faithful("Falcon", part="relaxed_causal_mask", plain={
     "a causal mask": causal, "independent blocks": blocks_alone, "a bidirectional mask": bidirectional})
 def test_the_relaxed_mask(subject):
     "Row i attends to row j if j is before it or in its block: k x k squares on the diagonal, causal across"
@@ -251,7 +252,7 @@ def the_misses(wrong, share):
     return wrong & (wrong.cumsum(1) <= (share * wrong.sum(1, keepdim=True)).floor())
 def a_run_of_the_text(wrong, share): return glancing_mask(torch.ones_like(wrong), share)
 
-@faithful("Falcon", subject=glancing_mask, plain={
+@faithful("Falcon", part="glancing_mask", plain={
     "a coin for each row": a_coin_for_each, "the misses themselves": the_misses,
     "a share of the text": a_run_of_the_text})
 @proves("prop-glances")
@@ -308,7 +309,7 @@ class OnePass(Falcon):
     def loss(self, batch, at):
         with patch.object(falcon, "glancing_mask", a_run_of_the_text): return super().loss(batch, at)
 
-@faithful("Falcon", subject=Falcon, plain={
+@faithful("Falcon", part="Falcon", plain={
     "no glancing": Unglanced, "features alone": FeaturesAlone, "a coin for each row": CoinGlances,
     "a share of the text": OnePass})
 @proves("prop-glances")
@@ -344,7 +345,7 @@ def siblings_anywhere(shape, k): return block_tree([n for n in shape for _ in ra
 def branches_apart(shape, k): return block_tree((prod(shape), *[1]*(len(shape) - 1)), k)
 def one_path(shape, k): return block_tree([1]*len(shape), k)
 
-@faithful("Falcon", subject=block_tree, plain={
+@faithful("Falcon", part="block_tree", plain={
     "siblings at every level": siblings_anywhere, "branches at the root alone": branches_apart,
     "a chain": one_path})
 def test_trees_in_blocks(subject):
@@ -399,11 +400,9 @@ def test_between_independent_and_sequential():
 
 def independent(law): return lambda earlier: law
 
-WAYS = {"chain, by block": (lambda q: Chain(q, 3), block),
-        "tree, without replacement": (lambda q: StaticTree(q, block_tree((2,), 2)), reject),
-        "tree, drawn, traversal": (lambda q: StaticTree(q, block_tree((2,), 2), independent), traversal)}
-
-def as_stated(drafter): return drafter
+WAYS = {"chain, by block": (dict(parent=(-1, 0, 1, 2)), block),
+        "tree, without replacement": (dict(parent=block_tree((2,), 2)), reject),
+        "tree, drawn, traversal": (dict(parent=block_tree((2,), 2), draw=independent), traversal)}
 
 def as_if_sequential(drafter):
     "Wrong: states rows that have read their block for tokens that were drawn without"
@@ -417,13 +416,14 @@ def as_if_sequential(drafter):
         return tree
     return draft
 
-@faithful("Falcon", subject=as_stated, plain={"rows of a sequential drafter stated": as_if_sequential})
+@faithful("Falcon", plain={"rows of a sequential drafter stated": drafted(as_if_sequential)})
 @pytest.mark.parametrize("way", WAYS)
 def test_other_verifiers(way, subject):
     """Block and traversal verification of a sampled block: three tokens of a vocabulary of two have the
     target's distribution to 1e-12"""
-    (net, target), (drafter, verify) = small(2), WAYS[way]
-    found = loop_law(target, subject(drafter(BlockDraft(net, target))), verify, (0, 1, 1), 3)
+    (net, target), (shape, verify) = small(2), WAYS[way]
+    drafter = subject.drafter(BlockDraft(net, target), shape)
+    found = loop_law(target, drafter, verify, (0, 1, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, check=False), (0, 1, 1), 3)) < 1e-12
 
 def rows_of(q, k=2):

@@ -128,7 +128,8 @@ USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twic
 def small(tmp_path):
     "A repository of two chapters and a module of checks below them"
     for f in ('pyproject.toml', 'settings.ini', 'CITATION.cff', 'CHANGELOG.md'): shutil.copy(ROOT/f, tmp_path)
-    for d in ('specref/core', 'tests'): (tmp_path/d).mkdir(parents=True)
+    for d in ('specref/core', 'tests', 'docs'): (tmp_path/d).mkdir(parents=True)
+    (tmp_path/'docs/refs.bib').write_text('@misc{first2023,\n}\n')
     shutil.copy(ROOT/'specref/__init__.py', tmp_path/'specref')
     write(tmp_path, '00_law', *LAW)
     write(tmp_path, '01_use', *USE)
@@ -150,6 +151,9 @@ def both(*plants):
         for p in plants: p(root)
     return plant
 
+table = both(file('specref/app/systems.py', 'SYSTEMS = {"chain": chain_system(2, "first2023")}\n'))
+def faithful_test(how): return file('tests/test_chain.py', f'@faithful({how})\ndef test_chain(): pass\n')
+
 PLANTS = {
     'another version in settings.ini': (house.mirror, swap('settings.ini', 'version = ', 'version = 9.')),
     'a module that imports upward': (
@@ -166,15 +170,21 @@ PLANTS = {
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
     'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),
     'a test of no theorem': (house.unproved, swap('tests/test_law.py', 'thm-two', 'thm-ten')),
-    'a system without its test': (
-        house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'))),
-    'a test that no plainer part fails': (
-        house.unfaithful, both(file('specref/app/systems.py', 'SYSTEMS = {"chain": None}\n'),
-                               file('tests/test_chain.py', '@faithful("chain")\ndef test_chain(): pass\n'))),
+    'a system without its test': (house.unfaithful, table),
+    'a test of a part alone': (
+        house.unfaithful, both(table, faithful_test('"chain", part="Chain", plain={"a star": 1}'))),
+    'a test of a subject made by hand': (
+        house.unfaithful, both(table, faithful_test('"chain", subject=Chain, plain={"a star": 1}'))),
+    'a test that nothing plainer fails': (house.unfaithful, both(table, faithful_test('"chain"'))),
+    'a test of a system of no table': (house.unfaithful, faithful_test('"star", plain={"a chain": 1}')),
     'a framework behind a first chapter': (
         house.heavy, both(file('specref/core/big.py', 'import torch\n\nx = torch\n'),
                           file('specref/core/law.py', 'from .big import x\n\ntwice = x\n'))),
 }
+
+def test_a_faithful_system_violates_nothing(small):
+    both(table, faithful_test('"chain", plain={"a star": 1}'))(small)
+    none(house.unfaithful(small))
 
 @pytest.mark.parametrize('what', PLANTS)
 def test_rule_detects_a_violation(small, what):

@@ -1,5 +1,6 @@
 "31a_hydra: inputs of a head, one evaluation a path, prefix rows fed once, balanced weights, candidates"
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ class OwnHead(Hydra):
         super().__init__(base, **kw)
         for lm in self.lm: lm.reset_parameters()
 
-@faithful("Hydra", subject=Hydra, plain={
+@faithful("Hydra", part="Hydra", plain={
     "no draft token": WithoutTokens, "the newest token alone": NewestToken, "a random step": RandomStep,
     "a random head": OwnHead})
 @pytest.mark.parametrize("layers", [1, 4])
@@ -87,7 +88,7 @@ class OneNewLayer(HydraPlus):
     "Two residual layers a head: the second block applied once"
     def logits(self, s, i): return module_at(self.lm, i)(self.again[i](self.first[i](s)))
 
-@faithful("Hydra++", subject=HydraPlus, plain={
+@faithful("Hydra++", part="HydraPlus", plain={
     "no prefix layer": WithoutPrefix, "no last norm": WithoutNorm, "one residual layer": OneLayer,
     "two residual layers": OneNewLayer})
 def test_four_layers_and_a_prefix_layer_of_llama(subject):
@@ -117,7 +118,7 @@ class OneTable(MLPSpeculator):
         super().__init__(base, stages, **kw)
         for i in range(len(self.emb)): self.emb[i] = self.emb[0]
 
-@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+@faithful("MLP Speculator", part="MLPSpeculator", plain={
     "the target's embedding": TargetTables, "one embedding": OneTable})
 def test_the_speculators_tables_are_its_own(subject):
     "An embedding, a head and a norm for each stage, none of the target's"
@@ -157,7 +158,7 @@ class HalfAtEachStage(MLPSpeculator):
         super().__init__(base, **kw)
         self.w_s, self.weight = .5**.5, (kw.get("inner", base.d)/2)**.5
 
-@faithful("MLP Speculator", subject=MLPSpeculator, plain={
+@faithful("MLP Speculator", part="MLPSpeculator", plain={
     "no weight": EqualTerms, "the state as it is": UnscaledInput, "a half at each stage": HalfAtEachStage})
 @proves("prop-half")
 @pytest.mark.parametrize("stages", [3, 5])
@@ -187,7 +188,9 @@ def test_the_norm_subtracts_no_mean():
 
 # Paths
 
-def as_it_is(model): return model
+def drafting(change):
+    "A recipe whose draft model is changed"
+    return lambda recipe: replace(recipe, draft_model=change(recipe.draft_model))
 
 def forgetful(model):
     "Runs every head again in each call"
@@ -205,16 +208,15 @@ def one_by_one(model):
     return OneByOne
 
 @proves("thm-paths")
-@faithful("Hydra", "Hydra++", "MLP Speculator", subject=as_it_is, plain={
-    "no memory of the paths": forgetful, "a pass for each path": one_by_one})
-@pytest.mark.parametrize("family", FAMILIES)
+@faithful("Hydra", "Hydra++", "MLP Speculator", plain={
+    "no memory of the paths": drafting(forgetful), "a pass for each path": drafting(one_by_one)})
 @settings(max_examples=10, **first_failure)
 @given(st.lists(st.tuples(shapes(6), st.lists(st.integers(0, 2), min_size=6, max_size=6)), min_size=2,
                 max_size=2))
-def test_each_path_is_evaluated_once(family, subject, trees):
+def test_each_path_is_evaluated_once(subject, trees):
     "A head is evaluated once for each distinct path of a context, in one pass for each depth"
-    base, (make, model) = target_on(), FAMILIES[family]
-    draft, seen = subject(model)(network(make, base), reader(base)), set()
+    base, recipe, seen = target_on(), subject.recipe, set()
+    draft = recipe.draft_model(network(recipe.make, base), reader(base))
     for parent, tokens in (*trees, trees[0]):
         tree, before = Tree(CTX), draft.meter.copy()
         for u, x in zip(parent[1:], tokens):
@@ -222,7 +224,7 @@ def test_each_path_is_evaluated_once(family, subject, trees):
         draft(tree)
         paths = {tree.path(i) for i in range(len(tree))}
         spent, new = draft.meter - before, paths - seen
-        prefix = len(CTX) - 1 if not seen and family == "hydra++" else 0   # the rows of the prefix
+        prefix = len(CTX) - 1 if not seen and subject.name == "Hydra++" else 0   # the rows of the prefix
         assert spent.tokens == len(new) + prefix
         assert spent.calls == len({len(path) for path in new}) + bool(prefix)
         seen |= paths
@@ -237,7 +239,7 @@ class RowByRow(PrefixDraft):
     def read(self, start, end, ctx):
         for r in range(start, end): super().read(r, r + 1, ctx)
 
-@faithful("Hydra++", subject=PrefixDraft, plain={
+@faithful("Hydra++", part="PrefixDraft", plain={
     "the whole prefix in every round": WholePrefix, "a pass for each row": RowByRow})
 def test_the_prefix_layer_reads_new_rows_only(subject):
     "Each round feeds the rows that were accepted since, and no others"
@@ -269,7 +271,7 @@ def by_last_token(model, ks, n, exact):
         return add_paths(Tree(ctx), [every.path(i) for i in best], model.V, rng, exact)
     return draft
 
-@faithful("MLP Speculator", subject=CandidateTree, plain={
+@faithful("MLP Speculator", part="CandidateTree", plain={
     "every sequence": every_sequence, "the likeliest chain": likeliest_chain,
     "the last token's probability": by_last_token})
 @settings(max_examples=20, **first_failure)

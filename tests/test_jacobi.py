@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, seeds
+from published import drafted, having
 from specref.core.law import one_hot
 from specref.core.loop import autoregressive, bounded, generate, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import TableModel, random_table, target_law
 from specref.draft.jacobi import Jacobi, ResampledJacobi, jacobi, jacobi_sweep
-from specref.draft.lookup import PromptLookup
 from specref.models.embedded import embedded, prompts
 from specref.verify.block import block
 from specref.verify.reject import reject
@@ -168,16 +168,18 @@ class Shifted(Jacobi):
         return replace(after, iterate=round.tokens[-1:] + after.iterate[:-1])
 
 
-@faithful("Jacobi", subject=Jacobi,
-          plain={"restarts": Restarted, "shifted by one place": Shifted, "prompt lookup": PromptLookup})
+@faithful("Jacobi", plain={"restarts": drafted(Restarted), "prompt lookup": "prompt lookup",
+                           "shifted by one place": drafted(Shifted)})
 def test_the_target_drafts_for_itself(subject):
     "Greedy, in double precision: the text of plain decoding; each draft is the previous round's argmax"
     prompt, m = prompts("code", 1)[0], 16
     (g, ys), target, out = greedy_run(prompt, m), fresh(), ()
     assert ys[-1] == g and all(exact_prefix(y, g) >= min(i, m) for i, y in enumerate(ys))
-    for t, r in enumerate(rounds(target, subject(target.V, m), reject, prompt, Seeded(0)), 1):
+    system = subject(target, gamma=m)
+    for t, r in enumerate(rounds(target, system.drafter, system.verify, prompt, Seeded(0)), 1):
         assert r.tree.path(len(r.tree) - 1) == ys[t-1][len(out):m-1]
         out += r.tokens
         if len(out) == m: break
     assert out == g and len(ys) - 1 in (t, t + 1) and target.meter.calls == t
-    assert len(generate(target, subject(512, m, tuple(g)), reject, prompt, m, Seeded(0)).ledger.rounds) == 1
+    from_the_text = having(start=lambda start: tuple(g))(system)
+    assert len(from_the_text(target, prompt, m, Seeded(0)).ledger.rounds) == 1

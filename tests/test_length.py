@@ -15,6 +15,7 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, laws, models, pairs, proves, seeds
+from published import drafted, having, maker
 from specref.core.cost import Costs
 from specref.core.law import exact, overlap
 from specref.core.loop import Round, Verdict, clip, loop_law, rounds
@@ -165,16 +166,15 @@ class Halved(HeuristicLength):
         return super().learn(round) if all_accepted else replace(self, k=max(1, self.k//2))
 
 
-@faithful("heuristic length", subject=HeuristicLength, plain={"constant": ConstantLength, "halved": Halved})
+@faithful("heuristic length", plain={
+    "constant": having(schedule=ConstantLength), "halved": having(schedule=Halved)})
 def test_heuristic_is_transformers(subject, monkeypatch):
     "The same number of tokens after every round as transformers' own update"
-    theirs, ours = Theirs(monkeypatch, "heuristic", 5, None), subject(5)
+    theirs, ours = Theirs(monkeypatch, "heuristic", 5, None), subject(constant(1, 1), gamma=40).drafter
     for probs, round in played(0):
         theirs.update(probs, round.verdict.node)
         ours = ours.learn(round)
-        assert ours.k == theirs.k
-        tree = ScheduledChain(constant(1, 1), ours, 40)((0,), Seeded(0))
-        assert len(tree) - 1 == ours.k
+        assert ours.schedule.k == theirs.k == len(ours((0,), Seeded(0))) - 1
 
 
 class Symmetric(ConfidenceLength):
@@ -186,17 +186,22 @@ class Symmetric(ConfidenceLength):
         return replace(after, threshold=float(levels[np.argmin(fpr + 1 - tpr)]))
 
 
-def fixed_confidence(threshold): return ConfidenceLength(threshold, adaptive=False)
+def confidence(change):
+    "The rule of confidence changed, beside the most tokens of a round"
+    return having(schedule=lambda both: AllOf((both.schedules[0], maker(change)(both.schedules[1]))))
 
 
-@faithful("confidence length", subject=ConfidenceLength,
-          plain={"fixed": fixed_confidence, "symmetric": Symmetric})
+@faithful("confidence length", plain={
+    "fixed": confidence(lambda rule: replace(rule, adaptive=False)),
+    "symmetric": confidence(Symmetric)})
 def test_confidence_is_transformers(subject, monkeypatch):
     "Samples and threshold after every round are those of transformers' own update, and so is where it stops"
-    theirs, ours = Theirs(monkeypatch, "constant", 20, .4), subject(.4)
+    theirs, drafter = Theirs(monkeypatch, "constant", 20, .4), subject(constant(1, 1), gamma=20).drafter
     for probs, round in played(1):
         theirs.update(probs, round.verdict.node)
-        ours = ours.learn(round)
+        drafter = drafter.learn(round)
+        most, ours = drafter.schedule.schedules
+        assert most.k == 20 == drafter.most
         assert (list(ours.probs), list(ours.matches)) == (theirs.own.probs, theirs.own.matches)
         assert ours.threshold == theirs.threshold
         stops = ConfidenceCriteria(theirs.threshold)
@@ -233,10 +238,11 @@ def test_acceptance_from_divergence(p, q):
     assert overlap(p, q) >= 1 - sqrt(kappa / 2 * entropy(q)) - 1e-9
 
 
-def stop_lengths(schedule, rows, most=40):
+def stop_lengths(drafter, rows, most=40):
     "How many tokens are drafted where row i has the distribution rows[i], for 20 seeds"
     draft = TableModel(len(rows[0]), lambda text: rows[(len(text) - 1) % len(rows)])
-    return [len(ScheduledChain(draft, schedule, most)((0,), Seeded(i))) - 1 for i in range(20)]
+    drafter = replace(drafter, model=draft, most=most)
+    return [len(drafter((0,), Seeded(i))) - 1 for i in range(20)]
 
 
 ROWS = [np.array(w) / sum(w) for w in ([96, 2, 1, 1], [97, 1, 1, 1], [90, 9, .5, .5], [1, 1, 1, 1])]
@@ -247,33 +253,36 @@ class NextRow(EntropyLength):
     def more(self, tree, q): return sqrt(self.scale * entropy(q(len(tree) - 1))) <= self.threshold
 
 
-@faithful("SVIP", subject=EntropyLength,
-          plain={"confidence": lambda: ConfidenceLength(.7, False), "next row": NextRow})
+@faithful("SVIP", plain={"confidence": having(schedule=lambda rule: ConfidenceLength(.7, False)),
+                         "next row": having(schedule=NextRow)})
 def test_svip_keeps_the_token_of_the_uncertain_row(subject):
     "It stops after the token of the first row with sqrt(.15 H) > .3, whichever token was drawn"
     for start in range(4):
         rows = ROWS[start:] + ROWS[:start]
         stop = next(i for i, q in enumerate(rows) if torch.sqrt(
             .15 * torch.distributions.Categorical(torch.tensor(q)).entropy()) > .3)
-        assert stop_lengths(subject(), rows) == [stop + 1] * 20
+        assert stop_lengths(subject(constant(1)).drafter, rows) == [stop + 1] * 20
 
 
 class Fixed(AdaEDL):
     def learn(self, round): return self
 
 
-@faithful("AdaEDL", subject=AdaEDL, plain={"fixed": Fixed, "SVIP": lambda: EntropyLength(.2, .6)})
+@faithful("AdaEDL", plain={"fixed": having(schedule=Fixed),
+                           "SVIP": having(schedule=lambda rule: EntropyLength(rule.scale, .6))})
 def test_adaedl_adapts_its_threshold(subject):
     "It draws while 1 - sqrt(γ H) of the next row is at least λ; λ follows the acceptance rate of past rounds"
-    schedule, lam, rate = subject(), .4, .9
+    drafter, lam, rate = subject(constant(1), gamma=20).drafter, .4, .9
     for probs, round in played(2):
-        assert stop_lengths(schedule, ROWS[2:], 20)[0] == (1 if 1 - sqrt(.2 * np.log(4)) < lam else 20)
+        assert stop_lengths(drafter, ROWS[2:], 20)[0] == (1 if 1 - sqrt(.2 * np.log(4)) < lam else 20)
         rate = (rate + round.verdict.node / len(probs)) / 2
         lam = .9 * lam + .1 * (lam + .01 if rate < .9 else lam - .01)
-        schedule = schedule.learn(round)
-        assert abs(schedule.threshold - lam) < 1e-12
-    for high in (.48, .46): assert stop_lengths(replace(schedule, threshold=high), ROWS[2:], 20)[0] == (
-        1 if 1 - sqrt(.2 * np.log(4)) < high else 20)
+        drafter = drafter.learn(round)
+        assert abs(drafter.schedule.threshold - lam) < 1e-12
+    for high in (.48, .46):
+        schedule = replace(drafter.schedule, threshold=high)
+        stop = 1 if 1 - sqrt(.2 * np.log(4)) < high else 20
+        assert stop_lengths(replace(drafter, schedule=schedule), ROWS[2:], 20)[0] == stop
 
 
 def test_the_threshold_stays_where_a_full_draft_was_accepted():
@@ -427,19 +436,22 @@ class Warped(ScheduledChain):
         return tree
 
 
-@faithful("confidence length", "SVIP", "AdaEDL", subject=ScheduledChain, plain={"warped rows": Warped})
+FAILS = {   # the rule of each schedule: the row fails it, and it is that of the token after a node
+    "confidence length": (lambda row: max(row) < .4, False),
+    "SVIP": (lambda row: .15*entropy(row) > .3**2, False),
+    "AdaEDL": (lambda row: 1 - sqrt(.2*entropy(row)) < .4, True)}
+
+
+@faithful("confidence length", "SVIP", "AdaEDL", plain={"warped rows": drafted(Warped)})
 def test_a_greedy_draft_is_ended_by_the_rows_before_the_warp(subject):
     "The likeliest tokens, up to the first whose row fails the rule; a point mass never fails it"
-    draft, lengths = random_table(4, seed=3, zeros=False), []
-    rules = {"confidence": (ConfidenceLength(.4), lambda row: max(row) < .4),
-             "SVIP": (EntropyLength(), lambda row: .15 * entropy(row) > .3**2),
-             "AdaEDL": (AdaEDL(threshold=.55), lambda row: 1 - sqrt(.2 * entropy(row)) < .55)}
-    for rule, (schedule, ends) in rules.items():
-        tree = subject(GreedyModel(draft), schedule, 5)((0,), Seeded(0))
+    lengths, (fails, of_next) = [], FAILS[subject.name]
+    for seed in range(8):
+        draft = random_table(8, seed, zeros=False)
+        tree = subject(GreedyModel(draft), gamma=5).drafter((0,), Seeded(0))
         rows = [draft.law(tree.text(i)) for i in range(len(tree))]
         assert tree.path(len(tree) - 1) == tuple(int(np.argmax(row)) for row in rows[:-1])
-        read = rows[1:] if rule == "AdaEDL" else rows[:-1]   # of the next token, or of the last
-        failed = [ends(row) for row in read]
+        failed = [fails(row) for row in (rows[1:] if of_next else rows[:-1])]
         assert not any(failed[:-1]) and (failed[-1] or len(tree) == 6)
         lengths.append(len(tree))
     assert min(lengths) < 6

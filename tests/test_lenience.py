@@ -8,10 +8,11 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, target_contract
-from helpers import CANON, DRAWS, cold, constant, draws, laws, models, pairs, proves, seeds, sizes
+from helpers import CANON, DRAWS, cold, constant, draws, faithful, laws, models, pairs, proves, seeds, sizes
+from published import drafted, having, verified
 from verify_helpers import as_dict
 from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
-from specref.core.law import exact, greedy, overlap, residual, tv
+from specref.core.law import exact, greedy, normalize, overlap, residual, tv
 from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, GreedyModel,
                                   bild_rollback, cascade, ensemble, entropy, lenient, lenient_greedy,
                                   position_distances, raw_law, reject_toward, standard_rule, text_law,
@@ -584,3 +585,60 @@ def test_parity_with_transformers():  # noqa: PLR0915  one body: the patches sha
             tree.add(0, x, q)
             assert rule([p, p], tree, verdict_tape([0, u], [.5, .5])).node == int(n)
             np.testing.assert_allclose(seen[0], p if n else rule.otherwise(p, q), atol=1e-6)
+
+
+# The rules of the table, by name
+
+HALF = F(1, 2)
+ONE_TOKEN = {   # the share of the draft's row that is accepted, and the distribution otherwise
+    "lenience": lambda p, q: (np.minimum(q, 2*p), residual(p, q)),
+    "ensemble": lambda p, q: (np.minimum(q, HALF*p + HALF*q), residual(HALF*p + HALF*q, q))}
+
+
+@faithful("lenience", "ensemble", plain={
+    "the exact rule": "speculative sampling", ("lenience", "half and half"): "ensemble",
+    ("ensemble", "half is enough"): "lenience"})
+def test_the_sampled_rules_of_the_table(subject):
+    "The distribution of a token after a draft of one"
+    for seed in range(4):
+        (p, target), (q, draft) = ((m.law((0,)), m) for m in (random_table(4, 2*seed + i) for i in range(2)))
+        system, (accepted, otherwise) = subject(draft, gamma=1), ONE_TOKEN[subject.name](p, q)
+        want = as_dict(accepted + (1 - accepted.sum()) * otherwise)
+        assert loop_law(target, system.drafter, system.verify, (0,), 1).of(lambda text: text[0]) == want
+
+
+@faithful("greedy lenience", plain={
+    "the likeliest token": verified(lenient_greedy(1)), "three tokens within a nat": "SpecDec",
+    "a threshold of the entropy": "typical acceptance"})
+def test_half_of_the_largest_probability_is_enough(subject):
+    "Of every row; a rejected token is replaced by the likeliest"
+    rule = subject(constant(1, 1)).verify
+    for seed in range(40):
+        p, every = random_table(6, seed).law((0,)), exact(*[1]*6)
+        assert [*(rule.accepted(p, every) > 0)] == [*(2*p >= p.max())]
+        assert [*rule.otherwise(p, every)] == [*greedy(p)]
+
+
+def sharp(seed): return TableModel(5, lambda text: normalize(random_table(5, seed).law(text)**3))
+
+
+@faithful("BiLD", plain={
+    "no rollback": verified(bild_rollback(inf)), "the likeliest token alone": verified(bild_rollback(0)),
+    "no fallback": drafted(lambda bild: Chain(GreedyModel(bild.model), bild.gamma)),
+    "no least share": having(fallback=lambda share: 0), "a sampled draft": "speculative sampling"})
+def test_bild_falls_back_and_rolls_back(subject):
+    """The draft ends where no token has .6, and is taken back to the first token that costs the target more
+    than 3 nats, where the target's own likeliest stands"""
+    ends = set()
+    for seed in range(24):
+        target, draft, path = GreedyModel(sharp(2*seed)), sharp(2*seed + 1), ()
+        system = subject(draft, gamma=4)
+        round = next(rounds(target, system.drafter, system.verify, (0,), Seeded(0)))
+        while len(path) < 4 and max(q := draft.law((0, *path))) >= F(6, 10): path += int(np.argmax(q)),
+        rows = [target.model.law((0, *path[:i])).astype(float) for i in range(len(path) + 1)]
+        good = [x == np.argmax(p) or -np.log(max(p[x], 1e-99)) <= 3 for p, x in zip(rows, path)]
+        kept = [*good, False].index(False)
+        assert round.tree.path(len(round.tree) - 1) == path
+        assert round.tokens == (*path[:kept], int(np.argmax(rows[kept])))
+        ends |= {(len(path) < 4, kept < len(path), any(x != np.argmax(p) for p, x in zip(rows, path[:kept])))}
+    assert all(len(set(cases)) == 2 for cases in zip(*ends))

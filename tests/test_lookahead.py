@@ -9,8 +9,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import cold, faithful, models, proves, seeds
-from specref.app.systems import SYSTEMS
-from specref.core.loop import Round, System, Verdict, autoregressive, bounded, generate, loop_law, match
+from published import drafted
+from specref.core.loop import Round, Verdict, autoregressive, bounded, loop_law, match
 from specref.core.loop import rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import random_table, target_law
@@ -75,7 +75,7 @@ def columns(tree, rows):
 
 
 @proves("thm-comb")
-@faithful("Lookahead", subject=window_probes, plain={"rows as chains": chains, "columns as chains": columns})
+@faithful("Lookahead", part="window_probes", plain={"rows as chains": chains, "columns as chains": columns})
 def test_a_cell_has_the_logits_of_its_text(subject, monkeypatch):
     "Float64, drafts in the same pass: the logits of cell (r, c) are those of its own text"
     monkeypatch.setattr("specref.draft.lookahead.window_probes", subject)
@@ -166,14 +166,15 @@ class Unshifted(Lookahead):
         return replace(after, rows=((round.tokens[0], *after.rows[0][:-1]),))
 
 
-@faithful("Lookahead", subject=Lookahead, plain={"the prompt": Still, "not shifted": Unshifted})
+@faithful("Lookahead", plain={"the prompt": drafted(Still), "not shifted": drafted(Unshifted)})
 @settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(1, 6), contexts)
 @example(0, 4, (0, 1))
 def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
     "N = 2: row 0 of the next round is the Jacobi iterate of this one, without the emitted token"
     target = cold(random_table(3, seed, zeros=False))
-    for drafter, round, after in run(target, subject(3, W, 2, 1, exact=True), ctx, 6):
+    one_row = subject.drafter(target, dict(N=2, G=1), gamma=W, exact=True)
+    for drafter, round, after in run(target, one_row, ctx, 6):
         y = drafter.with_window(ctx).rows[0]
         iterate = [int(np.argmax(target.law((*round.tree.ctx, *y[:i])))) for i in range(W)]
         assert after.rows == (tuple(iterate[1:]),) and iterate[0] == round.tokens[0]
@@ -200,13 +201,12 @@ class NoPool(Lookahead):
     def __call__(self, ctx, rng): return window_probes(Tree(ctx), self.with_window(ctx).rows)
 
 
-@faithful("Lookahead", subject=SYSTEMS["Lookahead"], plain={
-    "no pool": lambda model: System("", NoPool(model.V), reject), "prompt lookup": SYSTEMS["prompt lookup"]})
+@faithful("Lookahead", plain={"no pool": drafted(NoPool), "prompt lookup": "prompt lookup"})
 def test_one_call_a_round(subject):
     "Window and drafts are one pass, with fewer rounds than tokens; n-grams that no text has are accepted"
     model, prompt = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1, seed=1)[0]
     model(Tree(prompt[:-1]))
-    out = generate(model, subject(model).drafter, reject, prompt, 16, Seeded(1))
+    out = subject(model)(model, prompt, 16, Seeded(1))
     work, n = out.ledger.models["target"], len(out.ledger.rounds)
     assert work.calls == n < 12 and work.tokens <= n*14*4 + out.ledger.num_accepted_tokens
     assert out == autoregressive(model, prompt, 16, Seeded(1))

@@ -4,14 +4,14 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves, seeds
+from published import having
 from specref.core.law import one_hot
-from specref.core.loop import System, as_drafter, loop_law, match, rounds
+from specref.core.loop import as_drafter, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
 from specref.core.target import target_law
 from specref.core.tree import Tree
 from specref.draft.lookup import IncrementalReader, MostFrequent, NgramPlaces, PromptLookup, continuation
 from specref.draft.lookup import first_place, last_place, longest_ending
-from specref.app.systems import SYSTEMS
 from specref.models.embedded import embedded, prompts
 from specref.verify.reject import reject
 
@@ -210,18 +210,15 @@ def test_a_share_at_equality():
     assert [MostFrequent(100, share)(range(100), text, 1) for share in (.07, .08)] == [0, None]
 
 
-def from_place(take): return lambda draft: System("", PromptLookup(draft.V, take=take, hits=2), reject)
-
-
-@faithful("n-gram map", subject=SYSTEMS["n-gram map"],
-          plain={"prompt lookup": SYSTEMS["prompt lookup"],
-                 "the first place": from_place(first_place), "the last place": from_place(last_place)})
+@faithful("n-gram map", plain={
+    "prompt lookup": "prompt lookup", "the first place": having(take=lambda most_frequent: first_place),
+    "the last place": having(take=lambda most_frequent: last_place)})
 def test_the_map_on_a_transformers_text(subject):
     "Every draft of a real run continues an ending that occurred twice, and no continuation is more frequent"
     target, (a, b, c, d) = embedded(temperature=0), prompts("english", 4, 12)
     prompt = a + b + a + c + a + c + a + d + a   # first b, then c twice, at last d
-    drafter, offered = subject(target).drafter, 0
-    for _, r in zip(range(10), rounds(target, drafter, reject, prompt, Seeded(0))):
+    system, offered = subject(target), 0
+    for _, r in zip(range(10), rounds(target, system.drafter, system.verify, prompt, Seeded(0))):
         text, draft = r.tree.ctx, tuple(r.tree.token[1:])
         tails = [text[e:e+10] for e in by_search(text, 3, hits=2)[1]]
         assert draft == max(tails, key=tails.count, default=()) and (not draft or len(tails) > 1)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 
 from helpers import faithful, pairs, proves, refuses, tiny
+from published import drafted, having, verified
 from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -22,8 +23,8 @@ from specref.train.branching import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel, train_network
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
-                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_model,
-                                 space_target, with_mask)
+                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
+                                 with_mask)
 from specref.train.medusa import Medusa
 from specref.verify.reject import Chain, reject
 
@@ -48,7 +49,7 @@ def drafting(net, temperature=.7, make=PassDraft):
 
 # What is trained
 
-@faithful("PaSS", subject=PaSS, plain={"heads on the last state": Medusa})
+@faithful("PaSS", part="PaSS", plain={"heads on the last state": Medusa})
 def test_what_is_trained(subject):
     "L d numbers, and a step of training changes nothing else"
     base = TargetModel(tiny(V, layers=3).float())
@@ -83,7 +84,7 @@ class EarlyLabels(PaSS):
         y = group_labels(x, cuts - 1, L)
         return F.cross_entropy(self.groups(x, cuts, L)[1].flatten(0, 2), y.flatten())
 
-@faithful("PaSS", subject=PaSS, plain={"the token of the slot's own place": EarlyLabels})
+@faithful("PaSS", part="PaSS", plain={"the token of the slot's own place": EarlyLabels})
 def test_the_loss_by_hand(subject):
     "With all places cut"
     net, x = network(subject, cuts=99), texts(2, 8)
@@ -115,7 +116,7 @@ def slots_in_the_text(x, cuts, slots):
     later = (at[:, None] < at[:, :, None]) & (torch.arange(at.shape[1]) >= x.shape[1])
     return tokens, at, see | later
 
-@faithful("PaSS", "SPACE", subject=append_groups, plain={
+@faithful("PaSS", "SPACE", part="append_groups", plain={
     "groups that see other groups": seen_by_all, "slots that later tokens see": slots_in_the_text})
 @proves("thm-groups")
 def test_groups_are_separate_texts(subject, monkeypatch):
@@ -130,9 +131,6 @@ def test_groups_are_separate_texts(subject, monkeypatch):
             alone = torch.cat([x[n, :cuts[n, m] + 1], slots])[None]
             assert torch.allclose(groups[n, m], model(input_ids=alone).logits[0, -2:], atol=1e-10)
 
-class Untouched(ModelView):
-    "The target as it is"
-    def __call__(self, tree): return self.model(tree)
 class StoredSlots(ModelView):
     "Wrong: slots of the first drafting call stay in the cache, before all later tokens"
     def __call__(self, tree):
@@ -140,17 +138,17 @@ class StoredSlots(ModelView):
         for u, x in zip(tree.parent[1:], tree.token[1:]): kept.add(u, x)
         return self.model(kept)
 
-@faithful("PaSS", subject=Untouched, plain={"slots that later tokens see": StoredSlots})
 @proves("thm-groups")
-def test_slots_leave_nothing_behind(subject):
-    "After drafting calls the rows of the target are those of plain passes"
+@pytest.mark.parametrize("view, nothing", [(lambda target: target, True), (StoredSlots, False)])
+def test_slots_leave_nothing_behind(view, nothing):
+    "After drafting calls the rows of the target are those of plain passes; with stored slots they are not"
     net = network()
     draft = drafting(net, 1.)
-    run = rounds(subject(draft.target), Chain(draft, L + 1), reject, (0, 1, 2), Seeded(0))
+    run = rounds(view(draft.target), Chain(draft, L + 1), reject, (0, 1, 2), Seeded(0))
     plain = HFModel(net.base[0].model, check=False)
-    for _, round in zip(range(6), run):
-        for i in range(len(round.tree)):
-            assert np.allclose(round.p[i], plain.law(round.tree.text(i)), atol=1e-9)
+    same = [np.allclose(round.p[i], plain.law(round.tree.text(i)), atol=1e-9)
+            for _, round in zip(range(6), run) for i in range(len(round.tree))]
+    assert all(same) == nothing
 
 # PaSS decodes
 
@@ -162,16 +160,18 @@ class HeadsAlone(SlotRows):
         rows = super().__call__(shifted)
         return [rows[min(d + 1, len(rows) - 1)] for d in tree.depth]
 
-@faithful("PaSS", subject=SlotRows, plain={"slots without the exact token": HeadsAlone})
+def by_slots(make): return having(model=lambda draft: make(draft.target, draft.slots))
+
+@faithful("PaSS", plain={"slots without the exact token": by_slots(HeadsAlone)})
 @proves("prop-first-edge")
 def test_the_first_token_is_exact(subject):
     "Its edge states p, and it is never rejected; by enumeration"
     for seed in range(4):
         target = random_table(3, seed)
-        drafter = Chain(subject(target, (3, 4)), 2)
+        system = subject(SlotRows(target, (3, 4)), gamma=2)
         def first(rng):
-            tree = drafter((0,), rng.draft)
-            return tuple(tree.law[1]), reject(target(tree), tree, rng.verify).node > 0
+            tree = system.drafter((0,), rng.draft)
+            return tuple(tree.law[1]), system.verify(target(tree), tree, rng.verify).node > 0
         found = law_of(lambda rng: first(rng.at(0)))
         assert found == {(tuple(target.law((0,))), True): 1}
 
@@ -207,31 +207,33 @@ class WastedToken(SlotRows):
         rows = self.target(slot_chain(tree.ctx[:-1], self.slots))
         return [rows[min(d + 1, len(self.slots))] for d in tree.depth]
 
-@faithful("PaSS", subject=SlotRows, plain={"the exact token not offered": WastedToken})
+@faithful("PaSS", plain={"the exact token not offered": by_slots(WastedToken)})
 @proves("thm-two-calls")
 def test_two_to_l_plus_two_tokens_in_two_calls(subject):
     "The mean in fractions, two calls of the target a round, and the bounds"
     for seed in range(4):
-        target, slots = random_table(3, seed), (3, 4)
-        drafter = Chain(subject(target, slots), 3)
-        count = lambda rng: len(next(rounds(target, drafter, reject, (0, 1), rng)).tokens)
+        target = random_table(3, seed)
+        system = subject(SlotRows(target, (3, 4)), gamma=3)
+        count = lambda rng: len(next(rounds(target, system.drafter, system.verify, (0, 1), rng)).tokens)
         found = law_of(count)
         rows = after_slots(target, (0, 1), 2)
         assert found.keys() <= {2, 3, 4} and found.mean() == expected(target, (0, 1), rows)
-    run = generate(target, Chain(subject(target, slots), 3), reject, (0, 1), 30, Seeded(0))
+    run = subject(SlotRows(target, (3, 4)), gamma=3)(target, (0, 1), 30, Seeded(0))
     calls = run.ledger.models["target"].calls
     assert calls == 2 * len(run.ledger.rounds) <= 30
 
-@faithful("PaSS", subject=reject, plain={"SPACE's released rule": redraw})
+@faithful("PaSS", plain={"SPACE's released rule": verified(redraw)})
 def test_any_slots_give_the_targets_text(subject):
     "Random tables in fractions, and random embeddings on a transformer with its cache"
     for seed in range(3):
         target = random_table(3, seed)
-        found = loop_law(target, Chain(SlotRows(target, (3, 4)), 3), subject, (0,), 4)
+        system = subject(SlotRows(target, (3, 4)), gamma=3)
+        found = loop_law(target, system.drafter, system.verify, (0,), 4)
         assert found == target_law(target, (0,), 4)
     net = network()
     draft, plain = drafting(net), HFModel(net.base[0].model, .7, check=False)
-    found = loop_law(draft.target, Chain(draft, 2), subject, (0, 1), 3)
+    system = subject(draft, gamma=2)
+    found = loop_law(draft.target, system.drafter, system.verify, (0, 1), 3)
     assert tv_outcomes(found, target_law(plain, (0, 1), 3)) < 1e-12
 
 class SlotsShifted(PassDraft):
@@ -240,7 +242,7 @@ class SlotsShifted(PassDraft):
         rows = super().answers(tree)
         return [rows[max(d - 1, 0)] for d in range(len(rows))]
 
-@faithful("PaSS", subject=PassDraft, plain={"slots a place late": SlotsShifted})
+@faithful("PaSS", part="PassDraft", plain={"slots a place late": SlotsShifted})
 @proves("thm-groups")
 def test_rows_of_drafting_are_those_of_training(subject):
     "Contexts that grow, go back and differ, of any length; whatever was drafted"
@@ -288,7 +290,7 @@ class LateRows(Space):
     "Wrong: the rows of the group behind the context, whatever was accepted"
     def learn(self, round): return super().learn(replace(round, verdict=replace(round.verdict, node=0)))
 
-@faithful("SPACE", subject=Space, plain={"masks that see another group": SharedGroups,
+@faithful("SPACE", part="Space", plain={"masks that see another group": SharedGroups,
                                          "the first group's rows": LateRows})
 @proves("thm-fused")
 def test_the_next_rows_are_those_of_a_separate_pass(subject):
@@ -303,31 +305,30 @@ def test_the_next_rows_are_those_of_a_separate_pass(subject):
         accepted.add(round.verdict.node)
         if accepted == {0, 1, 2}: break
 
-def two_phases(target, k): return Chain(SlotRows(target, (3,) * k), k + 1)
-def fused(target, k): return Space(3, k)
-
-@faithful("SPACE", subject=fused, plain={"a drafting call and a validation call": two_phases})
+@faithful("SPACE", plain={"a drafting call and a validation call": drafted(
+    lambda space: Chain(SlotRows(random_table(3, seed=1), (0,) * space.k), space.k + 1))})
 @proves("thm-fused")
 def test_one_call_a_step(subject):
     "Of (k + 1)² rows, from the second step on; 1 to k + 1 tokens"
     target, k = random_table(3, seed=1), 2
-    run = generate(target, subject(target, k), reject, (0,), 40, Seeded(0))
+    run = subject(target, gamma=k)(target, (0,), 40, Seeded(0))
     assert run.ledger.models["target"].calls == len(run.ledger.rounds)
     assert {*run.ledger.column("drafted")[1:]} == {k} and {*run.ledger.column("emitted")[:-1]} <= {1, 2, 3}
     target = HFModel(tiny(V + 1), V=V, check=False)
-    run, fed = rounds(target, Space(V, k), reject, (0, 1), Seeded(0)), []
+    run, fed = rounds(target, subject.drafter(target, dict(mask=V), gamma=k), reject, (0, 1), Seeded(0)), []
     for _ in range(5):
         next(run)
         fed.append(target.meter.tokens - sum(fed))
     assert fed == [2 + k] + [(k + 1)**2] * 4
 
-@faithful("SPACE", subject=reject, plain={"SPACE's released rule": redraw})
+@faithful("SPACE", plain={"SPACE's released rule": verified(redraw)})
 @proves("thm-fused")
 def test_the_text_of_space_is_its_models(subject):
     "Every path enumerated, over four tokens of three rounds and more"
     for seed in range(3):
         target = random_table(3, seed)
-        assert loop_law(target, Space(3, 2), subject, (0,), 4) == target_law(target, (0,), 4)
+        system = subject(target, dict(mask=3), gamma=2)
+        assert loop_law(target, system.drafter, system.verify, (0,), 4) == target_law(target, (0,), 4)
 
 @proves("thm-redraw")
 @settings(max_examples=60)
@@ -445,7 +446,7 @@ def test_greedy_text_is_plain_text(system):
 
 def untrained(): return with_mask(raw_model("large"))
 
-@faithful("SPACE", subject=space_model, plain={"no fine-tuning": untrained})
+@faithful("SPACE", part="space_model", plain={"no fine-tuning": untrained})
 def test_the_shipped_model_fills_in_masks(subject):
     "The card is the recipe's, and its numbers are found again"
     made = json.loads((DATA/"space"/"recipe.json").read_text())

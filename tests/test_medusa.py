@@ -1,4 +1,5 @@
 "31_medusa: untrained heads, their tree, the lossy verifier, a target trained with its heads"
+from dataclasses import replace
 from itertools import combinations
 from math import log
 
@@ -9,21 +10,22 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers import cold, faithful, laws, models, proves, seeds
+from helpers import cold, constant, faithful, laws, models, proves, seeds
+from published import verified
 from helpers import tiny as tiny_llama
 from specref.core.law import exact, one_hot, overlap, tv
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import Rows, TableModel, Target, random_table, target_law
 from specref.core.tree import Tree, from_choices, points
-from specref.draft.shapes import medusa_choices, skip_accuracy, top_tokens
+from specref.draft.shapes import skip_accuracy, top_tokens
 from specref.models.embedded import DOMAINS, embedded, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel, evaluate
 from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft,
                                   MedusaHead, MedusaTree, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
-from specref.verify.lossy import AcceptanceRule, lenient_greedy, typical
+from specref.verify.lossy import lenient_greedy, typical
 from specref.verify.reject import Chain, reject
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ class RandomBias(Medusa):
             nn.init.zeros_(head.step.weight)
 
 @proves("prop-untrained")
-@faithful("Medusa", subject=Medusa, plain={
+@faithful("Medusa", part="Medusa", plain={
     "random heads": RandomHeads, "no residual": with_heads(WithoutResidual),
     "no block": with_heads(WithoutBlock), "upstream's random bias": RandomBias})
 def test_untrained_heads_are_the_targets(base, subject):
@@ -116,7 +118,7 @@ class PassForEachHead(MedusaDraft):
         self.last = ((), [])
         return super().answers(tree)
 
-@faithful("Medusa", subject=MedusaDraft, plain={
+@faithful("Medusa", part="MedusaDraft", plain={
     "the last token's state": LateState, "a pass for each head": PassForEachHead})
 def test_one_pass_of_the_heads_a_round(base, subject):
     "Also for a chain of four; the target is called once a round, and once for the prompt"
@@ -176,7 +178,7 @@ def by_last_rank(table, n):
     paths = dict.fromkeys(path for j, r in cells for path in [*one_chain(table, j), (*[0]*j, r)])
     return [*paths][:n]
 
-@faithful("Medusa", subject=medusa_choices, plain={
+@faithful("Medusa", part="medusa_choices", plain={
     "two choices at each place": two_of_each, "a chain": one_chain,
     "the accuracy of the last rank": by_last_rank})
 def test_the_calibrated_tree_is_the_best_of_all(table, subject):
@@ -205,17 +207,19 @@ def test_head_accuracy_counts_ranks():
 
 # Typical acceptance
 
-def fixed_threshold(eps, delta):
-    "Accepts what has a probability of `eps`, whatever the entropy"
-    return AcceptanceRule(lambda p, q: np.where(p > eps, q, 0*q), typical(eps, delta).otherwise)
+def fixed_threshold(system):
+    "Accepts what has a probability of .09, whatever the entropy"
+    return verified(replace(system.verify, accepted=lambda p, q: np.where(p > .09, q, 0*q)))(system)
 
 @proves("prop-typical")
-@faithful("Medusa", subject=typical, plain={
-    "a fixed threshold": fixed_threshold, "the likeliest token": lambda eps, delta: lenient_greedy(1)})
+@faithful("typical acceptance", plain={
+    "a fixed threshold": fixed_threshold, "the likeliest token": verified(lenient_greedy(1)),
+    "a share of the likeliest": "greedy lenience"})
 def test_the_threshold_falls_with_the_entropy(subject):
-    "1 of the 4 tokens of (.97, .01, .01, .01), all 50 of a uniform distribution"
-    many = lambda p: int((subject(.09, .3).accepted(p, exact(*[1] * len(p))) > 0).sum())
-    assert many(exact(97, 1, 1, 1)) == 1 and many(exact(*[1] * 50)) == 50
+    "1 of the 4 tokens of (.97, .01, .01, .01), all of (.5, .2, .1, .1, .1) and of 50 equal ones"
+    rule = subject(constant(1, 1)).verify
+    many = lambda p: int((rule.accepted(p, exact(*[1] * len(p))) > 0).sum())
+    assert [many(exact(*w)) for w in ((97, 1, 1, 1), (5, 2, 1, 1, 1), [1]*50)] == [1, 5, 50]
 
 @proves("prop-typical")
 @settings(max_examples=15)
@@ -304,7 +308,7 @@ class HardLabels(Medusa2):
         z = self.base[0].head(f[:, :-1])
         return nn.functional.cross_entropy(z.flatten(0, 1), batch.x[:, 1:].flatten())
 
-@faithful("Medusa-2", subject=Medusa2, plain={
+@faithful("Medusa-2", part="Medusa2", plain={
     "a frozen target": FrozenTarget, "an adapter that is not zero": RandomAdapter, "hard labels": HardLabels})
 @proves("prop-held-back")
 def test_at_first_only_the_heads_loss_has_a_gradient(subject):
@@ -323,7 +327,7 @@ def test_at_first_only_the_heads_loss_has_a_gradient(subject):
     kl = kl_of()
     assert kl > 1e-5 and sum((g * w).sum() for g, w in zip(torch.autograd.grad(kl, up), up)) > 0
 
-@faithful("Medusa-2", subject=Medusa2, plain={"a frozen target": FrozenTarget, "no warm-up": NoWarmUp})
+@faithful("Medusa-2", part="Medusa2", plain={"a frozen target": FrozenTarget, "no warm-up": NoWarmUp})
 def test_which_weights_are_trained(subject):
     "In the warm-up the heads alone, then heads and adapter; evaluation reads the changed states"
     b = tiny(7, V=7)
@@ -351,12 +355,10 @@ def test_distance_of_two_targets_by_their_steps(both):
     bound = sum(w * steps(y) for y, w in target_law(p, (0,), 3).items())
     assert tv_outcomes(target_law(p, (0,), 3), target_law(q, (0,), 3)) <= bound
 
-def with_original_target():
-    net = load_network("medusa2")
+def with_original_target(net):
     with torch.no_grad(): [w.zero_() for w in net.adapter.up]
     return net
-def heads_in_reverse():
-    net = load_network("medusa2")
+def heads_in_reverse(net):
     net.heads = nn.ModuleList([*net.heads][::-1])
     return net
 
@@ -374,12 +376,12 @@ def by_text(net, base, data):  # -> (texts,)
     rows = [StateDataset(x[None], {at: h[None]}) for x, h in zip(data.x, data.states[at])]
     return np.array([evaluate(net, base, row, 4)[0] for row in rows])
 
-@faithful("Medusa-2", subject=lambda: load_network("medusa2"), plain={
+@faithful("Medusa-2", plain={
     "the original target": with_original_target, "the heads in reverse": heads_in_reverse})
 def test_the_shipped_pair(base, human, first_and_untrained, subject):
     """Medusa-2's heads are better on the changed target than Medusa-1's on the original, and better than they
     are there themselves, by three standard errors"""
-    two, (first, untrained) = subject(), first_and_untrained
+    two, (first, untrained) = subject.shipped(), first_and_untrained
     changed = TargetModel(two.adapter.merged())
     theirs = batch_of(changed, human.x)
     second = by_text(two, changed, theirs)

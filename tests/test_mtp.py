@@ -85,7 +85,7 @@ def with_ones(z, losses):
     z.backward(gradient=torch.ones_like(z))
     return total
 
-@faithful("multi-token prediction", subject=backward_in_turn, plain={
+@faithful("multi-token prediction", part="specref.train.mtp.backward_in_turn", plain={
     "all losses at once": at_once, "a frozen trunk": frozen_trunk, "ones as the gradient": with_ones})
 @proves("thm-in-turn")
 @pytest.mark.parametrize("n, tied", [(2, True), (4, False)])
@@ -152,7 +152,7 @@ class OwnNorm(Gloeckle):
         self.norm = deepcopy(self.body[0].norm).requires_grad_(True)
     def logits(self, h): return self.base[0].head(getattr(self, "norm", self.body[0].norm)(h))
 
-@faithful("multi-token prediction", subject=Gloeckle, plain={
+@faithful("multi-token prediction", part="Gloeckle", plain={
     "random layers": RandomLayers, "the last state": AfterTheLastLayer, "a norm of its own": OwnNorm})
 @pytest.mark.parametrize("make", [tiny, lambda: raw_model("target", torch.float64)])
 def test_untrained_heads_are_the_target(make, subject):
@@ -196,7 +196,7 @@ class TrainedHead(DeepSeek):
         super().__init__(base, D)
         self.embed, self.head = base.embed, base.head
 
-@faithful("DeepSeek MTP", subject=DeepSeek, plain={
+@faithful("DeepSeek MTP", part="DeepSeek", plain={
     "a frozen trunk": FrozenTrunk, "one module for all depths": SharedModule,
     "embedding and head as its own": TrainedHead})
 def test_embedding_and_head_are_the_targets_and_the_trunk_is_trained(subject):
@@ -253,7 +253,7 @@ class WithoutTokens(DeepSeek):
         super().__init__(base, D)
         for module in self.chain: module.enorm.forward = torch.zeros_like
 
-@faithful("DeepSeek MTP", subject=DeepSeek, plain={
+@faithful("DeepSeek MTP", part="DeepSeek", plain={
     "modules side by side": Parallel, "no norms": Unnormed, "halves exchanged": EmbeddingFirst,
     "a chain without gradient": DetachedChain, "no token": WithoutTokens})
 def test_the_modules_by_hand(subject):

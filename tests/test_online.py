@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from helpers import faithful, models, proves, random_table, refuses, seeds, tiny, twins
+from published import drafted, having
 from specref.core.law import exact, overlap, tv
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of
@@ -44,16 +45,16 @@ class Restated(OnlineDrafter):
         for u, x in zip(drawn.parent[1:], drawn.token[1:]): tree.add(u, x, rows[u])
         return tree
 
-@faithful("online speculative decoding", subject=OnlineDrafter, plain={
-    "rows of a version that did not draft": Restated})
+@faithful("online speculative decoding", plain={"rows of a version that did not draft": drafted(Restated)})
 @proves("thm-online-exact")
 def test_texts_are_exact_while_the_draft_learns(subject):
     "Whole loops; an update after every stored position, whichever positions are stored"
     for seed in range(3):
         p, q = random_table(3, seed, zeros=False), random_table(3, seed + 10, zeros=False)
         for nodes in (rejected_nodes, accepted_nodes):
-            drafter = subject(CountedDraft(q), 2, most=1, nodes=nodes)
-            assert loop_law(p, drafter, reject, (0,), 3, careful=True) == target_law(p, (0,), 3)
+            system = subject(q, dict(most=1, nodes=nodes), gamma=2)
+            found = loop_law(p, system.drafter, system.verify, (0,), 3, careful=True)
+            assert found == target_law(p, (0,), 3)
 
 @settings(max_examples=10)
 @given(models(3), seeds)
@@ -88,8 +89,11 @@ def test_one_version_verifies():
     half = TableModel(2, lambda text: exact(1, 1))
     assert loop_law(half, restated, reject, (0,), 1) == {(0,): Fr(5, 6), (1,): Fr(1, 6)}
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={
-    "replay of accepted positions": accepted_nodes, "offline training, no update": no_nodes})
+def storing(nodes): return having(nodes=lambda rejected: nodes)
+OFFLINE = {"replay of accepted positions": storing(accepted_nodes),
+           "offline training, no update": storing(no_nodes)}
+
+@faithful("online speculative decoding", plain=OFFLINE)
 @proves("thm-rejected-weight")
 def test_a_position_is_stored_by_the_total_variation(subject):
     "P(stored) = P(reached) · TV(p, q) for every context of the draft, with the target's row"
@@ -97,7 +101,7 @@ def test_a_position_is_stored_by_the_total_variation(subject):
         p, q = twins(kind, 3, 1)
         def run(rng):
             one = next(rounds(p, Chain(q, 2), reject, (0,), rng))
-            items = OnlineDrafter(CountedDraft(q), 2, nodes=subject).learn(one).buffer
+            items = subject.drafter(q, dict(most=32), gamma=2).learn(one).buffer
             assert all(row == tuple(p.law(text)) for text, row in items)
             return tuple(text for text, _ in items)
         stored = Counter()
@@ -107,16 +111,15 @@ def test_a_position_is_stored_by_the_total_variation(subject):
             reached = prod(min(a[x], b[x]) for (a, b), x in zip(rows, text[1:]))
             assert stored[text] == reached * tv(*rows[-1])
 
-def served_table(nodes):
+def served_table(subject):
     "Requests to a table whose draft is right after token 0 and wrong after token 1"
     p = TableModel(2, lambda text: exact(1, 1) if text[-1] == 0 else exact(3, 1))
     q = TableModel(2, lambda text: exact(1, 1) if text[-1] == 0 else exact(1, 3))
-    drafter = OnlineDrafter(CountedDraft(q), 3, every=2, nodes=nodes)
+    drafter = subject.drafter(q, dict(every=2, most=32), gamma=3)
     *_, (_, after) = serve(p, drafter, reject, [(0,)]*8, 12, Seeded(0))
     return overlap(exact(3, 1), after.draft.model(Tree((1,)))[0]), dict(after.draft.stored)
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={
-    "offline training, no update": no_nodes, "replay of accepted positions": accepted_nodes})
+@faithful("online speculative decoding", plain=OFFLINE)
 def test_only_errors_are_learnt(subject):
     "A context where the draft is right is never stored; the overlap where it is wrong rises"
     after, stored = served_table(subject)
@@ -205,13 +208,13 @@ def test_versions_are_values():
     new((1, 2, 3), Seeded(0))
     assert old.models[0].meter.calls > before   # the meter counts all versions
 
-@faithful("online speculative decoding", subject=rejected_nodes, plain={"no update": no_nodes})
+@faithful("online speculative decoding", plain={"no update": storing(no_nodes)})
 def test_greedy_text_is_plain_text(subject):
     "On the embedded target in double precision, with updates inside the text"
     start = NetworkVersion(deepcopy(embedded("small", torch.float64).model), lr=1e-3, temperature=0)
     for domain in DOMAINS:
         target, ctx = embedded("target", torch.float64, temperature=0), prompts(domain, 1)[0]
-        drafter = OnlineDrafter(start, 3, most=2, nodes=subject)
+        drafter = subject.drafter(embedded("small", torch.float64), dict(draft=start), gamma=3)
         done, after = decode_and_learn(target, drafter, reject, ctx, 16, Seeded(0))
         text = tuple(x for round in done for x in round.tokens)[:16]
         assert text == autoregressive(embedded("target", torch.float64, temperature=0), ctx, 16, Seeded(0))
@@ -304,7 +307,8 @@ def series(boost_data, folder, drop, m=3, steps=60):
     base, data = boost_data
     return draft_series(small_llama, base, data, m, folder, steps, .05, drop, rows=8)
 
-@faithful("boosted drafts", subject=agrees, plain={"bagging: all samples for every draft": no_drop})
+@faithful("boosted drafts", part="specref.train.online.agrees", plain={
+    "bagging: all samples for every draft": no_drop})
 def test_training_sets_are_the_unmatched_samples(subject, boost_data, tmp_path):
     "Each set is the last one without the positions where the new draft is right, and is smaller"
     base, data = boost_data
@@ -418,9 +422,9 @@ class LikelierFirst(MergedDrafts):
         order = sorted(range(len(trees)), key=lambda j: -trees[j].law[1][trees[j].token[1]])
         return merged_tree(trees, lambda n, path: order[:n] if n == len(order) else range(n))
 
-@faithful("boosted drafts", subject=MergedDrafts, plain={
-    "one row for all siblings": FirstRow, "equal siblings merged": EqualsOnce,
-    "an order by the drawn tokens": LikelierFirst})
+@faithful("boosted drafts", plain={
+    "one row for all siblings": drafted(FirstRow), "equal siblings merged": drafted(EqualsOnce),
+    "an order by the drawn tokens": drafted(LikelierFirst)})
 @proves("thm-merged-tree")
 def test_merged_trees_are_exact(subject):
     "Chains, branching trees and three drafts; both orders, whole loops"
@@ -430,7 +434,8 @@ def test_merged_trees_are_exact(subject):
                   (Chain(q[0], 1), Branching(q[1], (2,), without_replacement))]
         for drafters in shapes:
             for order in (first_to_last, uniform_order):
-                law = loop_law(p, subject(drafters, order), reject, (0,), 2)
+                system = subject(q[0], dict(drafters=drafters, order=order))
+                law = loop_law(p, system.drafter, system.verify, (0,), 2)
                 assert law == target_law(p, (0,), 2)
 
 def test_the_union_of_paths():
@@ -468,7 +473,7 @@ def test_the_better_draft_is_not_always_first():
     assert accepted((two, one), first_to_last) == Fr(11, 12)
     assert accepted((one, two), uniform_order) == Fr(61, 72)
 
-@faithful("boosted drafts", subject=MergedDrafts, plain={
+@faithful("boosted drafts", part="MergedDrafts", plain={
     "the first draft alone": lambda drafters, order=None: drafters[0]})
 @proves("prop-longest-path")
 def test_greedy_merged_trees_accept_the_longest_path(subject):

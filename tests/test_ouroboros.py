@@ -9,7 +9,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract
 from helpers import faithful, killer, models, proves
-from specref.core.loop import Round, Verdict, autoregressive, bounded, generate, loop_law, match, rounds
+from published import drafted, having
+from specref.core.loop import Round, Verdict, autoregressive, bounded, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, add_paths
@@ -103,14 +104,14 @@ class OwnPhrases(Unrecycled):
         return replace(after, inner=replace(after.inner, pool=after.inner.pool.add(grams, self.inner.G)))
 
 
-@faithful("Ouroboros", subject=Ouroboros,
-          plain={"not recycled": Unrecycled, "the draft's n-grams": OwnPhrases})
+@faithful("Ouroboros", plain={
+    "not recycled": drafted(Unrecycled), "the draft's n-grams": drafted(OwnPhrases)})
 @settings(max_examples=25, deadline=None)
 @given(models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
 @example(killer(), Lookahead(3, 2, 3, 2, False, True, ((0,), (1, 0))), (0,), 3, 1, 0)
 def test_rejected_drafts_become_phrases(subject, pair, inner, ctx, gamma, phrases, seed):
     "Each rejected token gets the target's continuation, at most G phrases; the window is that of drafting"
-    drafter = subject(pair[1], gamma, inner, phrases)
+    drafter = subject.drafter(pair[1], dict(inner=inner, phrases=phrases), gamma=gamma, exact=True)
     round = next(rounds(pair[0], drafter, reject, ctx, Seeded(seed)))
     tree, after = round.tree, drafter.learn(round).inner
     rejected = [i for i in range(1, gamma + 1) if i not in tree.ancestors(round.verdict.node)]
@@ -168,43 +169,47 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
 
 # At size
 
-@faithful("Ouroboros", subject=Ouroboros,
-          plain={"speculative sampling": lambda draft, gamma, inner, phrases: Chain(draft, gamma)})
+class Sampled(Ouroboros):
+    "Speculative sampling"
+    def __call__(self, ctx, rng): return Chain(self.model, self.gamma)(ctx, rng)
+    def learn(self, round): return self
+
+
+@faithful("Ouroboros", plain={"speculative sampling": drafted(Sampled)})
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_fewer_draft_calls_at_size(subject, temperature):
     "Without phrases the text of speculative sampling, with fewer than gamma draft calls a round"
     def model(name): return embedded(name, dtype=torch.float64, temperature=temperature)
-    target, prompt, inner = model("target"), prompts("english", 1)[0], Lookahead(512, 7, 5, 7)
-    draft = model("small")
-    def run(drafter): return generate(target, drafter, reject, prompt, 32, Seeded(2))
+    target, prompt, system = model("target"), prompts("english", 1)[0], subject(model("small"), gamma=6)
+    def run(system): return system(target, prompt, 32, Seeded(2))
     def fewer(out):
         n = len(out.ledger.rounds)
         assert out.ledger.models["target"].calls == n <= out.ledger.models["draft"].calls < 6*n
         return out
-    alone, ours = (fewer(run(subject(draft, 6, inner, phrases))) for phrases in (0, 3))
-    chain = run(Chain(draft, 6))
+    alone, ours = fewer(run(having(phrases=lambda n: 0)(system))), fewer(run(system))
+    chain = run(drafted(lambda drafter: Chain(drafter.model, 6))(system))
     assert alone == chain and alone.ledger.column("accepted") == chain.ledger.column("accepted")
     assert temperature or ours == autoregressive(target, prompt, 32, Seeded(0))
 
 
-@faithful("Ouroboros", subject=Ouroboros, plain={
-    "no phrases": lambda draft, gamma, inner: Ouroboros(draft, gamma, inner, 0), "not recycled": Unrecycled})
+@faithful("Ouroboros", plain={
+    "no phrases": having(phrases=lambda n: 0), "not recycled": drafted(Unrecycled)})
 def test_phrases_at_size(subject):
     "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases from rejected drafts alone"
     target, draft = (embedded(name, temperature=0) for name in ("target", "small"))
     starts = [prompts(domain, 1)[0] for domain in DOMAINS]
-    drafter, new = subject(draft, 6, Lookahead(512, 7, 5, 7)), 0
-    for _, round in zip(range(8), rounds(target, drafter, reject, starts[0], Seeded(0))):
+    drafter, short, new = subject.drafter(draft, gamma=6), subject(draft, gamma=2), 0
+    for _, round in zip(range(8), rounds(target, drafter, short.verify, starts[0], Seeded(0))):
         drafter, tree = drafter.learn(round), round.tree
         for i in set(range(1, 7)) - set(tree.ancestors(round.verdict.node)):
-            x, phrase = tree.token[i], target_answers(tree, round.p, i, 4)
+            x, phrase = tree.token[i], target_answers(tree, round.p, i, drafter.inner.N - 1)
             assert phrase in drafter.inner.pool.get(x, ())
             new += phrase not in tree.inner.pool.get(x, ())
     assert new > 0
-    def emitted(drafter):
-        outs = [generate(target, drafter, reject, start, 32, Seeded(0)) for start in starts]
+    def emitted(system):
+        outs = [system(target, start, 32, Seeded(0)) for start in starts]
         return [k for out in outs for k in out.ledger.column("emitted")]
-    ours = emitted(subject(draft, 2, Lookahead(512, 7, 5, 7)))
+    ours = emitted(short)
     assert max(ours) > 3
-    chain = emitted(Chain(draft, 2))
+    chain = emitted(drafted(lambda drafter: Chain(draft, 2))(short))
     assert max(chain) == 3 and len(ours) < len(chain)

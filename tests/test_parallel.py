@@ -9,6 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, laws, models, pairs, proves, seeds
+from published import drafted, verified
 from specref.core.law import overlap, residual
 from specref.core.loop import generate, loop_law, match, rounds
 from specref.core.rng import Seeded, law_of, mean_of
@@ -83,13 +84,8 @@ def test_a_line_is_compared_with_the_text():
 
 # The clock
 
-def turns(model, gamma): return Chain(model, gamma), reject
-def with_bonus(model, gamma): return Pearl(model, gamma), reject
-def pearl(model, gamma): return Pearl(model, gamma), reject_ahead
-
-
 @proves("thm-two-clocks", "thm-in-flight")
-@faithful("PEARL", subject=pearl, plain={"in turn": turns, "a bonus token of its own": with_bonus})
+@faithful("PEARL", plain={"in turn": "speculative sampling", "a bonus token of its own": verified(reject)})
 @settings(max_examples=20, deadline=None)
 @given(pairs(st.just(3)), seeds, st.integers(1, 3), times)
 @example(pair=(random_table(3, 0).law((0,)), random_table(3, 1).law((0,))), seed=0, gamma=2, c=F(1, 2))
@@ -98,7 +94,8 @@ def test_pearl(subject, pair, seed, gamma, c):
     first token the correct one is there when the next target call ends"""
     p, q = pair
     target, model = constant(*p), constant(*q)
-    drafter, verify = subject(model, gamma)
+    system = subject(model, gamma=gamma)
+    drafter, verify = system.drafter, system.verify
     ran = first(target, drafter, verify, (0,), 6, seed)
     log = simulate(ran, c)
     assert set(log.times) == {max(gamma*c, 1)}
@@ -142,17 +139,14 @@ def test_never_slower(pair, c, most, seed):
     assert run[0] == run[1]
 
 
-def amusd(model, c): return Amusd(model, c), reject_ahead
-def barrier(model, c): return Pearl(model, int(1 / c)), reject_ahead
-def alternating(model, c): return Chain(model, int(1 / c)), reject
-
-
-@faithful("AMUSD", subject=amusd, plain={"a barrier": barrier, "in turn": alternating})
-@pytest.mark.parametrize("c", [F(2, 5), F(3, 7)])
+@faithful("AMUSD", plain={"a barrier": drafted(lambda amusd: Pearl(amusd.model, int(1 / amusd.c))),
+                          "in turn": drafted(lambda amusd: Chain(amusd.model, int(1 / amusd.c)))})
+@pytest.mark.parametrize("c", [F(2, 9), F(3, 7)])
 def test_neither_device_waits(subject, c):
     "While everything is accepted, the draft model has written all the tokens that fit into the time"
     model = random_table(3, 0)
-    ran = first(model, *subject(model, c), (0,), 7)
+    system = subject(model, {} if c == F(2, 9) else dict(c=c), gamma=16)
+    ran = first(model, system.drafter, system.verify, (0,), 7)
     log = simulate(ran, c)
     tree = ran[-1].tree
     written = len(tree.ctx) - 1 + len(lines_of(tree)[0]) - 1

@@ -1,16 +1,19 @@
 "Chapter 52b: drafts inside the patch are accepted, drafts past it are verified; a cache is the whole pass"
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from helpers import faithful, proves, seeds
+from published import having
 from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import Meter, random_table, target_law
 from specref.core.tree import Tree
-from specref.draft.length import ScheduledChain
+from specref.draft.length import ConstantLength, ScheduledChain
 from specref.serve.byte_latent import (BOS, ByteLatent, ByteModel, Patcher, PatchRule, block_logits,
                                        latest_patch)
 from specref.serve.patches import (ByteTarget, HiddenBlockDraft, LocalDraft, PatchEnd, PatchReading,
@@ -220,3 +223,27 @@ def test_another_context_is_another_draft(draft):
     wanted = alone(tree_of(TEXT[:12], TEXT[12:14]))
     found = both(tree_of(TEXT[:12], TEXT[12:14]))
     assert all(abs(found[i] - wanted[i]).max() < 1e-12 for i in range(3))
+
+
+# The rows of the table, on tables of fractions
+
+@faithful("BLT-S", plain={"a constant length": having(schedule=lambda end: ConstantLength(4)),
+                          "the patch alone": having(schedule=lambda end: replace(end, beyond=0))})
+def test_a_draft_ends_two_tokens_past_its_patch(subject):
+    "There a patch ends with token 0"
+    lengths = set()
+    for seed in range(12):
+        tokens = subject(random_table(3, seed), gamma=8).drafter((1,), Seeded(seed)).token[1:]
+        lengths.add(len(tokens))
+        assert len(tokens) == min(8, [*tokens, *[0]*8].index(0) + 3)
+    assert len(lengths) > 3
+
+
+@faithful("BLT-DV", plain={"a token at a time": "speculative sampling"})
+def test_hidden_tokens_are_read_in_one_call(subject):
+    "The row of a place has read token 0 at the places before it, whatever is drawn there"
+    for seed in range(4):
+        draft = random_table(3, seed, zeros=False)
+        tree = subject(draft, gamma=4).drafter((1,), Seeded(seed))
+        assert draft.meter.calls == 1
+        assert [*map(tuple, tree.law[1:])] == [tuple(draft.law((1,) + (0,)*d)) for d in range(4)]

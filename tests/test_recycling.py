@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves, seeds
+from published import drafted
 from specref.core.law import one_hot
 from specref.core.loop import Drafter, Round, Verdict, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded
@@ -131,13 +132,14 @@ class FirstRows(Recycling):
         return replace(new, matrix=tuple(old or row for old, row in zip(before, new.matrix)))
 
 
-@faithful("Token Recycling", subject=Recycling,
-          plain={"accepted tokens": AcceptedOnly, "the first node": FirstCounts, "the first rows": FirstRows})
+@faithful("Token Recycling", plain={
+    "accepted tokens": drafted(AcceptedOnly), "the first node": drafted(FirstCounts),
+    "the first rows": drafted(FirstRows)})
 def test_rejected_nodes_update_the_matrix_and_are_drafted_later(subject):
     """Greedy: the matrix is the top eight scores at the last node of each token, rejected nodes too;
     the next tree is looked up in it; what was rejected is accepted later; one call a round"""
     target, ctx = embedded("target", dtype=torch.float64, temperature=0), prompts("english", 1)[0]
-    drafter, known, from_rejected = subject(512), {}, 0
+    drafter, known, from_rejected = subject.drafter(target), {}, 0
     for k, r in enumerate(islice(rounds(target, drafter, reject, ctx, Seeded(0)), 20)):
         path, logits = (0, *r.tree.ancestors(r.verdict.node)), target.logits(r.tree)
         for u in range(1, len(r.tree)):
@@ -148,7 +150,7 @@ def test_rejected_nodes_update_the_matrix_and_are_drafted_later(subject):
             known[r.tree.text(u)[-1]] = tuple(np.argsort(-logits[u], kind="stable")[:8]), u in path
         drafter = drafter.learn(r)
         assert all(row == known.get(x, ((), 0))[0] for x, row in enumerate(drafter.matrix))
-        assert target.meter.calls == k + 1 and len(r.tree) <= 81
+        assert target.meter.calls == k + 1 and len(r.tree) <= 25
     assert from_rejected > 0
 
 
@@ -157,11 +159,12 @@ class Warped(Recycling):
     def learn(self, round): return super().learn(replace(round, p=[*round.p]))
 
 
-@faithful("Token Recycling", subject=Recycling, plain={"warped rows": Warped})
+@faithful("Token Recycling", plain={"warped rows": drafted(Warped)})
 def test_temperature_does_not_change_the_matrix(subject):
     "The same round of the same tree gives the same matrix at every temperature and under top-k"
     ctx, learnt = prompts("code", 1)[0], set()
-    drafter = subject(512, matrix=tuple(((x + 1) % 512, (x + 2) % 512) for x in range(512)))
+    matrix = tuple(((x + 1) % 512, (x + 2) % 512) for x in range(512))
+    drafter = subject.drafter(embedded("target"), dict(matrix=matrix))
     for options in ({}, dict(temperature=0), dict(temperature=.5, top_k=2), dict(top_p=.3)):
         target = embedded("target", dtype=torch.float64, **options)
         tree = drafter(ctx, Seeded(0))

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
-from helpers import faithful, models, proves, seeds, shapes, tiny
+from helpers import constant, faithful, models, proves, seeds, shapes, tiny
+from published import having
 from specref.core.law import exact
 from specref.core.loop import Round, Verdict, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -89,7 +90,7 @@ class WholeLayers(SkippedModel):
 
 
 @proves("thm-lent-rows")
-@faithful("Draft & Verify", subject=SkippedModel, plain={
+@faithful("Draft & Verify", part="SkippedModel", plain={
     "its own rows of the text": OwnRows, "its rows of accepted tokens": KeepsRows,
     "its rows left to the target": LeavesRows, "whole layers": WholeLayers})
 def test_rows_are_lent(subject):
@@ -183,12 +184,14 @@ class FullDraftsLower(AdaptiveExit):
         return type(self)(self.threshold - self.step/10, after.rate) if same else after
 
 
-@faithful("Draft & Verify", subject=AdaptiveExit, plain={
-    "a fixed threshold": Fixed, "the last round alone": LastRound, "the whole step": AtOnce,
-    "a lower threshold after full drafts": FullDraftsLower})
+@faithful("Draft & Verify", plain={
+    "a fixed threshold": having(schedule=Fixed), "the last round alone": having(schedule=LastRound),
+    "the whole step": having(schedule=AtOnce),
+    "a lower threshold after full drafts": having(schedule=FullDraftsLower)})
 def test_the_published_recurrence(subject):
     "300 rounds against the published recurrence, up to 1e-12"
-    rng, schedule, rate, threshold = np.random.default_rng(0), subject(), 0., .8
+    schedule = subject.drafter(constant(1), temperature=0).schedule
+    rng, rate, threshold = np.random.default_rng(0), 0., .8
     for _ in range(300):
         drafted = int(rng.integers(1, 9))
         accepted = int(rng.integers(drafted - 1, drafted + 1)) if rng.random() < .9 else 0
@@ -236,7 +239,7 @@ def test_three_tokens_of_a_transformer(temperature):
 
 # The search
 
-@faithful("Draft & Verify", subject=found_mask, plain={
+@faithful("Draft & Verify", part="found_mask", plain={
     "the best random mask": lambda: max(stored_search()["random"], key=lambda found: found[1])[0],
     "nothing skipped": lambda: skip_mask(24)})
 def test_the_search_beats_random_masks(subject):

@@ -1,4 +1,5 @@
 "Chapter 20: planned and grown trees are the best of their size, by exhaustive search, and exact"
+from dataclasses import replace
 from fractions import Fraction as F
 from functools import cache
 from itertools import combinations, product
@@ -10,16 +11,17 @@ from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import DRAWS, constant, draws, faithful, laws, models, proves, random_table, shapes
-from specref.app.systems import SEQUOIA_RATES, SYSTEMS
+from published import drafted, having
+from specref.app.systems import SEQUOIA_RATES
 from specref.core.cost import Costs
 from specref.core.law import exact, one_hot
-from specref.core.loop import System, as_drafter, rounds
+from specref.core.loop import as_drafter, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
 from specref.core.tree import Tree, add_paths, iid, likeliest_points, points, to_choices, without_replacement
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size, expand_pool
 from specref.draft.shapes import expected_tokens, heaviest_nodes, heaviest_paths, independent
 from specref.draft.shapes import measure_rank_acceptance
-from specref.draft.shapes import medusa_choices, opt_tree, sequoia, skip_accuracy, top_tokens, tree_values
+from specref.draft.shapes import medusa_choices, sequoia, skip_accuracy, top_tokens, tree_values
 from specref.models.embedded import DOMAINS, embedded, prompts
 from specref.verify.reject import reject
 from specref.verify.siblings import acceptance_prob
@@ -123,7 +125,7 @@ def balanced_plan(a, n, depth):
     return parent, expected_tokens(parent, a)
 
 
-@faithful("Sequoia", subject=sequoia, plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
+@faithful("Sequoia", part="sequoia", plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
 @proves("thm-sequoia")
 @settings(max_examples=15, deadline=None)
 @given(rates(), st.integers(1, 6))
@@ -138,13 +140,8 @@ def test_the_recursion_against_exhaustive_search(subject, a, n):
         assert subject(np.array(a, float), n, depth)[1] == pytest.approx(float(value))
 
 
-def independent_siblings(draft, gamma):
-    return System("", StaticTree(draft, sequoia(SEQUOIA_RATES, gamma, 6)[0], iid), reject)
-
-
-@faithful("Sequoia", subject=SYSTEMS["Sequoia"],
-          plain={"a chain": SYSTEMS["speculative sampling"], "a fixed tree": SYSTEMS["sampled tree"],
-                 "independent siblings": independent_siblings})
+@faithful("Sequoia", plain={"a chain": "speculative sampling", "a fixed tree": "sampled tree",
+                            "independent siblings": having(draw=lambda draw: iid)})
 def test_the_planned_tree_is_drawn_without_replacement(subject):
     "The recursion's tree for the rates of the table; no sibling can have the token of an earlier one"
     tree = subject(random_table(8, 3, zeros=False), gamma=8).drafter((0,), Seeded(0))
@@ -278,14 +275,14 @@ class ByToken(Sorted):
     def key(self, pool, path): return -pool[path] / pool.get(path[:-1], 1), len(path)
 
 
-@faithful("EAGLE-2 tree", subject=DynamicTree, plain={"by layer": ByLayer, "by token": ByToken})
+@faithful("EAGLE-2 tree", plain={"by layer": drafted(ByLayer), "by token": drafted(ByToken)})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 @example((constant(1, 1, 1), constant(5, 1, 1)), 2, 3, 3)
 def test_expand_and_rerank(subject, pair, width, depth, n):
     "The pool of the definition, and the best n of it; the sum is the mean when draft is target"
-    q, drafter = pair[1], subject(pair[1], width, depth, n, exact=True)
+    q, drafter = pair[1], subject.drafter(pair[1], dict(width=width, depth=depth), gamma=n, exact=True)
     pool, tree = by_hand(q, (0,), width, depth), drafter((0,), Enumerator())
     assert pool == pool_of(q, (0,), width, depth)
     weight = sum(pool[v] for v in offered(tree))
@@ -297,7 +294,7 @@ def test_expand_and_rerank(subject, pair, width, depth, n):
     assert mean_tokens(pair[0], drafter) == 1 + sum(truth[v] for v in offered(tree))
 
 
-@faithful("EAGLE-2 tree", subject=SYSTEMS["EAGLE-2 tree"], plain={"a static tree": SYSTEMS["Sequoia"]})
+@faithful("EAGLE-2 tree", plain={"a static tree": "Sequoia"})
 def test_the_shape_follows_the_text(subject):
     "Wide where the embedded draft's first row has much entropy; a layer evaluates `width` nodes"
     small, texts = embedded("small"), [text for domain in DOMAINS for text in prompts(domain, 8, seed=3)]
@@ -310,11 +307,12 @@ def test_the_shape_follows_the_text(subject):
     assert fresh.meter.calls == 4 and fresh.meter.tokens == len(texts[0]) + 3*4
 
 
-def fixed_width(q, n, depth, threshold, exact): return DynamicTree(q, 2, depth, n, threshold, exact)
-def no_threshold(q, n, depth, threshold, exact): return opt_tree(q, n, depth, -1, exact)
+class Goes(DynamicTree):
+    "No threshold"
+    def __call__(self, ctx, rng): return DynamicTree.__call__(replace(self, threshold=-1), ctx, rng)
 
 
-@faithful("OPT-Tree", subject=opt_tree, plain={"a fixed width": fixed_width, "no threshold": no_threshold})
+@faithful("OPT-Tree", plain={"a fixed width": having(width=lambda n: 2), "no threshold": drafted(Goes)})
 @proves("prop-pool")
 @settings(max_examples=25, deadline=None)
 @given(models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
@@ -323,7 +321,8 @@ def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(subject, pair, n, thr
     "No n of *all* paths weigh more; it stops after the first layer that adds no more than the threshold"
     q, before = pair[1], pair[1].meter.calls
     best = [F(0), *(sum(sorted(draft_tree(q, (0,), d).values())[-n:]) for d in (1, 2, 3))]
-    tree = subject(q, n, 3, threshold, exact=True)((0,), Enumerator())
+    drafter = subject.drafter(q, dict(depth=3, threshold=threshold), gamma=n, exact=True)
+    tree = drafter((0,), Enumerator())
     calls = q.meter.calls - before
     assert calls == next((d for d in (1, 2) if best[d] - best[d-1] <= threshold), 3)
     assert connected(offered(tree)) and sum(draft_tree(q, (0,), 3)[v] for v in offered(tree)) == best[calls]
@@ -345,7 +344,8 @@ class Levels(ParallelHeadTree):
         return add_paths(Tree(ctx), sorted(paths, key=len)[:self.n], self.V, rng, self.exact)
 
 
-@faithful("DDTree", subject=ParallelHeadTree, plain={"greedy rows": GreedyRows, "level by level": Levels})
+@faithful("DDTree", plain={
+    "greedy rows": drafted(GreedyRows), "level by level": drafted(Levels)})
 @proves("thm-best-first")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))
@@ -353,20 +353,19 @@ class Levels(ParallelHeadTree):
 def test_slots_against_exhaustive_search(subject, rows, n):
     "The n prefixes with the largest products, none of weight zero; the published heap takes the same weights"
     class Fixed:
-        V, depth = 3, len(rows)
-        def __call__(self, ctx): return rows
+        V, depth, __call__ = 3, len(rows), lambda self, ctx: rows
     weight = path_weights(lambda path: rows[len(path)], 3, len(rows))
-    tree = subject(Fixed(), n, exact=True)((0,), Enumerator())
-    got = sorted((weight[v] for v in offered(tree)), reverse=True)
-    assert connected(offered(tree)) and got == [w for w in sorted(weight.values(), reverse=True)[:n] if w]
+    drafter = subject.drafter(constant(1, 1, 1), dict(marginals=Fixed()), gamma=n, exact=True)
+    paths = offered(drafter((0,), Enumerator()))
+    got = sorted((weight[v] for v in paths), reverse=True)
+    assert connected(paths) and got == [w for w in sorted(weight.values(), reverse=True)[:n] if w]
     ranked, heap, taken = [top_tokens(row, 3) for row in rows], [(0,)], []
     def at(ranks): return weight[tuple(ranked[j][r] for j, r in enumerate(ranks))]
+    fit = lambda ranks: len(ranks) <= len(rows) and ranks[-1] < len(ranked[len(ranks) - 1])
     while heap and len(taken) < n:   # next sibling and first child, as in the published code
         heap.remove(best := max(heap, key=at))
         taken.append(at(best))
-        after = (*best[:-1], best[-1] + 1), (*best, 0)
-        fit = lambda ranks: len(ranks) <= len(rows) and ranks[-1] < len(ranked[len(ranks) - 1])
-        heap += filter(fit, after)
+        heap += filter(fit, [(*best[:-1], best[-1] + 1), (*best, 0)])
     assert taken == got
 
 

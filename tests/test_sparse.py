@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from contracts import drafter_contract
 from helpers import faithful, laws, models, proves, seeds
+from published import drafted, having
 from specref.core.cost import Machine, ModelSize, pass_seconds
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
@@ -148,7 +149,7 @@ def check_choice(rule, published):
                 assert [sorted(head) for head in rows.tolist()] == [sorted(head) for head in want[i]]
 
 
-@faithful("TriForce", subject=Retrieval, plain={
+@faithful("TriForce", part="Retrieval", plain={
     "one choice for all heads": OneForAllHeads, "a key for a chunk": LastKey, "no chunk 0": WithoutFirst,
     "a window": lambda budget, chunk: StreamingWindow(budget)})
 def test_the_top_chunks(subject):
@@ -156,7 +157,7 @@ def test_the_top_chunks(subject):
     check_choice(subject(8, chunk=2), RULES[1])
 
 
-@faithful("MagicDec", subject=SnapKV, plain={
+@faithful("MagicDec", part="SnapKV", plain={
     "the last query alone": OneQuery, "not smoothed": NotSmoothed,
     "one choice for all heads": SnapForAllHeads})
 def test_the_rows_most_attended_to(subject): check_choice(subject(8, observed=3, kernel=3), RULES[2])
@@ -185,8 +186,21 @@ class CutText(SparseModel):
         return super().feed(short, with_answers)
 
 
+def read_by(make): return having(model=lambda draft: make(draft.target, draft.rule, draft.every, check=False))
+
+
+@faithful("MagicDec", plain={"the whole cache": read_by(WholeCache), "a shorter text": read_by(CutText)})
+def test_an_eighth_of_the_rows_is_read(subject):
+    "An eighth of the longest text: SnapKV's rows, of a quarter of them observed, and chosen as often"
+    target, system = subject.on(toy())
+    for round in islice(rounds(target, system.drafter, system.verify, TEXT[:36], Seeded(1)), 2):
+        for i in range(1, len(round.tree)):
+            want = brute_law(target.model, SnapKV(32, 8), 8, round.tree.ctx, round.tree.path(i)[:-1])
+            assert abs(round.tree.law[i] - want).max() < NEAR
+
+
 @proves("thm-selection")
-@faithful("MagicDec", subject=SparseModel, plain={
+@faithful("MagicDec", part="SparseModel", plain={
     "the whole cache": WholeCache, "the sinks' own positions": OldPositions, "a shorter text": CutText})
 def test_rows_are_chosen_and_lent(subject):
     "Each edge by a pass over the chosen rows alone; the target's rows by a fresh pass; bytes constant"
@@ -277,7 +291,7 @@ def planted(domain, seed):  # -> context, its continuation
     return rest[:40] + passage + rest[40:] + passage[:16], passage[16:40]
 
 
-@faithful("TriForce", subject=Retrieval, plain={"a window": StreamingWindow})
+@faithful("TriForce", part="Retrieval", plain={"a window": StreamingWindow})
 def test_a_planted_passage_is_found(subject):
     "With 128 of 380 rows the acceptance rate exceeds the window's by more than .05; more rows, more of it"
     target, found = HFModel(raw_model("target"), check=False), []
@@ -294,38 +308,30 @@ def test_a_planted_passage_is_found(subject):
 
 # Three levels
 
-def levels(target, kind):
-    middle = SparseModel(target, RULES[1], 4, check=False)
-    return kind(middle, 4, Chain(SparseModel(toy(), StreamingWindow(6, 2), check=False), 1))
+def not_anchored(d): return Nested(d.middle, d.gamma, d.inner)
+def two_levels(d): return Chain(d.middle, d.gamma)
+def no_middle(d): return Chain(d.inner.model, d.gamma)
+def middle_window(model): return SparseModel(model.target, StreamingWindow(32), check=False)
 
 
-def as_published(target): return triforce(target, toy(), 4, budget=8, window=6, sinks=2, chunk=2, every=4)
-def not_anchored(target): return levels(target, Nested)
-def two_levels(target): return Chain(SparseModel(target, RULES[1], 4, check=False), 4)
-def no_middle(target): return Chain(SparseModel(toy(), StreamingWindow(6, 2), check=False), 4)
-def middle_window(target):
-    middle = SparseModel(target, StreamingWindow(8, 2), check=False)
-    return TriForce(middle, 4, Chain(SparseModel(toy(), StreamingWindow(6, 2), check=False), 1))
-
-
-@faithful("TriForce", subject=as_published, plain={
-    "the target reads drafted tokens": not_anchored, "two levels": two_levels, "no middle level": no_middle,
-    "a window in the middle": middle_window})
+@faithful("TriForce", plain={
+    "the target reads drafted tokens": drafted(not_anchored), "two levels": drafted(two_levels),
+    "no middle level": drafted(no_middle), "a window in the middle": having(middle=middle_window)})
 def test_three_levels(subject):
     "Edges by a pass over the retrieved rows; no target call while drafting; fewer middle calls than tokens"
-    target, drafted = toy(), 0
-    drafter = subject(target)
-    for n in range(20, 28):
+    (target, system), proposed = subject.on(toy(), toy(), gamma=4), 0
+    drafter = system.drafter
+    for n in range(34, 40):
         ctx = TEXT[:n]
         target.feed(Tree(ctx[:-1]), with_answers=False)
         before = target.meter.calls
         tree = drafter(ctx, Seeded(n))
         assert target.meter.calls == before
-        drafted += len(tree) - 1
+        proposed += len(tree) - 1
         for i in range(1, len(tree)):
-            want = brute_law(target.model, RULES[1], 4, ctx, tree.path(i)[:-1])
+            want = brute_law(target.model, Retrieval(32), 8, ctx, tree.path(i)[:-1])
             assert abs(tree.law[i] - want).max() < NEAR
-    assert drafter.models[0].meter.calls < drafted
+    assert drafter.models[0].meter.calls < proposed
 
 
 @settings(max_examples=10, deadline=None)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 
 from helpers import cold, constant, faithful, kinds, proves, refuses, seeds, twins
+from published import drafted, verified
 from specref.core.law import exact
 from specref.core.loop import autoregressive, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, mean_of, tv_outcomes
@@ -22,7 +23,7 @@ from specref.train.specdec import (CHARACTERS, END_CHAR, GAP_CHAR, MASK_CHAR, PA
                                    SpecDec, TranslationRecipe, char_ids, distilled_lines, drafter_loss,
                                    glanced, greedy_lines, hidden_vowels, ids_text, marian, masked_blocks,
                                    pad_rows,
-                                   shipped_drafter, slot_loss, slot_matches, spec_decoder, spec_drafter,
+                                   shipped_drafter, slot_loss, slot_matches, spec_drafter,
                                    task_lines, train_translation, translation_loss, translation_model,
                                    translation_target, whole_lines)
 from specref.verify.lossy import GreedyModel, top_beta
@@ -108,30 +109,29 @@ def test_the_example_by_hand():
     law = loop_law(GreedyModel(target), SpecDec(Rows(), iid), gate, (0,), 1)
     assert law == {(0,): Fraction(2, 3), (1,): Fraction(1, 3)}
 
-def by_own_rows(beta, tau):
+def by_own_rows(system):
     "Wrong: the block is verified against the rows that it was drafted from"
     def verify(p, tree, rng):
         own = [*(np.asarray(q) for q in tree.law[1:]), p[len(tree) - 1]]
-        return top_beta(beta, tau)(own, tree, rng)
-    return verify
+        return system.verify(own, tree, rng)
+    return verified(verify)(system)
 
-def by_rank_alone(beta, tau): return top_beta(beta, 100.)
-def by_gap_alone(beta, tau): return top_beta(99, tau)
-
-@faithful("SpecDec, exact", subject=top_beta, plain={
-    "the drafter's own rows": by_own_rows, "no tolerance": by_rank_alone, "no rank": by_gap_alone})
+@faithful("SpecDec", plain={
+    "the drafter's own rows": by_own_rows, "no tolerance": verified(top_beta(3, 100.)),
+    "no rank": verified(top_beta(99, 1.)), "the likeliest token alone": verified(top_beta(1, 1.))})
 @proves("prop-spec-verification")
 def test_every_token_passes_both_conditions(subject):
-    "By the target's row after the tokens before it; with beta 1 the text is the greedy one"
+    "By the target's row after the tokens before it: one of the three likeliest, at most a nat below the best"
+    ranks, verify = set(), subject(random_table(4, 0)).verify
     for seed in range(6):
         target = GreedyModel(random_table(4, seed, zeros=False))
         drafter = SpecDec(TableSlots(random_table(4, seed + 50, zeros=False), 3), iid)
-        for (text, beta, tau) in ((t, *s) for s in ((2, .6), (1, 9.)) for t in loop_law(
-                target, drafter, subject(*s), (0,), 3)):
+        for text in loop_law(target, drafter, verify, (0,), 3):
             for i, x in enumerate(text):
                 p = target.model.law((0, *text[:i])).astype(float)
-                better = sum(p > p[x]) + sum(p[:x] == p[x])
-                assert better < beta and np.log(p.max() / p[x]) <= tau + 1e-12
+                ranks.add(better := sum(p > p[x]) + sum(p[:x] == p[x]))
+                assert better < 3 and np.log(p.max() / p[x]) <= 1 + 1e-12
+    assert ranks == {0, 1, 2}
 
 @proves("prop-spec-verification")
 def test_the_lossy_rule_accepts_no_less_and_has_a_distance():
@@ -186,15 +186,15 @@ class SlotBySlot(SpecDec):
         for i in range(self.depth): tree.grow(i, self.draw(self.slots(tree.text(i))[0]), rng)
         return tree
 
-@faithful("SpecDec, exact", subject=SpecDec, plain={
-    "an autoregressive small draft": Autoregressive, "slot by slot": SlotBySlot})
+@faithful("SpecDec, exact", plain={
+    "an autoregressive small draft": drafted(Autoregressive), "slot by slot": drafted(SlotBySlot)})
 @pytest.mark.parametrize("k", [3, 8])
 def test_one_pass_a_round(subject, k):
     "For any k; the encoder runs once; the row of a slot does not depend on what is drawn in another"
     model, net = small()
     target = EncoderDecoderModel(model, char_ids(LINES[0], VOWELS), check=False)
-    drafter = subject(SlotModel(net, target.source, k), iid)
-    run = generate(target, drafter, reject, target.start, 6, Seeded(0))
+    system = subject(random_table(3, 0), dict(slots=SlotModel(net, target.source, k), draw=iid))
+    run, drafter = system(target, target.start, 6, Seeded(0)), system.drafter
     m, n = run.ledger.models["draft"], len(run.ledger.rounds)
     assert m.calls == n
     assert m.layer_tokens == m.tokens + 2 * len(target.source)
@@ -217,7 +217,7 @@ class Unconditional(specdec.SpecDrafter):
     "Wrong: without the source"
     def forward(self, states, x, y): return super().forward(0 * states, x, y)
 
-@faithful("SpecDec, exact", subject=specdec.SpecDrafter, plain={
+@faithful("SpecDec, exact", part="SpecDrafter", plain={
     "causal masks": Causal, "one query for all places": OnePlace, "no source": Unconditional})
 def test_what_a_mask_attends_to(subject):
     "Its own position, all of the text, the masks behind it and the source; not to padding"
@@ -290,7 +290,7 @@ def wrong_ones(net, x, y, k, share, gen=None):
         patch.setattr(specdec, "glanced", chosen)
         return slot_loss(net, x, y, k, share, gen)
 
-@faithful("SpecDec, exact", subject=slot_loss, plain={
+@faithful("SpecDec, exact", part="slot_loss", plain={
     "shown slots in the loss": counted, "the text behind the block": shown_behind,
     "no glancing": without_glances, "the wrong slots": wrong_ones})
 def test_the_loss_by_hand(subject):
@@ -403,7 +403,7 @@ def test_a_finished_training_writes_the_same_weights(trained):
 def untrained(target, k):
     return SpecDec(SlotModel(spec_drafter(translation_model()), target.source, k, 0))
 
-@faithful("SpecDec, exact", subject=spec_decoder, plain={
+@faithful("SpecDec, exact", part="specref.train.specdec.spec_decoder", plain={
     "untrained": untrained,
     "Jacobi": lambda target, k: Jacobi(target.V, k, end=target.end)})
 def test_the_shipped_drafter(subject):

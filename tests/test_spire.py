@@ -80,7 +80,7 @@ class Windowless(Spire):
 class WithoutSink(Spire):
     def attends(self, t, s): return (s < t) & (s >= t - self.window)
 
-@faithful("SPIRe", subject=Spire, plain={
+@faithful("SPIRe", part="Spire", plain={
     "no feedback": LayerInputs, "no window": Windowless, "no sink": WithoutSink,
     "memories in the other order": SwappedMemories, "memories one layer late": LateMemories,
     "no target activations": OwnMemory})
@@ -109,7 +109,7 @@ class FirstLayers(Spire):
         first = base.model.base_model.layers
         for mine, layer in zip(self.blocks, first): mine.load_state_dict(layer.state_dict())
 
-@faithful("SPIRe", subject=Spire, plain={
+@faithful("SPIRe", part="Spire", plain={
     "a random beginning": RandomStart, "the first layers": FirstLayers, "the other order": SwappedMemories})
 @proves("prop-pruned-rows")
 def test_the_beginning_has_the_targets_rows(subject):
@@ -153,7 +153,7 @@ def hand_loss(net, batch, k=4, omega=.5):
                 terms.append(-omega * (p * q.log()).sum() - (1 - omega) * torch.minimum(p, q).sum())
     return torch.stack(terms).mean()
 
-@faithful("SPIRe", subject=Spire, plain={
+@faithful("SPIRe", part="Spire", plain={
     "hard labels": ABLATIONS["distillation"], "cross-entropy alone": ABLATIONS["the acceptance term"]})
 def test_the_loss_by_hand(subject):
     "The mean over the blocks of half the soft cross-entropy minus half the acceptance probability"
@@ -205,7 +205,7 @@ class KeepsItsRows(SpireDraft):
         if ctx[:len(self.ctx)] == self.ctx: self.ctx = ctx
         super().turn(ctx)
 
-@faithful("SPIRe", subject=SpireDraft, plain={"drafted rows of accepted tokens": KeepsItsRows})
+@faithful("SPIRe", part="SpireDraft", plain={"drafted rows of accepted tokens": KeepsItsRows})
 @proves("thm-drafting-runs")
 def test_rows_of_drafting_are_those_of_training(subject):
     "Contexts that grow by accepted tokens, go back and differ: the rows of every path, wherever it begins"
@@ -226,7 +226,7 @@ class Unbounded(SpireDraft):
     def attention_mask(self, paths):
         return torch.ones(len(paths), len(self.at), dtype=torch.bool)
 
-@faithful("SPIRe", subject=SpireDraft, plain={"a row for every token": Unbounded})
+@faithful("SPIRe", part="SpireDraft", plain={"a row for every token": Unbounded})
 @proves("thm-constant-cache")
 def test_a_constant_number_of_rows(subject):
     "KV bytes of a draft call and stored rows are the same after 100, 200 and 400 tokens"

@@ -2,13 +2,15 @@
 import re
 from fractions import Fraction as F
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import specref.serve.steering as steering
-from helpers import proves, seeds
+from helpers import faithful, proves, seeds
+from published import rebound
 from specref.core.law import exact
 from specref.core.rng import Seeded, law_of, mean_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
@@ -125,6 +127,33 @@ def test_survivors(ws, n):
             assert sum(p for out, p in law.items() for j, _ in out if j == i) == min(1, c*w/sum(ws))
 
 
+def drawn_anew(weights, n, rng):
+    "Multinomial resampling: the same particle may survive several times"
+    total = sum(weights)
+    return [(i, total/n) for i in multinomial(np.array([w/total for w in weights]), n, rng)]
+
+
+def heaviest(weights, n, rng):
+    "A beam: the heaviest survive with the weights that they have"
+    return sorted(enumerate(weights), key=lambda iw: -iw[1])[:n]
+
+
+@faithful("SMC steering", plain={
+    "multinomial resampling": lambda steer: rebound(steer, survivors=drawn_anew),
+    "a beam": lambda steer: rebound(steer, survivors=heaviest), "copies of particles": lambda steer: smc})
+@pytest.mark.parametrize("seed", [1, 3])
+def test_every_token_is_tried_and_the_best_share_survives(subject, seed):
+    "After one token: distinct texts, each with min(1, c·share), and so that its mean weight is its own"
+    problem, n = toy(seed, length=1, zeros=False), 2
+    want = steered_weights(problem)
+    law = law_of(lambda rng: subject.method(problem, n, rng))
+    c = survival_scale([w/sum(want.values()) for w in want.values()], n)
+    assert all(len({x.text for x in out}) == len(out) == n for out in law)
+    for text, w in want.items():
+        found = [(p, x.weight) for out, p in law.items() for x in out if x.text == text]
+        assert sum(p for p, _ in found) == min(1, c*w/sum(want.values())) and sum(p*v for p, v in found) == w
+
+
 def test_a_scale_with_the_wrong_set_is_too_small():
     "With the lightest of the surely kept in the sum, as in one public version: 5.521 for 7.424 at N = 4"
     shares = [F(w, 1095) for w in (500, 300, 80, 60, 50, 40, 30, 20, 10, 5)]
@@ -158,6 +187,37 @@ def test_drafted_blocks(seed, gamma, threshold):
     block = target_law(draft, (0,), gamma)
     last = {x: enumerate(free.target.law((0, *x))) for x in block}
     assert found == {(*x, v): w*p for x, w in block.items() for v, p in last[x] if p}
+
+
+def unweighed(problem, particle, text, q, rows):
+    "The potentials alone: the block counts as if the target had drawn it"
+    own = prod(rows[text[:k]][x] for k, x in enumerate(text))
+    return steering.weighed(problem, particle, text, own, rows)
+
+
+def one_by_one(problem, draft, particles, gamma, rng, each=steering.extended_by_block):
+    "A target pass for each particle"
+    return [each(problem, draft, [x], gamma, rng)[0] for x in particles]
+
+
+def blocks(**parts): return lambda method: rebound(
+    method, extended_by_block=rebound(steering.extended_by_block, **parts))
+
+
+@faithful("SMC-SD", plain={
+    "no ratio of target and draft": blocks(weighed=unweighed),
+    "no token of the target": blocks(extend_particle=lambda problem, particle, *how: particle),
+    "a pass for each particle": lambda method: rebound(method, extended_by_block=one_by_one),
+    "no draft": lambda method: lambda problem, draft, n, gamma, rng: smc(problem, n, rng)})
+def test_blocks_of_a_draft_are_weighed_in_one_pass(subject):
+    "Two texts of three tokens: unbiased, and one target call for every two tokens of both"
+    problem, draft = toy(4, length=2, zeros=False), random_table(3, 5, zeros=False)
+    long = Problem(random_table(3, 1, zeros=False), (0,), lambda text, ended: 1 + text[-1], length=6)
+    for n in (1, 2, 3):
+        before = long.target.meter.calls
+        assert {len(x.text) for x in subject.method(long, draft, n, 1, Seeded(n))} == {6}
+        assert long.target.meter.calls - before == 3
+    assert mean_of(lambda rng: mass(subject.method(problem, draft, 1, 1, rng))) == constant(problem)
 
 
 def test_two_particles_of_drafted_blocks():

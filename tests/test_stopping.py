@@ -1,4 +1,5 @@
 "Chapter 24a: when the best schedule stops, and the two networks that predict acceptance"
+from dataclasses import replace
 from fractions import Fraction as F
 from itertools import chain, combinations
 from math import prod
@@ -10,13 +11,14 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from helpers import constant, faithful, models, proves, seeds, tiny
+from published import having
 from specref.core.law import exact, overlap
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, law_of
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
 from specref.draft import stopping
-from specref.draft.length import ConfidenceLength, ConstantLength, Disco, Schedule, ScheduledChain
+from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain
 from specref.draft.length import SpecDecPP
 from specref.draft.stopping import AcceptanceHead, LengthRecipe, Recorded, StateHead
 from specref.draft.stopping import acceptance_loss, best_stopping, classifier_data, draft_features
@@ -89,10 +91,17 @@ def test_one_acceptance_rate_everywhere(laws, c):
 
 # SpecDec++
 
+def drafted_until(rule): return having(schedule=rule)
+
+
 class Newest(SpecDecPP):
     "The prediction for the last examined token alone"
     def more(self, tree, q):
         return len(tree) <= self.shortest or 1 - self.head(tree, len(tree) - 2) <= self.threshold
+
+
+class Five(SpecDecPP):
+    def more(self, tree, q): return len(tree) <= 5
 
 
 class Included(SpecDecPP):
@@ -102,17 +111,23 @@ class Included(SpecDecPP):
         return len(tree) <= self.shortest or 1 - survival <= self.threshold
 
 
-@faithful("SpecDec++", subject=SpecDecPP, plain={"newest token alone": Newest, "newest included": Included,
-                                                 "constant length": lambda head, h: ConstantLength(5)})
+@faithful("SpecDec++", plain={
+    "newest token alone": drafted_until(Newest), "newest included": drafted_until(Included),
+    "constant length": drafted_until(Five)})
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_product_of_predicted_acceptances(subject, data):
     "It ends at the first n >= 2 with 1 - Π_{i<n} a_i > h, at most 20"
     a = data.draw(st.lists(st.integers(5, 10).map(lambda x: x / 10), min_size=20, max_size=20))
     h = data.draw(st.sampled_from([.25, .45, .75]))
-    tree = ScheduledChain(constant(1, 1), subject(lambda tree, node: a[node - 1], h))((0,), Seeded(0))
+    tree = judged(subject(constant(1, 1), gamma=20), head=lambda tree, node: a[node - 1], threshold=h)
     ends = [n for n in range(2, 21) if 1 - prod(a[:n - 1]) > h]
     assert len(tree) - 1 == min([*ends, 20])
+
+
+def judged(system, seed=0, **judge):  # -> tree
+    "A draft of the system, whose network is given"
+    return having(schedule=lambda rule: replace(rule, **judge))(system).drafter((0,), Seeded(seed))
 
 
 class Free(AcceptanceHead):
@@ -122,7 +137,7 @@ class Free(AcceptanceHead):
         return self.out(s)
 
 
-@faithful("SpecDec++", subject=AcceptanceHead, plain={
+@faithful("SpecDec++", part="AcceptanceHead", plain={
     "no residual": Free, "linear": lambda width: AcceptanceHead(width, depth=0, shared=False)})
 def test_the_head_is_residual(subject):
     "Depth 3, x + SiLU(Wx + b) each time with one block, as in the authors' code"
@@ -139,7 +154,7 @@ def unbalanced(logits, accepted, weight): return acceptance_loss(logits, accepte
 def hard(logits, accepted, weight): return acceptance_loss(logits, accepted.round(), weight)
 
 
-@faithful("SpecDec++", subject=acceptance_loss, plain={"no weight": unbalanced, "hard labels": hard})
+@faithful("SpecDec++", part="acceptance_loss", plain={"no weight": unbalanced, "hard labels": hard})
 def test_soft_labels_and_a_weight_of_six(subject):
     "The loss is torch's weighted cross-entropy, mixed by the soft labels; its optimum is inverted"
     torch.manual_seed(0)
@@ -212,13 +227,16 @@ def test_a_replay_is_the_schedule_on_the_same_draft():
 
 # DISCO
 
+class Three(Disco):
+    def more(self, tree, q): return len(tree) <= 3
+
+
 class Peak(Disco):
     "A threshold on the largest probability"
     def more(self, tree, q): return len(tree) == 1 or max(tree.law[len(tree) - 1]) >= self.threshold
 
 
-@faithful("DISCO", subject=Disco, plain={"largest probability": Peak,
-                                         "constant": lambda classify, threshold: ConstantLength(3)})
+@faithful("DISCO", plain={"largest probability": drafted_until(Peak), "constant": drafted_until(Three)})
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_disco_asks_its_classifier(subject, seed):
@@ -228,7 +246,7 @@ def test_disco_asks_its_classifier(subject, seed):
     draft = TableModel(4, lambda text: rows[len(text) - 1])
     weight = rng.normal(size=4)
     def classify(row, position): return 1 / (1 + np.exp(-(weight @ row * 6 - .2 * position + 1)))
-    tree = ScheduledChain(draft, subject(classify, .5))((0,), Seeded(seed))
+    tree = judged(subject(draft, gamma=20), seed, classify=classify)
     stops = [n for n in range(1, 21) if classify(rows[n - 1], n) < .5]
     assert len(tree) - 1 == min([*stops, 20])
 
@@ -238,7 +256,7 @@ def no_entropy(q, position, most=20):
     return draft_features(q, position, most) * np.array([1]*10 + [0, 1], np.float32)
 
 
-@faithful("DISCO", subject=draft_features, plain={"no position": no_position, "no entropy": no_entropy})
+@faithful("DISCO", part="draft_features", plain={"no position": no_position, "no entropy": no_entropy})
 def test_the_features_of_disco(subject, monkeypatch):
     "The 10 largest probabilities, the entropy, the position; oracle labels up to the first rejection"
     monkeypatch.setattr(stopping, "draft_features", subject)

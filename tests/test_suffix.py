@@ -3,7 +3,6 @@ from collections import Counter
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from math import floor
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import faithful, models, proves, seeds
+from published import drafted, having
 from specref.core.law import one_hot
 from specref.core.loop import Drafter, loop_law, match
 from specref.core.rng import Enumerator
@@ -75,7 +75,7 @@ class OneText(SuffixTree):
 
 
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding", subject=SuffixTree, plain={"a trie": Trie, "one text": OneText})
+@faithful("SuffixDecoding", part="SuffixTree", plain={"a trie": Trie, "one text": OneText})
 @settings(max_examples=80)
 @given(collections, texts, st.integers(1, 7))
 @example(((0, 1, 2),), (0, 1, 1), 3)
@@ -105,7 +105,7 @@ class Unmerged(SuffixTree):
 
 
 @proves("thm-suffix-tree")
-@faithful("SuffixDecoding", subject=SuffixTree, plain={"texts stay": Kept, "branches stay": Unmerged})
+@faithful("SuffixDecoding", part="SuffixTree", plain={"texts stay": Kept, "branches stay": Unmerged})
 @settings(max_examples=80)
 @given(collections, collections, st.integers(1, 7), seeds)
 @example(((0, 1), (0, 2)), ((1,),), 3, 0)
@@ -174,6 +174,10 @@ class OwnText(SuffixDecoding):
     def __call__(self, ctx, rng): return SuffixDecoding.__call__(replace(self, past=()), ctx, rng)
 
 
+OPTIONS = ("num_draft_tokens", "max_tree_depth", "max_spec_factor", "max_spec_offset", "min_token_prob",
+           "width", "min_score")
+
+
 def lookup(kind):
     "Prompt lookup in place of a drafter: n-grams of at most three tokens of the text itself"
     class Lookup(kind):
@@ -182,17 +186,17 @@ def lookup(kind):
 
 
 @proves("prop-suffix-score")
-@faithful("SuffixDecoding", subject=SuffixDecoding, plain={
-    "the longest match": LongestMatch, "a fixed budget": FixedBudget, "its own text": OwnText,
-    "prompt lookup": lookup(SuffixDecoding)})
+@faithful("SuffixDecoding", plain={
+    "the longest match": drafted(LongestMatch), "a fixed budget": drafted(FixedBudget),
+    "its own text": drafted(OwnText), "prompt lookup": drafted(lookup(SuffixDecoding))})
 @settings(max_examples=120)
 @given(options(), collections, texts.filter(len))
 @example((4, 5, .5, .5, .1, 1, 0), ((2, 0, 0), (0, 2, 0)), (0, 2, 1, 1, 2, 1, 0, 2))
 def test_the_best_draft(subject, options, past, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
-    drafter = suffix(options, past, subject)
-    trees = drafter.own(text), drafter.shared.hold(drafter.past)
-    own, shared = (drafter.best_draft(tree, text) for tree in trees)
+    how = dict(zip(OPTIONS, options), past=past)
+    drafter = subject.drafter(random_table(3, 0), how, past=((0,),), exact=True)
+    own, shared = (drafter.best_draft(t, text) for t in (drafter.own(text), drafter.shared.hold(past)))
     for draft, past in ((own, (text,)), (shared, drafter.past)):
         score, p, counted = by_hand(drafter, past, text)
         assert draft[:2] == (score, p) and [n for _, n in draft[2]] == counted
@@ -294,7 +298,7 @@ class FromTheRoot(SuffixAutomaton):
 
 
 @proves("thm-automaton")
-@faithful("SAM", subject=SuffixAutomaton, plain={"every ending": EveryEnding, "from the root": FromTheRoot})
+@faithful("SAM", part="SuffixAutomaton", plain={"every ending": EveryEnding, "from the root": FromTheRoot})
 def test_linear_work(subject):
     "At most 2n - 1 states, 3n transitions, 4n links followed; as few for a cursor on another text"
     for text in HARD:
@@ -322,7 +326,7 @@ class ThreeGrams(SuffixAutomaton):
 
 
 @proves("cor-cursor")
-@faithful("SAM", subject=SuffixAutomaton, plain={"without clones": Unsplit, "n-grams": ThreeGrams})
+@faithful("SAM", part="SuffixAutomaton", plain={"without clones": Unsplit, "n-grams": ThreeGrams})
 @settings(max_examples=80)
 @given(texts, texts)
 @example((0, 1, 2, 0, 1, 2, 0, 2, 1), (1, 2, 0, 1))
@@ -359,16 +363,18 @@ def test_copied(text, n):
     assert tuple(a.copied(s, n)) == copy_by_hand([text], text[len(text)-a.length[s]:], n)
 
 
-def unbiased(V, n, threshold, bias, *corpus, **kw): return SAM(V, n, threshold, 0, *corpus, **kw)
+class Unbiased(SAM):
+    def matches(self, text): return SAM.matches(replace(self, len_bias=0), text)
 
 
-@faithful("SAM", subject=SAM, plain={"prompt lookup": lookup(SAM), "no bias": unbiased})
+@faithful("SAM", plain={"prompt lookup": having(first=lookup(SAM)), "no bias": having(first=Unbiased)})
 @settings(max_examples=80)
 @given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)
 def test_the_switch(subject, corpus, text, n, threshold, bias):
     "A copy only when the longer match reaches the threshold, the corpus less its bias; within its text"
-    sam = subject(3, n, threshold, bias, corpus, exact=True)
+    how = dict(threshold=threshold, len_bias=bias, corpus=corpus)
+    sam = replace(subject.drafter(random_table(3, 0), gamma=n, past=((0,),), exact=True).first, **how)
     here = longest(lambda s: len(ends(text, s)) > 1, text)
     there = longest(lambda s: any(ends(t, s) for t in corpus), text)
     assert [m[0] for m in sam.matches(text)] == [here, there - bias]
@@ -378,16 +384,18 @@ def test_the_switch(subject, corpus, text, n, threshold, bias):
     else: assert tokens == copy_by_hand(corpus, text[len(text)-there:], n)
 
 
-@faithful("SAM", subject=SAM, plain={
-    "any match": partial(SAM, threshold=1), "no bias": partial(SAM, len_bias=0),
-    "prompt lookup": lambda V, corpus=(): PromptLookup(V)})
+@faithful("SAM", plain={
+    "any match": having(first=lambda sam: replace(sam, threshold=1)),
+    "no bias": having(first=lambda sam: replace(sam, len_bias=0)),
+    "prompt lookup": having(first=lambda sam: PromptLookup(sam.V))})
 def test_the_switch_at_five(subject):
     "The published numbers: after a match of four the other drafter, from five a copy; in the corpus ten"
-    model, again = Chain(TableModel(30, lambda text: one_hot(29, 30)), 2), tuple(range(12))
+    model, again = TableModel(30, lambda text: one_hot(29, 30)), tuple(range(12))
+    def built(*past): return subject.drafter(model, dict(second=Chain(model, 2)), past=past)
     for k in range(1, 9):
-        tree = Fallback(subject(30), model)((*again, 20, *again[2:2+k]), Enumerator())
+        tree = built((28,))((*again, 20, *again[2:2+k]), Enumerator())
         assert tree.token[1:] == ([29, 29] if k < 5 else [*again[2+k:], 20, *again[2:2+k]])
-    either = Fallback(subject(30, corpus=(again, again[::-1])), model)
+    either = built(again, again[::-1])
     for k in range(1, 12):
         assert either((20, *again[:k]), Enumerator()).token[1:] == ([29, 29] if k < 10 else [*again[k:]])
 

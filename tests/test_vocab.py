@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from contracts import drafter_contract, target_contract
 from helpers import constant, faithful, laws, proves, seeds
+from published import drafted, having
 from specref.core.law import exact, greedy, normalize, one_hot, overlap
 from specref.core.loop import Drafter, autoregressive, generate, loop_law, match, rounds
 from specref.core.rng import Seeded, law_of
@@ -130,8 +131,7 @@ def one_tokenisation(model, pair):
 
 
 def sampled_points(model, pair): return StringMatch(model, pair, 3, iid, True)
-def intersection(model, pair): return Chain(Intersection(model, pair), 1)
-def string_law(model, pair): return Chain(StringLaw(model, pair), 1)
+def instead(make): return drafted(lambda chain: make(chain.model.model, chain.model.pair))
 
 
 MIXED = TokenizerPair(TextTokenizer(("a", "b", "ab")), TextTokenizer(("b", "a", "ba")))
@@ -139,21 +139,21 @@ BEFORE = 0, 2
 
 
 @proves("thm-intersection")
-@faithful("TLI", subject=intersection, plain={
-    "tokens lost": Lost, "draft ids": same_ids, "strings": string_law})
+@faithful("TLI", plain={"tokens lost": instead(Lost), "draft ids": instead(same_ids), "strings": having(
+    model=lambda view: StringLaw(view.model, view.pair))})
 def test_intersection(subject):
     "The acceptance is that of the draft's distribution on the shared tokens; nothing else is drafted"
     p, q = exact(1, 5, 2), exact(2, 1, 3)   # q on b, a, ba
     shared = exact(1, 2, 0)
-    drafter = subject(constant(*q), MIXED)
+    drafter = subject.drafter(draft := constant(*q), dict(model=Intersection(draft, MIXED)), gamma=1)
     assert {t.token[1] for t in law_of(lambda rng: drafter(BEFORE, rng)) if len(t) > 1} == {0, 1}
     got = accepted(drafter, constant(*p), BEFORE)
     assert got == overlap(p, shared) > sum(np.minimum(p[:2], q[[1, 0]])) and got <= p[0] + p[1]
 
 
 @proves("thm-string-law")
-@faithful("SLRS", subject=string_law, plain={
-    "intersection": intersection, "one tokenisation": one_tokenisation, "exact match": sampled_points})
+@faithful("SLRS", plain={"intersection": "TLI", "one tokenisation": instead(one_tokenisation),
+                         "exact match": instead(sampled_points)})
 @settings(max_examples=25, deadline=None)
 @given(seeds, contexts)
 @example(0, (0,))
@@ -162,7 +162,7 @@ def test_string_law(subject, seed, ctx):
     "The acceptance is the overlap with the distribution of the first target token of the enumerated text"
     target, draft = random_table(3, 2*seed, zeros=False), random_table(3, 2*seed + 1, zeros=False)
     psi = first_words(draft, TOYS, ctx)
-    assert accepted(subject(draft, TOYS), target, ctx) == overlap(target.law(ctx), psi)
+    assert accepted(subject.drafter(draft, gamma=1), target, ctx) == overlap(target.law(ctx), psi)
 
 
 @proves("thm-string-law")
@@ -251,15 +251,16 @@ def spelled_only(tokens):
     return TableModel(words.V, law)
 
 
-@faithful("universal assisted generation", subject=TokenizerPair, plain={
-    "each token alone": EachTokenAlone, "context token by token": ContextByToken})
+@faithful("universal assisted generation", plain={
+    "each token alone": having(pair=EachTokenAlone), "context token by token": having(pair=ContextByToken)})
 def test_a_text_that_both_write(subject):
     "Target and draft write one text in their own tokens: a round rejects at most its unfinished word"
-    pair = subject(real_pair().target, real_pair().draft)
+    pair = real_pair()
     text = "    def assertRaises(self, options):\n        self.assertEqual(len(options), 0)\n" * 2
     ids, start = pair.target.encode(text), 12
-    out = generate(told(pair, "target", text), StringMatch(spelled_only(text), pair, 4), reject,
-                   ids[:start], len(ids) - start, Seeded(0))
+    model, usual = spelled_only(text), random_table(3, 0)
+    system = subject(usual, dict(model=model, pair=pair))
+    out = system(told(pair, "target", text), ids[:start], len(ids) - start, Seeded(0))
     assert out == ids[start:]
     rejected = [r.drafted - r.accepted for r in out.ledger.rounds]
     assert max(rejected) <= 2 and out.ledger.mean_acceptance_length > 4.5
