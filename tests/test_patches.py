@@ -60,7 +60,7 @@ def test_plain_decoding_has_a_round_for_each_patch(seed, draws):
         assert not any(table.patcher(ctx[:-1])[len(before) + 1:-1])   # and none before it does
 
 
-@faithful("BLT-S", subject=lambda table: LocalDraft(table), plain={
+@faithful("BLT-S", part="specref.serve.patches.LocalDraft", plain={
     "the model itself": lambda table: table, "another model": lambda table: random_table(3, 1)})
 def test_rows_differ_past_the_patch_alone(subject):
     same = dict.fromkeys((True, False), 0)
@@ -159,13 +159,13 @@ def test_local_rows_read_the_patches_of_the_context(n):
     assert draft.meter.calls == 1 and draft.meter.tokens == 9
 
 
-@faithful("BLT-DV", subject=lambda target: HiddenBlockDraft(target, 4), plain={
-    "the local decoder byte by byte": LocalDraft})
+@faithful("BLT-DV", part="specref.serve.patches.HiddenBlockDraft", plain={
+    "the local decoder byte by byte": lambda target, block: LocalDraft(target)})
 def test_hidden_blocks_are_those_of_the_training(subject):
     target = ByteTarget(NET, patcher())
     starts = patcher()(TEXT)
     for n in [n for n in range(8, 30) if not starts[n+1]][:4]:   # the patch read is the latest
-        draft = subject(target)
+        draft = subject(target, 4)
         rows = draft(tree_of(TEXT[:n], (1, 2, 3)))
         x, cut = torch.tensor([(BOS, *TEXT[:n+4])]), torch.tensor([[n]])
         with torch.inference_mode():

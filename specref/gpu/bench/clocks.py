@@ -86,7 +86,7 @@ class VerifyCase(NamedTuple):
     coins: torch.Tensor
     picks: torch.Tensor
 
-TREE_SHAPES = {f"chain {n}": (-1, *range(n)) for n in (4, 5, 8)}
+TREE_SHAPES = {f"chain {n}": (-1, *range(n)) for n in (0, 4, 5, 8)}
 TREE_SHAPES |= {f"{n} nodes": sequoia((.6, .2, .1, .05), n - 1, d)[0] for n, d in ((16, 4), (64, 8))}
 AGREEMENT = {"reject at root": 0., "typical": .7, "accept all": 1.}
 

@@ -134,7 +134,7 @@ def rehearsal(out, processes=2):  # -> what is in the file
     verifiers, known = [*map(Rehearsed, fused_kernels(), map(twin_of, ("", "block")))], set()
     tasks = [rehearse(task, verifiers, known) for task in gpu_tasks(torch.device("cpu"), verifiers, size)]
     out.unlink(missing_ok=True)
-    return run_tasks(tasks, out, facts_of("cpu"))
+    return run_tasks(tasks, out, facts_of("cpu"), {})   # a CPU may take longer than a GPU
 
 # %% ../../../nbs/45b_measured.ipynb #50a14e90
 def valid_rows(got, part, **like):  # -> rows

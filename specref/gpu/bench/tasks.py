@@ -202,21 +202,21 @@ class Task(NamedTuple):
 NOT_RETURNED = "did not come back"
 
 # %% ../../../nbs/45a_tasks.ipynb #6624c4e6
-def why_skipped(task, rows, spent):  # seconds spent in its part -> words, "" for a task to run
-    "Why a task is not begun: no time, or one of its part did not return"
-    if spent > SECONDS.get(task.part, inf): return "no time was left"
+def why_skipped(task, rows, spent, seconds=SECONDS):  # seconds spent in its part -> "" for a task to run
+    "Why a task is not begun, in words: no time, or one of its part did not return"
+    if spent > seconds.get(task.part, inf): return "no time was left"
     lost = any(r.get("error") == NOT_RETURNED for r in rows)
     return "a task of this part " + NOT_RETURNED if lost else ""
 
 def device_broken(): return torch.cuda.is_available() and isinstance(or_reason(torch.cuda.synchronize), str)
 
-def run_tasks(tasks, out, got):  # -> what is in the file
+def run_tasks(tasks, out, got, seconds=SECONDS):  # -> what is in the file
     "Run the tasks after those that `got` has rows of; exits where a failure has broken the device"
     got = {"parts": {}, "seconds": {}, **got}
     tasks, begun = [*tasks], sum(map(len, got["parts"].values()))
     for task in tqdm(tasks[begun:], unit="task", initial=begun, total=len(tasks), mininterval=5):
         rows, before, then = got["parts"].setdefault(task.part, []), got["seconds"].get(task.part, 0.), time()
-        why = why_skipped(task, rows, before)
+        why = why_skipped(task, rows, before, seconds)
         rows.append(dict(task.given, error=NOT_RETURNED))   # what the file contains if the task never returns
         write_json(out, got)
         row = {"skipped": why} if why else or_reason(partial(task.run, **task.given))
@@ -370,7 +370,7 @@ def baseline_tasks(device, kernel, size):
 def engine_tasks(device, kernel, size):
     "The engine and transformers on 1.2 billion weights; the parts of a round apart"
     own = dict(size.race, device=device, verify=kernel, **fused_draws(device), shape=(-1, *range(4)))
-    launches = launch(LLAMA_VOCAB, "chain 4", logits=True),
+    launches = tuple(launch(LLAMA_VOCAB, tree, logits=True) for tree in ("chain 0", "chain 4"))
     for B in size.texts:
         speed = partial(imported_call, "bench.decoding", "decoding_speed", **own, n=size.n, repeats=size.repeats)
         parts = partial(imported_call, "bench.decoding", "round_parts", **own, clock=size.clock)
