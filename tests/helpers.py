@@ -1,6 +1,6 @@
 "Shared by the tests: markers, strategies for distributions and models, statistics with stated error rates"
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 import numpy as np
@@ -43,6 +43,20 @@ def faithful(*systems, subject=None, plain=()):
 def refuses(name, f, *args, **kw):
     "Assert that `f` raises a `ValueError` for bad input, whose message starts with the argument's name"
     with pytest.raises(ValueError, match=f"^{name}: "): f(*args, **kw)
+
+
+def by_name(name, target, **options):
+    "A system of the table on a target of one's own, with what drafts for it: the target it reads, the system"
+    from specref.app.names import DRAFT_SOURCES
+    from specref.app.systems import SYSTEMS
+    source = DRAFT_SOURCES[name](target, None)
+    build = SYSTEMS[name](source.draft, temperature=target.temperature, **source.options | options)
+    return source.target, build
+
+
+def of_kind(kind, drafter):
+    "A drafter's fields in another class"
+    return kind(**{f.name: getattr(drafter, f.name) for f in fields(drafter)})
 
 
 # Distributions: small whole numbers as fractions, with zeros, ties and point masses

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import constant, faithful, laws, models, pairs, proves, seeds
+from helpers import constant, faithful, laws, models, of_kind, pairs, proves, seeds
+from specref.app.systems import SYSTEMS
 from specref.core.law import overlap, residual
 from specref.core.loop import generate, loop_law, match, rounds
 from specref.core.rng import Seeded, law_of, mean_of
 from specref.core.target import TableModel, random_table, target_law
-from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens
-from specref.draft.parallel import lines_of, outcome_weights, reject_ahead, remaining, simulate, whole_fan_out
+from specref.core.tree import iid
+from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, SaguaroSSD, SSD, fan_out
+from specref.draft.parallel import lines_of, outcome_weights, pearl_tokens, reject_ahead, remaining, simulate
+from specref.draft.parallel import whole_fan_out
 from specref.models.embedded import embedded, prompts
 from specref.verify.reject import Chain, reject
 
@@ -27,8 +30,9 @@ def overlapped(model):
         st.builds(Pearl, st.just(model), st.integers(1, 2)).map(lambda d: (d, reject_ahead)),
         st.tuples(st.builds(Amusd, st.just(model), times, st.integers(1, 3)),
                   st.sampled_from([reject_ahead, match])),
-        st.tuples(st.builds(SSD, st.just(model), st.just(1), st.tuples(st.integers(0, 1), st.integers(0, 2)),
-                            st.sampled_from([Saguaro(1, F(1, 2)), Saguaro(0, 1)])), st.just(reject)))
+        st.tuples(st.builds(SaguaroSSD, st.just(model), st.just(1),
+                            st.tuples(st.integers(0, 1), st.integers(0, 2)),
+                            C=st.sampled_from([F(1, 2), F(1)])), st.just(reject)))
 
 
 @st.composite
@@ -162,7 +166,7 @@ def test_neither_device_waits(subject, c):
 
 # The speculation cache
 
-def ssd(model, gamma): return SSD(model, gamma, (1,)*gamma + (2,))
+def ssd(model, gamma): return SYSTEMS["SSD"](model, gamma=gamma).drafter
 def one_outcome(model, gamma): return SSD(model, gamma, (0,)*gamma + (1,))
 def missing(model, gamma): return SSD(model, gamma, (0,)*(gamma + 1))
 
@@ -182,8 +186,49 @@ def test_hits_save_the_draft(subject, seed, gamma):
     assert len(ran)*(gamma*c + 1) - simulate(ran, c).end == sum(ready)*gamma*c
     for round in ran:
         tree, seen = round.tree, [line.ctx for line in round.tree.lines]
-        assert len(set(seen)) == len(seen) <= gamma + 2
+        assert len(set(seen)) == len(seen) <= 4*gamma
         assert all(tree.text(n)[:len(text)] != text for n in range(len(tree)) for text in seen)
+
+
+class LeastLikely(SaguaroSSD):
+    def outcomes(self, chain, n, q):
+        drafted, k = [chain.token[c] for c in chain.children(n)], len(super().outcomes(chain, n, q))
+        return [int(x) for x in np.argsort(q) if x not in drafted][:k]
+
+
+class SameRate(SaguaroSSD):
+    alpha = .6
+
+
+class Unscaled(SaguaroSSD):
+    def draw_at(self, n, q): return iid(q)
+
+
+def ranked(row): return sorted(range(len(row)), key=lambda x: (-row[x], x))
+
+
+@faithful("SSD", subject=ssd, plain={
+    "the least likely outcomes": lambda model, gamma: of_kind(LeastLikely, ssd(model, gamma)),
+    "a constant acceptance rate": lambda model, gamma: of_kind(SameRate, ssd(model, gamma)),
+    "draws that are not scaled": lambda model, gamma: of_kind(Unscaled, ssd(model, gamma))})
+def test_where_the_cache_looks_and_how_the_draft_is_drawn(subject):
+    """The likeliest other tokens after each node, as many as are best at the rate of accepted among tested
+    tokens; a draft's row has the probabilities of as many likeliest ones halved"""
+    target, model, gamma = random_table(8, 3, zeros=False), random_table(8, 4, zeros=False), 2
+    accepted, tested, fans = 0, 0, []
+    for round in first(target, subject(model, gamma), reject, (0,), 25):
+        tree, end = round.tree, round.verdict.node
+        fans.append(whole_fan_out((accepted + 1) / (tested + 2), gamma, 4*gamma))
+        for n in range(len(tree)):
+            row, drafted = model.law(tree.text(n)), tree.token[n + 1:n + 2]
+            found = [line.ctx[-1] for line in tree.lines if line.ctx[:-1] == tree.text(n)]
+            assert found == [x for x in ranked(row) if x not in drafted][:fans[-1][n]]
+            if not drafted: continue
+            drawn_by = fans[-2] if tree.ready else fans[-1]
+            scaled = [w / 2 if x in ranked(row)[:drawn_by[n]] else w for x, w in enumerate(row)]
+            assert list(tree.law[n + 1]) == [w / sum(scaled) for w in scaled]
+        accepted, tested = accepted + end, tested + min(end + 1, len(tree) - 1)
+    assert len(set(fans)) > 3
 
 
 def test_a_backup_drafts_after_a_miss():

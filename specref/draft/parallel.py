@@ -317,7 +317,7 @@ class Saguaro:
         if not self.C > 0: raise ValueError(f"C: got {self.C}, wanted a factor > 0")
     def law(self, q):  # (V,) -> (V,)
         w = np.array(q)
-        w[top_tokens(q, self.top)] *= self.C
+        for x in top_tokens(q, self.top): w[x] = w[x] * self.C
         return normalize(w)
     def __call__(self, q): return iid(self.law(q))
 
