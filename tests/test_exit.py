@@ -1,5 +1,6 @@
 "Chapter 25a: one trunk, no layer run twice, the published training and adapter, exits that look at no token"
 import json
+from dataclasses import replace
 from itertools import islice
 from math import exp, log
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 from contracts import drafter_contract
-from helpers import faithful, models, proves, seeds, shapes, tiny
+from helpers import by_name, faithful, models, proves, seeds, shapes, tiny
 from specref.draft import early_exit
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
@@ -44,11 +45,19 @@ def kangaroo_draft(target): return AdapterDraft(target, random_adapter(target.mo
 DRAFTS = {"LayerSkip": ExitDraft, "Kangaroo": kangaroo_draft}
 
 
+def layerskip(model, gamma): return by_name("LayerSkip", HFModel(model, 0, check=False), gamma=gamma)
+
+
 class OwnCache(PartialModel):
     "The first layers with a cache of their own, as transformers' early exit"
     def __init__(self, target):
         super().__init__(target.model, whole_layers(0, target.exit), **same_warp(target))
         self.target = target
+
+
+def own_cache(model, gamma):
+    target, system = layerskip(model, gamma)
+    return target, replace(system, drafter=Chain(OwnCache(target), gamma))
 
 
 def own_trunk(target):
@@ -102,20 +111,18 @@ def test_the_drafts_rows(kind):
 
 
 @proves("thm-layer-count")
-@faithful("LayerSkip", subject=ExitDraft, plain={"a cache of its own": OwnCache})
+@faithful("LayerSkip", subject=layerskip, plain={"a cache of its own": own_cache})
 def test_a_round_runs_no_layer_twice(subject):
     "(γ + 1) L layer-tokens in every round but the first, to the unit: γ E and E + (γ + 1)(L - E)"
-    for exit in range(1, L):
+    for layers in (3, 5, 8):
         for gamma in (1, 2, 4):
-            target = ExitTarget(tiny(3, L), exit)
-            draft = subject(target)
-            meters, spent = (draft.meter, target.meter), []
-            run = rounds(target, Chain(draft, gamma), reject, (0, 1, 2), Seeded(gamma))
-            for round in islice(run, 6):
-                spent.append([m.layer_tokens for m in meters])
+            target, system = subject(tiny(3, layers), gamma)
+            exit, meters, spent = target.exit, (system.drafter.model.meter, target.meter), []
+            run = rounds(target, system.drafter, system.verify, (0, 1, 2), Seeded(gamma))
+            for round in islice(run, 6): spent.append([m.layer_tokens for m in meters])
             each = np.diff(spent, axis=0)
-            assert (each == [gamma*exit, exit + (gamma + 1)*(L - exit)]).all()
-            assert (each.sum(1) == (gamma + 1)*L).all()
+            assert (each == [gamma*exit, exit + (gamma + 1)*(layers - exit)]).all()
+            assert (each.sum(1) == (gamma + 1)*layers).all()
 
 
 @faithful("Kangaroo", subject=kangaroo_draft, plain={"a trunk of its own": own_trunk})
@@ -231,6 +238,20 @@ def test_exit_weights():
             assert exit_weights(step, layers, scale, every) == pytest.approx(want)
             met += [i in on for i in range(layers)]
         assert (met[:-1] == 1).all() and met[-1] == every
+
+
+def every_exit(): return LayerSkipRecipe(every=1)
+
+
+@faithful("LayerSkip", subject=LayerSkipRecipe, plain={"every exit in every step": every_exit})
+def test_the_exits_take_turns(subject):
+    "The recipe of the shipped model: a step scores two exits and the last layer, R steps each exit once"
+    model, recipe, scored = tiny(512, 8).float(), replace(subject(), rows=1, length=8), []
+    ids = {d: np.arange(900, dtype=np.uint16) % 512 for d in DOMAINS}
+    model.lm_head.register_forward_hook(lambda *call: scored.append(step))
+    for step in range(recipe.every): early_exit_loss(ids, recipe)(model, step)
+    each = np.bincount(scored)
+    assert max(each) <= 3 and sum(each) == 6 + recipe.every   # after layers 2 to 7, and always after the last
 
 
 def test_the_loss_of_the_exits():
