@@ -16,7 +16,7 @@ from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
 from specref.draft import skipping
-from specref.draft.skipping import (AdaptiveExit, LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
+from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
                                     SkippedModel, Swift, attention_share, bayesian_search, found_mask,
                                     hand_made_masks, inner_blocks, mask_score, matchness, modelled_speedup,
                                     random_mask, random_search, skip_mask, stored_search, upper_bounds,
@@ -438,7 +438,7 @@ def test_upper_bounds_are_those_of_a_gaussian_process():
     def evidence(length):
         K = kernel(x, x, length) + .01*np.eye(7)
         return -unit @ np.linalg.inv(K) @ unit - np.linalg.slogdet(K)[1]
-    length = max(LENGTHS, key=evidence)
+    length = max(KERNEL_LENGTHS, key=evidence)
     K, k = kernel(x, x, length) + .01*np.eye(7), kernel(masks, x, length)
     mean, var = k @ np.linalg.inv(K) @ unit, 1 - np.einsum("ij,jk,ik->i", k, np.linalg.inv(K), k)
     found = upper_bounds([*zip(map(tuple, x), y)], masks, 2.5)

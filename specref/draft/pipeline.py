@@ -184,8 +184,9 @@ class Pipeline:
             if f.stage < len(self.stages): groups.setdefault(self.stages[f.stage][0], []).append(f)
         for group in groups.values(): self.run_stage(group, self.stages[group[0].stage])
     def run_stage(self, group, layers):
-        at, h = self.target.tensor([[len(f.reads) - 1 for f in group]]), torch.cat([f.state for f in group], 1)
-        turned, new = self.model.model.rotary_emb(h, position_ids=at), [(f.stage, f.reads[-1]) for f in group]
+        at = self.target.tensor([[len(f.reads) - 1 for f in group]])
+        h, new = torch.cat([f.state for f in group], 1), [(f.stage, f.reads[-1]) for f in group]
+        turned = self.model.model.rotary_emb(h, position_ids=at)
         for layer in layers:
             owners = self.memory.owners.setdefault(layer.self_attn.layer_idx, [])
             self.work.kv_bytes += len(owners) * self.memory.row_bytes
