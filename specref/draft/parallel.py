@@ -316,6 +316,7 @@ class Saguaro:
         check_between(0, 1, C=self.C)
         if not self.C > 0: raise ValueError(f"C: got {self.C}, wanted a factor > 0")
     def law(self, q):  # (V,) -> (V,)
+        if not self.top: return q
         w = np.array(q)
         for x in top_tokens(q, self.top): w[x] = w[x] * self.C
         return normalize(w)
