@@ -332,6 +332,7 @@ class SaguaroSSD(SSD):
     >>> run = rounds(target, drafter, reject, (0,), Seeded(0))
     >>> for _ in range(4): drafter = drafter.learn(next(run))
     >>> print(drafter.accepted, drafter.tested, drafter.fan)
+    2 6 (3, 2, 1)
     """
     C: object = 1
     accepted: int = 0
