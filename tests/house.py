@@ -386,7 +386,7 @@ def unproved(root=ROOT):
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
 # systems whose tests are written elsewhere and are still to come; to be removed with them
-ELSEWHERE = {'goodput', 'SPEED', 'PPD', 'SWIFT', 'SSD', 'LayerSkip'}
+ELSEWHERE = {'goodput'}
 
 UNREACHED = {   # parts that have a faithful test, though no row of the tables runs them, and why
     ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',

@@ -23,7 +23,7 @@ from specref.draft.early_exit import AdapterDraft, ExitDraft, ExitTarget
 from specref.draft.early_exit import dropout_rates, exit_scales, exit_weights
 from specref.draft.parallel import Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate
 from specref.draft.parallel import whole_fan_out
-from specref.draft.pipeline import LoopedRecipe, Pipeline, flight_latency, layer_stages, loop_stages, looped
+from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, flight_latency, layer_stages, looped
 from specref.draft.pipeline import match_rates, schedule
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
 from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
@@ -326,12 +326,12 @@ ROWS = [
     ("right", lambda: flight_latency(1.5, 1, 4)),
     ("stages", lambda: schedule([], 1, 0)),
     ("model", lambda: Pipeline(model(), [[]], 1)),
-    *[("k", lambda bad=bad: Pipeline(network().model, layer_stages(network().model), 1, bad))
-      for bad in (0, .5)],
+    *[("k", lambda bad=bad: InFlight(model(), 2, bad)) for bad in (0, .5)],
+    ("ahead", lambda: InFlight(model(), -1)),
     ("n", lambda: Pipeline(network().model, layer_stages(network().model), 1).decode((0,), 0)),
     ("ctx", lambda: Pipeline(network().model, layer_stages(network().model), 1).decode((), 2)),
     ("per", lambda: layer_stages(network().model, 0)),
-    *[("loops", lambda f=f: f(network().model, 0)) for f in (looped, loop_stages)],
+    ("loops", lambda: looped(network().model, 0)),
     ("ks", lambda: match_rates(network().model, torch.zeros(1, 40, dtype=int), [1], [0])),
     ("exits", lambda: match_rates(network().model, torch.zeros(1, 40, dtype=int), [3], [1])),
     *[(name, lambda name=name: LoopedRecipe(**{name: 0})) for name in ("unique", "loops", "steps", "rows")],

@@ -1,6 +1,7 @@
 "Chapter 25a: one trunk, no layer run twice, the published training and adapter, exits that look at no token"
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import exp, log
 
@@ -44,6 +45,8 @@ def random_adapter(model, scale=12, seed=0):
 
 def kangaroo_draft(target): return AdapterDraft(target, random_adapter(target.model))
 DRAFTS = {"LayerSkip": ExitDraft, "Kangaroo": kangaroo_draft}
+
+
 
 
 class OwnCache(PartialModel):
@@ -103,20 +106,18 @@ def test_the_drafts_rows(kind):
 
 
 @proves("thm-layer-count")
-@faithful("LayerSkip", subject=ExitDraft, plain={"a cache of its own": OwnCache})
+@faithful("LayerSkip", plain={"a cache of its own": having(model=lambda draft: OwnCache(draft.target))})
 def test_a_round_runs_no_layer_twice(subject):
     "(γ + 1) L layer-tokens in every round but the first, to the unit: γ E and E + (γ + 1)(L - E)"
-    for exit in range(1, L):
+    for layers in (3, 5, 8):
         for gamma in (1, 2, 4):
-            target = ExitTarget(tiny(3, L), exit)
-            draft = subject(target)
-            meters, spent = (draft.meter, target.meter), []
-            run = rounds(target, Chain(draft, gamma), reject, (0, 1, 2), Seeded(gamma))
-            for round in islice(run, 6):
-                spent.append([m.layer_tokens for m in meters])
+            target, system = subject.on(HFModel(tiny(3, layers), 0, check=False), gamma=gamma)
+            exit, meters, spent = target.exit, (system.drafter.model.meter, target.meter), []
+            run = rounds(target, system.drafter, system.verify, (0, 1, 2), Seeded(gamma))
+            for round in islice(run, 6): spent.append([m.layer_tokens for m in meters])
             each = np.diff(spent, axis=0)
-            assert (each == [gamma*exit, exit + (gamma + 1)*(L - exit)]).all()
-            assert (each.sum(1) == (gamma + 1)*L).all()
+            assert (each == [gamma*exit, exit + (gamma + 1)*(layers - exit)]).all()
+            assert (each.sum(1) == (gamma + 1)*layers).all()
 
 
 @faithful("Kangaroo", plain={"a trunk of its own": having(model=own_trunk)})
@@ -208,7 +209,7 @@ def constant(layers, most, scale=1.): return np.full(layers, most * scale)
 def linear(layers, most, scale=1.): return scale * most * np.arange(layers) / (layers - 1)
 
 
-@faithful("LayerSkip", subject=dropout_rates, plain={"the same for all layers": constant, "linear": linear})
+@faithful("LayerSkip", part="dropout_rates", plain={"the same for all layers": constant, "linear": linear})
 def test_layer_dropout(subject):
     "The published rates, by the exponential"
     for layers, most, scale in ((8, .1, 1.), (24, .2, .5), (2, .3, 1.)):
@@ -228,6 +229,18 @@ def test_exit_weights():
             assert exit_weights(step, layers, scale, every) == pytest.approx(want)
             met += [i in on for i in range(layers)]
         assert (met[:-1] == 1).all() and met[-1] == every
+
+
+@faithful("LayerSkip", part="LayerSkipRecipe", plain={
+    "every exit in every step": partial(LayerSkipRecipe, every=1)})
+def test_the_exits_take_turns(subject):
+    "The recipe of the shipped model: a step scores two exits and the last layer, R steps each exit once"
+    model, recipe, scored = tiny(512, 8).float(), replace(subject(), rows=1, length=8), []
+    ids = {d: np.arange(900, dtype=np.uint16) % 512 for d in DOMAINS}
+    model.lm_head.register_forward_hook(lambda *call: scored.append(step))
+    for step in range(recipe.every): early_exit_loss(ids, recipe)(model, step)
+    each = np.bincount(scored)
+    assert max(each) <= 3 and sum(each) == 6 + recipe.every   # after layers 2 to 7, and always after the last
 
 
 def test_the_loss_of_the_exits():
@@ -262,7 +275,7 @@ def test_a_dropped_layer_is_skipped_by_a_text():
 def untrained(): return some_layers(raw_model(), LayerSkipRecipe().taken)
 
 
-@faithful("LayerSkip", subject=layerskip_model, plain={"the layers it began with": untrained})
+@faithful("LayerSkip", part="layerskip_model", plain={"the layers it began with": untrained})
 @torch.inference_mode()
 def test_training_for_the_exit(subject):
     "Half of the layers predict more than six tenths of what all of them do, on held-out text"

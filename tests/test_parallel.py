@@ -14,8 +14,10 @@ from specref.core.law import overlap, residual
 from specref.core.loop import generate, loop_law, match, rounds
 from specref.core.rng import Seeded, law_of, mean_of
 from specref.core.target import TableModel, random_table, target_law
-from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens
-from specref.draft.parallel import lines_of, outcome_weights, reject_ahead, remaining, simulate, whole_fan_out
+from specref.core.tree import iid
+from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, SaguaroSSD, SSD, fan_out
+from specref.draft.parallel import lines_of, outcome_weights, pearl_tokens, reject_ahead, remaining, simulate
+from specref.draft.parallel import whole_fan_out
 from specref.models.embedded import embedded, prompts
 from specref.verify.reject import Chain, reject
 
@@ -28,8 +30,9 @@ def overlapped(model):
         st.builds(Pearl, st.just(model), st.integers(1, 2)).map(lambda d: (d, reject_ahead)),
         st.tuples(st.builds(Amusd, st.just(model), times, st.integers(1, 3)),
                   st.sampled_from([reject_ahead, match])),
-        st.tuples(st.builds(SSD, st.just(model), st.just(1), st.tuples(st.integers(0, 1), st.integers(0, 2)),
-                            st.sampled_from([Saguaro(1, F(1, 2)), Saguaro(0, 1)])), st.just(reject)))
+        st.tuples(st.builds(SaguaroSSD, st.just(model), st.just(1),
+                            st.tuples(st.integers(0, 1), st.integers(0, 2)),
+                            C=st.sampled_from([F(1, 2), F(1)])), st.just(reject)))
 
 
 @st.composite
@@ -156,19 +159,18 @@ def test_neither_device_waits(subject, c):
 
 # The speculation cache
 
-def ssd(model, gamma): return SSD(model, gamma, (1,)*gamma + (2,))
-def one_outcome(model, gamma): return SSD(model, gamma, (0,)*gamma + (1,))
-def missing(model, gamma): return SSD(model, gamma, (0,)*(gamma + 1))
+def one_outcome(drafter): return SSD(drafter.model, drafter.gamma, (0,)*drafter.gamma + (1,))
+def missing(drafter): return SSD(drafter.model, drafter.gamma, (0,)*(drafter.gamma + 1))
 
 
 @proves("thm-hits")
-@faithful("SSD", subject=ssd, plain={"one outcome": one_outcome, "no cache": missing})
+@faithful("SSD", plain={"one outcome": drafted(one_outcome), "no cache": drafted(missing)})
 @pytest.mark.parametrize("seed, gamma", [(0, 1), (1, 2), (2, 3)])
 def test_hits_save_the_draft(subject, seed, gamma):
     "A draft is ready exactly where the outcome was cached, also after a rejection; each hit saves one draft"
     target, c = random_table(3, seed, zeros=False), F(1, gamma + 1)
     model = TableModel(3, lambda text: (3*target.law(text) + random_table(3, seed + 1).law(text)) / F(4))
-    ran = first(target, subject(model, gamma), reject, (0,), 40)
+    ran = first(target, subject.drafter(model, gamma=gamma), reject, (0,), 40)
     ready = [round.tree.ready > 0 for round in ran]
     assert ready[1:] == [a.tree.ctx + a.tokens in [line.ctx for line in a.tree.lines] for a in ran[:-1]]
     after = zip(ran, ready[1:])
@@ -176,8 +178,48 @@ def test_hits_save_the_draft(subject, seed, gamma):
     assert len(ran)*(gamma*c + 1) - simulate(ran, c).end == sum(ready)*gamma*c
     for round in ran:
         tree, seen = round.tree, [line.ctx for line in round.tree.lines]
-        assert len(set(seen)) == len(seen) <= gamma + 2
+        assert len(set(seen)) == len(seen) <= 4*gamma
         assert all(tree.text(n)[:len(text)] != text for n in range(len(tree)) for text in seen)
+
+
+class LeastLikely(SaguaroSSD):
+    def outcomes(self, chain, n, q):
+        given, k = [chain.token[c] for c in chain.children(n)], len(super().outcomes(chain, n, q))
+        return [int(x) for x in np.argsort(q) if x not in given][:k]
+
+
+class SameRate(SaguaroSSD):
+    alpha = .6
+
+
+class Unscaled(SaguaroSSD):
+    def draw_at(self, n, q): return iid(q)
+
+
+def ranked(row): return sorted(range(len(row)), key=lambda x: (-row[x], x))
+
+
+@faithful("SSD", plain={
+    "the least likely outcomes": drafted(LeastLikely), "a constant acceptance rate": drafted(SameRate),
+    "draws that are not scaled": drafted(Unscaled)})
+def test_where_the_cache_looks_and_how_the_draft_is_drawn(subject):
+    """The likeliest other tokens after each node, as many as are best at the rate of accepted among tested
+    tokens; a draft's row has the probabilities of as many likeliest ones halved"""
+    target, model, gamma = random_table(8, 3, zeros=False), random_table(8, 4, zeros=False), 2
+    accepted, tested, fans = 0, 0, []
+    for round in first(target, subject.drafter(model, gamma=gamma), reject, (0,), 25):
+        tree, end = round.tree, round.verdict.node
+        fans.append(whole_fan_out((accepted + 1) / (tested + 2), gamma, 4*gamma))
+        for n in range(len(tree)):
+            row, given = model.law(tree.text(n)), tree.token[n + 1:n + 2]
+            found = [line.ctx[-1] for line in tree.lines if line.ctx[:-1] == tree.text(n)]
+            assert found == [x for x in ranked(row) if x not in given][:fans[-1][n]]
+            if not given: continue
+            drawn_by = fans[-2] if tree.ready else fans[-1]
+            scaled = [w / 2 if x in ranked(row)[:drawn_by[n]] else w for x, w in enumerate(row)]
+            assert list(tree.law[n + 1]) == [w / sum(scaled) for w in scaled]
+        accepted, tested = accepted + end, tested + min(end + 1, len(tree) - 1)
+    assert len(set(fans)) > 3
 
 
 def test_a_backup_drafts_after_a_miss():

@@ -1,5 +1,7 @@
 "Chapter 26a: guesses in flight change no token, and the ticks are those of the formula"
 import json
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,14 +9,23 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from helpers import faithful, proves, tiny
-from specref.core.loop import autoregressive
-from specref.core.rng import Seeded
-from specref.draft.pipeline import LoopedRecipe, Pipeline, exit_logits, flight_latency, layer_stages
-from specref.draft.pipeline import loop_stages, looped, looped_model, match_rates, most_in_flight, schedule
+from contracts import drafter_contract
+from helpers import faithful, models, proves, tiny
+from published import Published, having
+from specref.app.names import early_exit
+from specref.app.systems import SYSTEMS
+from specref.core.loop import autoregressive, generate, loop_law, match
+from specref.core.rng import Seeded, tv_outcomes
+from specref.core.target import target_law
+from specref.core.tree import Tree
+from specref.draft.parallel import reject_ahead
+from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, exit_logits, flight_latency
+from specref.draft.pipeline import layer_stages, looped, looped_model, match_rates, most_in_flight, schedule
 from specref.draft.pipeline import train_looped
+from specref.draft.shapes import drawn_at
 from specref.models.embedded import stored
 from specref.models.transformer import HFModel
+from specref.verify.reject import Chain, reject
 
 CTX, N, V = (3, 1, 4, 1, 5), 12, 11
 
@@ -41,9 +52,8 @@ def guessed(model, text, exit, k):
 def test_the_greedy_text_in_the_ticks_of_the_formula(seed, exit, k, shared):
     "Layers of their own or shared, any exit, any number of guesses"
     model = ring(seed) if shared else net(seed)
-    stages = loop_stages(model, 4) if shared else layer_stages(model)
-    text, flown = greedy(model), Pipeline(model, stages, exit, k).decode(CTX, N)
-    right = guessed(model, text, exit, k) if exit < 4 else [True]*(N - 1)
+    text, flown = greedy(model), Pipeline(model, layer_stages(model), exit).decode(CTX, N, k)
+    right = guessed(model, text, exit, k) if exit < 4 else [False]*(N - 1)
     assert flown.tokens == text and flown.hits == tuple(right)
     assert list(flown.ends) == schedule(flown.hits, exit, 4).ends
     assert flown.passes >= 4*N and (flown.passes == 4*N or exit < 4)
@@ -55,48 +65,94 @@ def test_how_many_are_in_flight():
     for exit, k in ((1, 2), (2, 3), (3, 2), (1, 1), (4, 3)):
         most, model = 0, net(0)
         class Counting(Pipeline):
-            def advance(self, flights):
+            def tick(self):
                 nonlocal most
-                most = max(most, len(flights))
-                super().advance(flights)
-        Counting(model, layer_stages(model), exit, k).decode(CTX[:1], N)
+                most = max(most, sum(f.stage < 4 for f in self.flights.values()))
+                super().tick()
+        Counting(model, layer_stages(model), exit).decode(CTX[:1], N, k)
         assert most == most_in_flight(exit, 4, k) and most_in_flight(exit, 4) == -(-4 // exit)
 
 
-class Waiting(Pipeline):
-    "The next token starts when this one is complete"
-    def __init__(self, model, stages, exit, k): super().__init__(model, stages, len(stages), k)
+def timed(target, system):
+    "The text of a system, and the ticks of the target's pipeline after each token"
+    assert isinstance(system.drafter, InFlight)
+    ticks = []
+    text = generate(target, *(system.drafter, system.verify), CTX, N, Seeded(0),
+                    watch=lambda new: ticks.append(target.pipeline.ticks))
+    return tuple(text), ticks
 
 
-class Single(Pipeline):
-    "One guess, whatever k is"
-    def __init__(self, model, stages, exit, k): super().__init__(model, stages, exit, 1)
+def at_0(model): return HFModel(model, 0, check=False)
+WAITING = having(ahead=lambda several: 0)   # no token starts before the one above it is complete
 
 
-@faithful("PPD", subject=Pipeline, plain={"no overlap": Waiting, "a single guess": Single})
-@pytest.mark.parametrize("exit", [2, 3])
-def test_ppd(subject, exit):
+@faithful("PPD", plain={"an early exit's chain": "LayerSkip", "no overlap": WAITING,
+                        "a single guess": having(k=lambda several: 1)})
+def test_ppd(subject):
     "A token is early by the layers after the exit exactly where one of the exit's k best was right"
     model = net(1)
-    text = greedy(model)
-    flown = subject(model, layer_stages(model), exit, 4).decode(CTX, N)
-    early = [b - a == exit for a, b in pairwise(flown.ends)]
-    assert flown.tokens == text and early == guessed(model, text, exit, 4) and any(early)
+    (text, ticks), exit = timed(*subject.on(at_0(model), gamma=4)), 3
+    early = [b - a == exit for a, b in pairwise(ticks)]
+    assert text == greedy(model) and early == guessed(model, text, exit, 4) and any(early)
     assert early != guessed(model, text, exit, 1)
 
 
-def own_stages(model, loops): return layer_stages(model)
+def unshared(model):
+    "The same numbers, stored for every layer"
+    own = deepcopy(model)
+    own.model.layers = torch.nn.ModuleList(map(deepcopy, own.model.layers))
+    return own
 
 
 @proves("thm-loads")
-@faithful("SPEED", subject=loop_stages, plain={"layers of their own": own_stages})
+@faithful("SPEED", plain={"an early exit's chain": "LayerSkip", "no overlap": WAITING})
 def test_speed(subject):
-    "Several tokens in flight, and the weights are loaded once a tick"
-    model, flown = ring(2), None
-    for exit in (1, 2):
-        flown = Pipeline(model, subject(model, 4), exit).decode(CTX, N)
-        assert flown.tokens == greedy(model) and any(flown.hits)
-        assert flown.passes > flown.ends[-1] == flown.loads
+    "A right guess costs a loop, a wrong one all; the weights are loaded once a tick for all tokens in flight"
+    model = ring(2)
+    target, system = subject.on(at_0(model))
+    (text, ticks), line = timed(target, system), target.pipeline
+    right = guessed(model, text, 1, 1)
+    assert text == greedy(model) and [b - a for a, b in pairwise(ticks)] == [1 if hit else 4 for hit in right]
+    assert any(right) and line.passes > line.ticks == line.loads
+    own, system = subject.on(at_0(unshared(model)))
+    assert timed(own, system)[0] == text and own.pipeline.loads > own.pipeline.ticks
+    assert target.meter.tokens == len(CTX) + N - 1
+    assert sum(view.meter.layer_tokens for view in (target, line.draft)) == line.passes
+
+
+@proves("thm-flight-law")
+@settings(max_examples=12, deadline=None)
+@given(models(), st.integers(0, 2), st.integers(1, 2))
+def test_guesses_are_lossless(pair, ahead, k):
+    "Tables in fractions: any number of guesses, points or drawn; nothing is offered to the target"
+    target, draft = pair
+    model, draw = drawn_at(0, draft)
+    for drafter, verify in ((InFlight(model, ahead, k, draw), match), (InFlight(draft, ahead), reject_ahead)):
+        drafter_contract(drafter, (0,))
+        assert drafter((0,), Seeded(0)) == Tree((0,))
+        assert loop_law(target, drafter, verify, (0,), 3) == target_law(target, (0,), 3)
+
+
+@proves("thm-flight-law")
+@pytest.mark.parametrize("name", ["PPD", "SPEED"])
+@pytest.mark.parametrize("temperature", [1., 1.6])
+def test_a_pipeline_has_the_models_distribution(name, temperature):
+    "A random transformer: every path of the loop, three tokens, up to rounding"
+    plain = HFModel(tiny(3, 3), temperature, check=False)
+    target, system = Published(name).on(plain, gamma=2)
+    found = loop_law(target, system.drafter, system.verify, (0, 1), 3)
+    assert tv_outcomes(found, target_law(plain, (0, 1), 3)) < 1e-9
+
+
+def test_a_view_reads_any_tree():
+    "Chains and trees, in any order of contexts, by the target's view alone: the rows of the model"
+    plain, line = HFModel(net(3), 0, check=False), Pipeline(net(3), layer_stages(net(3)), 2)
+    for ctx, parents in (CTX, (0, 0, 1, 1)), (CTX[:2], (0, 1)), ((*CTX, 2), (0, 0)), (CTX, (0, 0, 1, 1)):
+        tree = Tree(ctx)
+        for i, u in enumerate(parents): tree.add(u, (3*i + 1) % V)
+        assert np.allclose(line.target.logits(tree), plain.logits(tree), atol=1e-9)
+    text = generate(line.target, Chain(line.draft, 2), reject, CTX, N, Seeded(0))
+    assert tuple(text) == greedy(net(3))
 
 
 @proves("thm-flight-latency")

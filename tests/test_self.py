@@ -1,7 +1,7 @@
 "Chapter 25: rows are lent and never changed, the threshold is the paper's, the search beats random masks"
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -10,17 +10,18 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
 from helpers import constant, faithful, models, proves, seeds, shapes, tiny
-from published import having
+from published import drafted, having
 from specref.core.law import exact
 from specref.core.loop import Round, Verdict, generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
 from specref.draft import skipping
-from specref.draft.skipping import (AdaptiveExit, MaskRecipe, PartialModel, SkippedModel, Swift,
-                                    attention_share, bayesian_search, found_mask, hand_made_masks, mask_score,
-                                    matchness, modelled_speedup, random_mask, random_search, skip_mask,
-                                    stored_search, ScheduledChain, ucb_mask, whole_layers, write_search)
+from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
+                                    SkippedModel, Swift, attention_share, bayesian_search, found_mask,
+                                    hand_made_masks, inner_blocks, mask_score, matchness, modelled_speedup,
+                                    random_mask, random_search, skip_mask, stored_search, upper_bounds,
+                                    whole_layers, write_search)
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
 from specref.models.transformer import HFModel, RowAnswer
 from specref.verify.reject import Chain, reject
@@ -149,8 +150,8 @@ def test_the_ledger_counts_blocks():
     assert target.meter.tokens == 2 + sum(d + 1 for d in ledger.column("drafted"))   # the prompt once
     one = target.memory.row_bytes / L   # of a layer; two attentions run
     starts, n = [], 2
-    for drafted, emitted in zip(ledger.column("drafted"), ledger.column("accepted")):
-        starts += range(n, n + drafted)
+    for length, emitted in zip(ledger.column("drafted"), ledger.column("accepted")):
+        starts += range(n, n + length)
         n += emitted + 1
     assert draft.meter.kv_bytes == 2*one*sum(starts)
 
@@ -257,14 +258,13 @@ def test_the_search_beats_random_masks(subject):
 
 def test_the_stored_search_is_what_was_written(tmp_path, monkeypatch):
     "Masks and scores come back from the card, which names recipe, corpus and versions"
-    pytest.importorskip("sklearn")
     found = dict(bayesian=[(skip_mask(2, [0]), 1.5)], random=[(skip_mask(2), .5), (skip_mask(2, [1]), 1.)])
     monkeypatch.setattr(skipping, "search_masks", lambda recipe: found)
     write_search(tmp_path, MaskRecipe(trials=2))
     monkeypatch.setattr(skipping, "stored", lambda name: tmp_path/"data"/name)
     made = stored_search.__wrapped__()
     assert {name: made[name] for name in found} == found and made["recipe"]["trials"] == 2
-    assert made["corpus_sha256"] and made["sklearn"]
+    assert made["corpus_sha256"]
 
 
 def test_modelled_speed():
@@ -282,7 +282,6 @@ def test_the_searches():
     drawn = random_search(score, 6, 20, seed=3)
     assert len(drawn) == 20 and drawn == random_search(score, 6, 20, seed=3)
     assert all(s == score(mask) for mask, s in drawn) and len({mask for mask, _ in drawn}) > 5
-    pytest.importorskip("sklearn")
     probe = skip_mask(3, [0])
     found = bayesian_search(score, 6, 8, [probe])
     assert len(found) == 8 and found[0] == (probe, 1) and all(s == score(mask) for mask, s in found)
@@ -318,13 +317,18 @@ class NeverEnds(Swift):
     searching = True
 
 
-@faithful("SWIFT", subject=Swift, plain={
-    "any layer skipped": AnyLayer, "every mask taken": NewestMask, "a search without an end": NeverEnds})
+class RandomMasks(Swift):
+    def proposal(self):
+        return random_mask(self.layers, self.ratio, np.random.default_rng((self.seed, self.tried)))
+
+
+@faithful("SWIFT", plain={"any layer skipped": drafted(AnyLayer), "every mask taken": drafted(NewestMask),
+                          "a search without an end": drafted(NeverEnds)})
 def test_the_mask_is_found_while_decoding(subject):
     "First and last layers stay, as many blocks are skipped, the best score never falls, the search ends"
-    target = HFModel(tiny(3, 6), 0, check=False)
-    drafter = subject.of(target, window=3, most=2, enough=.99, patience=6)
-    scores, L6 = [], 6
+    how = dict(window=3, enough=.99, patience=6)
+    target, system = subject.on(HFModel(tiny(3, 6), 0, check=False), values=how, gamma=2)
+    scores, L6, drafter = [], 6, system.drafter
     for drafter, text in learned(target, drafter, 40):
         edges = [drafter.skip[i] for i in (0, L6 - 1, L6, 2*L6 - 1)]
         assert not any(edges) and (sum(drafter.skip) == int(.45*8) or not drafter.score)
@@ -411,15 +415,34 @@ def test_three_tokens_while_the_mask_is_found(seed):
     assert drafter.tried and len(masks) > 2
 
 
-def test_suggestions():
-    "Every so-many-th mask is the suggested one; the library's has as many blocks, none of the outer layers"
-    seen = set()
-    def suggest(history):
-        seen.add(len(history))
-        return random_mask(5, .45, np.random.default_rng(len(history)))
-    target, drafter = swift(1., suggest=suggest, every=3, patience=1000, enough=1.)
-    *_, (drafter, _) = learned(target, drafter, 14)
-    assert seen == {*range(2, drafter.tried, 3)} and len(drafter.history) == drafter.tried
-    pytest.importorskip("sklearn")
-    mask = ucb_mask(drafter.history, 5, .45)
-    assert sum(mask) == int(.45*6) and not any(mask[i] for i in (0, 4, 5, 9))
+@faithful("SWIFT", plain={"no Bayesian optimisation": drafted(RandomMasks)})
+def test_every_so_many_th_mask_is_suggested_by_the_scores(subject):
+    "Of all masks of as many inner blocks it has the largest upper confidence bound, κ = 2.5"
+    model, how = HFModel(tiny(3, 6), 1., check=False), dict(window=3, every=4, patience=1000, enough=1.)
+    assert subject.on(model, gamma=2)[1].drafter.every == 25
+    target, system = subject.on(model, values=how, gamma=2)
+    *_, (drafter, _) = learned(target, system.drafter, 20)
+    free, suggested = inner_blocks(6), range(3, drafter.tried, 4)
+    masks = [tuple(i in some for i in range(12)) for some in combinations(free, int(.45*len(free)))]
+    assert len(suggested) > 2 and len(drafter.history) == drafter.tried
+    for k in suggested:
+        bounds = dict(zip(masks, upper_bounds(drafter.history[:k], masks, 2.5)))
+        assert bounds[drafter.history[k][0]] == pytest.approx(max(bounds.values()))
+
+
+def test_upper_bounds_are_those_of_a_gaussian_process():
+    "By inverses and determinants, at the likeliest of the lengths; the scores in units of their deviation"
+    rng = np.random.default_rng(0)
+    x, masks, y = rng.random((7, 5)) < .5, rng.random((9, 5)) < .5, rng.normal(3, 2, 7)
+    unit = (y - y.mean()) / y.std()
+    def kernel(a, b, length):
+        d = np.sqrt(5 * (a[:, None] != b).sum(-1)) / length
+        return (1 + d + d**2/3) * np.exp(-d)
+    def evidence(length):
+        K = kernel(x, x, length) + .01*np.eye(7)
+        return -unit @ np.linalg.inv(K) @ unit - np.linalg.slogdet(K)[1]
+    length = max(KERNEL_LENGTHS, key=evidence)
+    K, k = kernel(x, x, length) + .01*np.eye(7), kernel(masks, x, length)
+    mean, var = k @ np.linalg.inv(K) @ unit, 1 - np.einsum("ij,jk,ik->i", k, np.linalg.inv(K), k)
+    found = upper_bounds([*zip(map(tuple, x), y)], masks, 2.5)
+    assert found == pytest.approx(y.mean() + y.std() * (mean + 2.5*np.sqrt(var)))

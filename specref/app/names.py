@@ -6,11 +6,11 @@
 __all__ = ['TRANSLATED', 'DRAFT_SOURCES', 'FOR_EMBEDDED', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy',
            'Pair', 'load_pair', 'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers',
            'words_of_both', 'text_words', 'Source', 'skipping_source', 'swift_source', 'early_exit', 'layerskip_source',
-           'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks', 'consistency_source', 'space_source', 'online_source',
-           'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source', 'predicted_lengths',
-           'translated_source', 'second_words', 'choose_drafter', 'draft_source', 'build_system', 'table_system',
-           'measured_plan', 'measure_pair', 'with_room', 'earlier_text', 'system_builder', 'encode_prompt',
-           'encode_chat', 'counted_noun']
+           'pipeline_of', 'ppd_source', 'speed_source', 'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks',
+           'consistency_source', 'space_source', 'online_source', 'ForEmbedded', 'cache_budget', 'magicdec_source',
+           'triforce_source', 'predicted_lengths', 'translated_source', 'second_words', 'choose_drafter',
+           'draft_source', 'build_system', 'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text',
+           'system_builder', 'encode_prompt', 'encode_chat', 'counted_noun']
 
 # %% ../../nbs/60a_names.ipynb #2c77a47d
 import sys
@@ -212,18 +212,37 @@ def swift_source(target, _):
     from specref.draft.skipping import Swift
     return Source(target, target, dict(drafts=lambda setup: Swift.of(target, most=setup.gamma)))
 
-def early_exit(target, _, share, shared=inf, **options):
+def early_exit(target, _, share, **options):
     "The target in two parts, after a `share` of its layers; the first part drafts by the target's head"
     from specref.draft.early_exit import ExitDraft, ExitTarget
     from specref.draft.skipping import same_warp
     parts = ExitTarget(target.model, max(1, round(share * target.layers)), **same_warp(target))
-    return Source(parts, ExitDraft(parts), options, shared)
+    return Source(parts, ExitDraft(parts), options, inf)
 
 def layerskip_source(target, draft):
     "LayerSkip: the share of layers and the gamma that were best, on training text, for the model trained so"
     from specref.draft.early_exit import layerskip_exits, trained_exit
     (exit, gamma), layers = trained_exit(), len(layerskip_exits()["layerskip"]["training"]["loss"])
     return early_exit(target, draft, exit / layers, gamma=gamma)
+
+def pipeline_of(target, share):  # -> Pipeline
+    "The layers of a target as stages, with the exit after a `share` of them"
+    from specref.draft.pipeline import Pipeline, layer_stages
+    from specref.draft.skipping import same_warp
+    exit = max(1, round(share * target.layers))
+    return Pipeline(target.model, layer_stages(target.model), exit, check=True, **same_warp(target))
+
+def ppd_source(target, _):
+    "PPD: the guesses for the next token start after three quarters of the layers"
+    line = pipeline_of(target, 3/4)
+    return Source(line.target, line.draft)
+
+def speed_source(target, _):
+    "SPEED: a guess starts after each quarter of the layers, so at most three are in flight"
+    from specref.draft.pipeline import InFlight
+    line = pipeline_of(target, 1/4)
+    return Source(line.target, line.draft, dict(
+        drafts=lambda setup: InFlight(setup.draft, min(setup.gamma, line.ahead))))
 
 def adapter_exit(target, _):
     "Kangaroo: the adapter that was trained for the embedded target"
@@ -328,7 +347,7 @@ DRAFT_SOURCES = {   # system: target, draft model of the pair -> Source
     "LayerSkip": layerskip_source, "Kangaroo": ForEmbedded(adapter_exit),
     "SpecDec++": ForEmbedded(partial(predicted_lengths, network="specdec++")),
     "DISCO": ForEmbedded(partial(predicted_lengths, network="disco")),
-    "PPD": partial(early_exit, share=3/4, shared=1), "SPEED": partial(early_exit, share=1/4),
+    "PPD": ppd_source, "SPEED": speed_source,
     "CLLM": ForEmbedded(consistency_source, own=tuned_for_jacobi),
     "SPACE": ForEmbedded(space_source, own=tuned_for_masks), "online speculative decoding": online_source,
     **{system: ForEmbedded(partial(second_words, rule=rule), ", or a draft model with its tokenizer")

@@ -11,9 +11,9 @@ __all__ = ['SEQUOIA_RATES', 'Setup', 'SYSTEMS', 'LENIENCE', 'SAMPLED_RULES', 'GR
            'sam_points', 'jacobi_points', 'lookahead_points', 'cascade_drafts', 'staged_drafts', 'scheduled_system',
            'heuristic', 'above_confidence', 'uncertain', 'expected', 'own_confidence', 'peak', 'by_head',
            'by_classifier', 'skipping_drafts', 'adapter_drafts', 'swift_drafts', 'sparse_cascade', 'LastTokens',
-           'amusd_drafts', 'ssd_drafts', 'likeliest_first', 'online_drafts', 'boosted_drafts', 'mask_groups',
-           'slot_block', 'string_match', 'shared_token_chain', 'string_chain', 'plain_decoding', 'past_the_patch',
-           'hidden_slots', 'part_name', 'describe']
+           'amusd_drafts', 'ssd_drafts', 'guesses_at_once', 'guesses_in_a_row', 'online_drafts', 'boosted_drafts',
+           'mask_groups', 'slot_block', 'string_match', 'shared_token_chain', 'string_chain', 'plain_decoding',
+           'past_the_patch', 'hidden_slots', 'part_name', 'describe']
 
 # %% ../../nbs/60_systems.ipynb #e74926fe
 import sys
@@ -50,7 +50,7 @@ from ..draft.ouroboros import Ouroboros
 from ..draft.cascade import MaxGram, StagedTree, bigram_table, cs_drafting
 from ..draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, Disco, EntropyLength
 from ..draft.length import HeuristicLength, ScheduledChain, SpecDecPP, drawn_row
-from ..draft.parallel import Amusd, Pearl, SSD, reject_ahead, whole_fan_out
+from ..draft.parallel import Amusd, Pearl, SaguaroSSD, reject_ahead, whole_fan_out
 from ..draft.vocab import Intersection, StringLaw, StringMatch, toy_pair
 
 # %% ../../nbs/60_systems.ipynb #f08feddb
@@ -222,13 +222,19 @@ def amusd_drafts(setup):
     "A buffer of at most gamma tokens; a draft call takes two ninths of a target call"
     return Amusd(setup.draft, Fraction(2, 9), setup.gamma)
 def ssd_drafts(setup):
-    "Chains, and a cache of four outcomes a token by the geometric fan-out; of one for enumeration"
+    "Saguaro: a cache of four outcomes a token, of one for enumeration, and the cached tokens halved"
     outcomes = 1 if setup.exact else 4*setup.gamma
-    return SSD(setup.draft, setup.gamma, whole_fan_out(.6, setup.gamma, outcomes))
-def likeliest_first(setup):
-    "The gamma likeliest tokens as siblings, from which the next pass may start early"
+    fan = whole_fan_out(.5, setup.gamma, outcomes)   # before a token was tested
+    return SaguaroSSD(setup.draft, setup.gamma, fan, C=Fraction(1, 2))
+def guesses_at_once(setup):
+    "The gamma likeliest tokens of the exit's row start at once; on tables the draft model is the exit"
+    from specref.draft.pipeline import InFlight
     model, draw = drawn_at(0, setup.draft)
-    return StaticTree(model, (-1, *[0]*setup.gamma), draw)
+    return InFlight(model, 1, setup.gamma, draw)
+def guesses_in_a_row(setup):
+    "One guess a token, at most gamma of them in flight; on tables the draft model is the exit"
+    from specref.draft.pipeline import InFlight
+    return InFlight(setup.draft, setup.gamma)
 
 def online_drafts(setup):
     "On tables the draft learns by counts, with an update after every two errors"
@@ -304,8 +310,8 @@ SYSTEMS = {
     "PEARL": chain_system("PEARL", reject_ahead, "liu2025pearl", drafter=Pearl),
     "AMUSD": drafter_system("AMUSD", amusd_drafts, "mcdanel2024amusd", gamma=8, verify=reject_ahead),
     "SSD": drafter_system("SSD", ssd_drafts, "kumar2026ssd", gamma=3),
-    "PPD": drafter_system("PPD", likeliest_first, "yang2024ppd", gamma=3, verify=match),
-    "SPEED": chain_system("SPEED", reject, "hooper2023speed"),
+    "PPD": drafter_system("PPD", guesses_at_once, "yang2024ppd", gamma=3, verify=match),
+    "SPEED": drafter_system("SPEED", guesses_in_a_row, "hooper2023speed", gamma=3, verify=reject_ahead),
     "universal assisted generation": drafter_system(
         "re-encoded", string_match, "timor2025", gamma=4),
     "TLI": drafter_system("shared tokens", shared_token_chain, "timor2025", gamma=4),

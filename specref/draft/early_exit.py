@@ -130,7 +130,7 @@ class LayerSkipRecipe:
     taken: tuple = (0, 2, 4, 6, 10, 14, 16, 22)
     dropout: float = .1
     exit_scale: float = 1.
-    every: int = 1
+    every: int = 4
     steps: int = 1200
     peak: float = 3e-3
     rows: int = 8
