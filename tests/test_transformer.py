@@ -24,7 +24,7 @@ from specref.core.loop import generate, match, autoregressive
 from specref.draft.lookup import PromptLookup
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.models.transformer import HFModel, RowTrie, Unservable, takes_cache, tree_mask
+from specref.models.transformer import HFModel, RowTrie, Unservable, cache_name, tree_mask
 from specref.core.tree import Tree
 
 V = 64
@@ -325,7 +325,7 @@ def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
     if why in ("recurrent state", "ALiBi"):
         words = "off its plain passes|one that reads a tree|takes no cache"
         with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
-        if why == "recurrent state" and takes_cache(model):
+        if why == "recurrent state":
             with pytest.raises(Unservable, match=words): HFModel(model)
 
 
@@ -441,7 +441,7 @@ def test_path_by_path(name):
     tree = grown((1, 2, 3), [(0, 4), (0, 5), (1, 6), (1, 7)])   # three leaves
     served = HFModel(model)
     served(tree)
-    assert served.meter.calls == 3 and served.meter.tokens == (3 + 2 + 1 + 1 if takes_cache(model) else 14)
+    assert served.meter.calls == 3 and served.meter.tokens == (3 + 2 + 1 + 1 if cache_name(model) else 14)
     with pytest.raises(Unservable, match="got 3 paths, wanted one"): served.feed(tree)
     assert abs(served.states((1, 2, 3), (1,))[1] - HFModel(model).states((1, 2, 3), (1,))[1]).max() < 1e-6
 

@@ -21,7 +21,7 @@ from ..core.check import check_at_least, check_between, check_type
 from .parallel import EventLog
 from ..models.embedded import DOMAINS, domain_ids, stored, windows
 from ..models.recipe import fit, llama, save_model
-from ..models.transformer import HFModel
+from ..models.transformer import HFModel, given_cache
 
 # %% ../../nbs/26a_pipeline.ipynb #89c0409a
 def flight_latency(right, exit, stages):  # -> share of plain decoding's time
@@ -132,7 +132,7 @@ class Pipeline:
             owners = self.memory.owners.setdefault(layer.self_attn.layer_idx, [])
             owners += [(f.stage, f.number) for f in group]
             h = layer(h, attention_mask=self.mask(group, owners, h), position_ids=at,
-                      position_embeddings=turned, past_key_values=self.memory, use_cache=True)
+                      position_embeddings=turned, use_cache=True, **given_cache(layer, self.memory))
         for i, f in enumerate(group): f.state, f.stage = h[:, i:i+1], f.stage + 1
 
     def mask(self, group, owners, h):  # -> (1, 1, flights, rows), added to the scores

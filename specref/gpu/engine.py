@@ -21,7 +21,7 @@ from ..core.check import check_at_least
 from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
-from ..models.transformer import HFModel
+from ..models.transformer import HFModel, given_cache
 from ..core.law import Law
 from ..core.tree import Draw, Tree, iid, without_replacement
 
@@ -107,7 +107,7 @@ def draw_children(z, u, temperature, without_replacement):  # (B, m, V), (B, m, 
 def tree_pass(model, cache, token, at, mask, last=0):  # (B, N) twice, (B, 1, N, size) -> (B, N or last, V)
     "One pass over new tokens behind every text"
     hide = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
-    out = model(input_ids=token, position_ids=at, attention_mask=hide, past_key_values=cache,
+    out = model(input_ids=token, position_ids=at, attention_mask=hide, **given_cache(model, cache),
                 use_cache=True, logits_to_keep=last)
     return out.logits
 
