@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'unit', 'inverse_cdf', 'remove_token', 'draw_children',
            'tree_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text', 'check_temperature',
-           'check_cut', 'check_models', 'Engine']
+           'check_cut', 'check_models', 'check_static_rows', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +21,7 @@ from ..core.check import check_at_least
 from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
-from ..models.transformer import HFModel, given_cache
+from ..models.transformer import HFModel, Unservable, given_cache, releases
 from ..core.law import Law
 from ..core.tree import Draw, Tree, iid, without_replacement
 
@@ -315,6 +315,21 @@ def check_models(target, draft):
     if draft.device != target.device:
         raise ValueError(f"draft: got a model on {draft.device}, wanted {target.device}, as the target")
 
+@torch.inference_mode()
+def check_static_rows(served):  # HFModel
+    "Raise `Unservable` where a row of `tree_pass`, behind a stored one, is not that of a plain pass"
+    model, text = served.model, (served.V // 3, served.V // 2)
+    cache = StaticRows(model, 1, len(text))
+    for i, x in enumerate(text):
+        at = torch.tensor([[i]], device=model.device)
+        z = tree_pass(model, cache, torch.full_like(at, x), at, (cache.places <= i)[None, None, None])
+        cache.lengths += 1
+    want, before = served.alone(text), served.alone(text[:1])
+    off = abs(z[0, -1].double().cpu().numpy() - want).max()
+    if off <= served.rounding(abs(want).max(), abs(want - before).max()): return
+    got = f"{type(model).__name__}, whose pass over a static cache is {off:.2g} off its plain pass"
+    raise Unservable(f"model: got {got}; wanted the same of both ({releases()})")
+
 class Engine:
     """Speculative decoding of many texts at once, on trees of one shape, verified by `verify`
 
@@ -337,6 +352,7 @@ class Engine:
             if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function like {like}")
         check_at_least(1, every=every)
         p, q = rename_argument("target", HFModel, target), rename_argument("draft", HFModel, draft)
+        for name, model in dict(target=p, draft=q).items(): rename_argument(name, check_static_rows, model)
         if p.V != q.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
         self.target, self.draft, self.temperature = target, draft, temperature
         self.verify, self.sample, self.every = verify, sample, every
