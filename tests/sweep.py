@@ -29,7 +29,7 @@ from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
 from specref.draft.recycling import Recycling, rank_template
 from specref.draft.shapes import DynamicTree
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, releases
 from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
@@ -202,8 +202,8 @@ def table(found):
 
 
 def reason(found):  # -> str
-    "The words of a refusal or an error in one line, without the part that every refusal has"
-    why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ")
+    "The words of a refusal or an error in one line, without the parts that every refusal has"
+    why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ").removesuffix(f" ({releases()})")
     return why.split("wanted one that a masked pass serves: ")[-1][:160]
 
 

@@ -20,8 +20,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from ..core.check import check_at_least, check_between
 from ..core.cost import Number
 from ..core.tree import Tokens, Tree
-from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len, leaf_paths,
-                                        why_rowless)
+from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
+                                        leaf_paths, why_rowless)
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/07c_recurrent.ipynb #56e26e3d
