@@ -158,10 +158,9 @@ def recurrent():
     def after(read, cropped):   # the row after 1, ..., 6, 9, where `cropped` tokens more were read between
         cache = DynamicCache(config=hybrid.config)
         cache.activate_past_recording()
-        past = given_cache(hybrid, cache)
-        for part in read: hybrid(torch.tensor([part]), **past)
+        for part in read: hybrid(torch.tensor([part]), **given_cache(hybrid, cache))
         if cropped: cache.crop(-cropped)
-        return hybrid(torch.tensor([[9]]), **past).logits[0, -1]
+        return hybrid(torch.tensor([[9]]), **given_cache(hybrid, cache)).logits[0, -1]
     whole = hybrid(torch.tensor([[1, 2, 3, 4, 5, 6, 9]])).logits[0, -1]
     off, control = ((after(read, cropped) - whole).abs().max().item() for read, cropped in (
         ([[1, 2, 3, 4], [5, 6, 7, 8]], 2), ([[1, 2, 3, 4], [5, 6]], 0)))

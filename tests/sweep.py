@@ -203,7 +203,8 @@ def table(found):
 
 def reason(found):  # -> str
     "The words of a refusal or an error in one line, without the parts that every refusal has"
-    why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ").removesuffix(f" ({releases()})")
+    why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ")
+    why = why.removesuffix(f" ({releases()})")
     return why.split("wanted one that a masked pass serves: ")[-1][:160]
 
 

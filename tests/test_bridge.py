@@ -271,7 +271,8 @@ def test_a_batch_is_the_batch_of_generate(pair, name):
     out = pair[0].generate(IDS, custom_generate=speculate, drafter=Chain(pair[1], 3),
                            return_dict_in_generate=True, **options)
     assert torch.equal(out.sequences, want) and len(out.texts) == 2
-    assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts) and getattr(out, cache_name(pair[0])) is None
+    assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts)
+    assert getattr(out, cache_name(pair[0])) is None
 
 
 def test_a_processor_with_state_is_refused_by_name_in_a_batch(pair):

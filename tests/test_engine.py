@@ -316,7 +316,8 @@ def test_unservable_models_are_named_by_their_argument():
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_row_of_its_own_pass_is_compared(who, monkeypatch):
     "A release whose forward pass returns the new row in every place of the static cache"
-    def newest(cache, keys, values, *args, **kw): return (x.expand(-1, -1, cache.size, -1) for x in (keys, values))
+    def newest(cache, keys, values, *args, **kw):
+        return (x.expand(-1, -1, cache.size, -1) for x in (keys, values))
     own, model = module.tree_pass, pair()[who]
     def changed(net, cache, *args):
         if net is model: monkeypatch.setattr(module.StaticRows, "update", newest)

@@ -202,7 +202,8 @@ def test_a_type_checker_accepts_a_users_script(dist, empty, tmp_path):
 
 def test_the_versions_of_transformers_are_recorded():
     "The least version of pyproject.toml and the pinned one are tried; the pinned one fails nothing"
-    record, admitted = json.loads(versions.RECORD.read_text(encoding='utf-8')), versions.bounds()['transformers']
+    record = json.loads(versions.RECORD.read_text(encoding='utf-8'))
+    admitted = versions.bounds()['transformers']
     assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == PINS['transformers']
     assert [admitted.contains(version) for version in record] == [False, *[True]*(len(record) - 1)]
     assert versions.VERSIONS[1] == f'{versions.limit(admitted, ">=")}.0'
@@ -211,7 +212,7 @@ def test_the_versions_of_transformers_are_recorded():
 
 @pytest.mark.parametrize('package', versions.bounds())
 def test_no_release_is_newer_than_those_that_were_tried(package):
-    "The bound is the next release after the pinned one: of numpy the next major, of the others the next minor"
+    "The bound is the next release after the pin: the next major of numpy, the next minor of the others"
     admitted, here = versions.bounds()[package], version(package).partition('+')[0]
     major, minor = PINS[package].split('.')[:2]
     after = f'{int(major) + 1}' if package == 'numpy' else f'{major}.{int(minor) + 1}'

@@ -28,8 +28,8 @@ from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.models.embedded import embedded
 from specref.models.llama import PackedLlama
-from specref.models.transformer import (CACHE_NAMES, COMPARED, HFModel, RowTrie, Unservable, cache_name, given_cache,
-                                        tree_mask)
+from specref.models.transformer import (CACHE_NAMES, COMPARED, HFModel, RowTrie, Unservable, cache_name,
+                                        given_cache, tree_mask)
 from specref.core.tree import Tree
 
 V = 64
@@ -543,7 +543,7 @@ def test_every_name_of_a_cache_is_known():
 
 
 def renamed(keyword, wrapped=False):
-    "A Llama of a release in which caches have another name: an unknown keyword is ignored, as transformers does"
+    "A Llama of a release in which caches have another name; it ignores unknown keywords"
     model = bare("Llama", own=True)
     made, own = type(model), cache_name(model)
     class Renamed(made):
@@ -551,9 +551,11 @@ def renamed(keyword, wrapped=False):
             cache = kw.pop(keyword, None)
             for name in CACHE_NAMES: kw.pop(name, None)
             out = made.forward(self, **kw, **{own: cache})
-            return SimpleNamespace(logits=out.logits, hidden_states=out.hidden_states, **{keyword: getattr(out, own)})
-    called = [p.replace(name=keyword) if p.name == own else p for p in signature(made.forward).parameters.values()]
-    Renamed.forward.__signature__ = signature(made.forward).replace(parameters=called)
+            past = {keyword: getattr(out, own)}
+            return SimpleNamespace(logits=out.logits, hidden_states=out.hidden_states, **past)
+    call = signature(made.forward)
+    named = [p.replace(name=keyword) if p.name == own else p for p in call.parameters.values()]
+    Renamed.forward.__signature__ = call.replace(parameters=named)
     model.__class__ = Renamed
     return Wrapper(model) if wrapped else model
 
@@ -585,7 +587,7 @@ def test_an_unknown_name_of_the_cache_is_an_error(kind, check):
     "Whatever is compared: not a model without a cache"
     words = f"uses a cache that it does not name.*{transformers.__version__}.*{re.escape(torch.__version__)}"
     with pytest.raises(Unservable, match=words): kind(renamed("rows"), check=check)
-    with pytest.raises(Unservable, match="wanted one that takes a cache"): given_cache(torch.nn.Linear(2, 2), None)
+    with pytest.raises(Unservable, match="takes a cache"): given_cache(torch.nn.Linear(2, 2), None)
 
 
 class Uncached(PackedLlama):

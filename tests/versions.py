@@ -1,9 +1,9 @@
 """The adapters of transformers under other releases
 
-`make compat-transformers` tries the versions below. What fails there is printed, and its reasons are counted in
-docs/benchmarks/transformers.json. `make compat-newest` tries the newest release of each package that can change a
-row, a test or a page, and says which upper bounds of pyproject.toml are reached. Each has a virtual environment of
-its own, on top of the packages of this one."""
+`make compat-transformers` tries the versions below. What fails there is printed, and its reasons are counted
+in docs/benchmarks/transformers.json. `make compat-newest` tries the newest release of each package that can
+change a row, a test or a page, and says which upper bounds of pyproject.toml are reached. Each has a virtual
+environment of its own, on top of the packages of this one."""
 import json, os, re, subprocess, sys, sysconfig, tomllib, venv
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from house import ROOT
 
-VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least of pyproject.toml, ..., the pinned one
+VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least admitted, ..., the pinned one
 NEWEST = 'numpy', 'torch', 'transformers', 'tokenizers', 'safetensors', 'hypothesis', 'nbdev', 'sphinx'
 ADAPTERS = 'transformer', 'llama', 'encoder_decoder', 'recurrent', 'bridge', 'engine', 'notebooks'
 PAGES = 'not test_notebooks or 07_transformer or 09_bridge'   # of the notebooks, these two
@@ -53,8 +53,8 @@ def printed(*call):
 
 def installed(python, *packages):
     "The versions of those packages that a Python imports"
-    code = 'import json, sys; from importlib.metadata import version as v; print(json.dumps([*map(v, sys.argv[1:])]))'
-    return dict(zip(packages, json.loads(printed(python, '-c', code, *packages))))
+    code = 'import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))'
+    return dict(zip(packages, printed(python, '-c', code, *packages).split()))
 
 
 def cpu_torch(python):
@@ -111,8 +111,8 @@ def main(*versions):
 def newest():
     "Try the newest of each package together; where a release is newer than any that is admitted, say so"
     python = environment('newest')
-    others = [name for name in NEWEST if name != 'torch']   # whose range would bring gigabytes for GPUs
-    subprocess.run([python, '-m', 'pip', 'install', '-q', '--upgrade', *cpu_torch(python), *others], check=True)
+    wanted = cpu_torch(python) + [name for name in NEWEST if name != 'torch']   # its range brings gigabytes
+    subprocess.run([python, '-m', 'pip', 'install', '-q', '--upgrade', *wanted], check=True)
     found, admitted = installed(python, *NEWEST), bounds()
     for name, version in found.items():
         reached = name in admitted and not admitted[name].contains(version)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'unit', 'inverse_cdf', 'remove_token', 'draw_children',
            'tree_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text', 'check_temperature',
-           'check_cut', 'check_models', 'check_static_rows', 'Engine']
+           'check_cut', 'check_models', 'check_static_rows', 'served_model', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
 from collections.abc import Callable, Collection, Sequence
@@ -330,6 +330,12 @@ def check_static_rows(served):  # HFModel
     got = f"{type(model).__name__}, whose pass over a static cache is {off:.2g} off its plain pass"
     raise Unservable(f"model: got {got}; wanted the same of both ({releases()})")
 
+def served_model(name, model):  # -> HFModel
+    "A model whose trees, and whose rows in a static cache, were compared with plain passes"
+    served = rename_argument(name, HFModel, model)
+    rename_argument(name, check_static_rows, served)
+    return served
+
 class Engine:
     """Speculative decoding of many texts at once, on trees of one shape, verified by `verify`
 
@@ -351,8 +357,7 @@ class Engine:
         for name, f, like in ("verify", verify, "verify_trees"), ("sample", sample, "draw_children"):
             if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function like {like}")
         check_at_least(1, every=every)
-        p, q = rename_argument("target", HFModel, target), rename_argument("draft", HFModel, draft)
-        for name, model in dict(target=p, draft=q).items(): rename_argument(name, check_static_rows, model)
+        p, q = served_model("target", target), served_model("draft", draft)
         if p.V != q.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
         self.target, self.draft, self.temperature = target, draft, temperature
         self.verify, self.sample, self.every = verify, sample, every
