@@ -56,7 +56,7 @@ SIZES = {   # of an attribute, where a configuration has it
     64: "d_ff d_inner decoder_ffn_dim dff dim_ff encoder_ffn_dim expert_ffn_hidden_size ffn_dim "
        "ffn_hidden_size inner_dim intermediate_size intermediate_size_mlp mamba_intermediate_size "
        "mlp_hidden_size moe_intermediate_size n_inner shared_expert_intermediate_size "
-       "shared_intermediate_size vocab_size vocab_size_per_layer_input",
+       "shared_intermediate_size unpadded_vocab_size vocab_size vocab_size_per_layer_input",
     256: "max_position_embeddings max_seq_len max_sequence_length n_positions seq_length",
 }
 SIZE = {name: n for n, names in SIZES.items() for name in names.split()}

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from house import ROOT
 
-VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least admitted, ..., the pinned one
+VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least admitted, ..., the pinned
 NEWEST = 'numpy', 'torch', 'transformers', 'tokenizers', 'safetensors', 'hypothesis', 'nbdev', 'sphinx'
 ADAPTERS = 'transformer', 'llama', 'encoder_decoder', 'recurrent', 'bridge', 'engine', 'notebooks'
 PAGES = 'not test_notebooks or 07_transformer or 09_bridge'   # of the notebooks, these two
