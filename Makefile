@@ -77,8 +77,11 @@ nbs: export  ## run the notebooks (or NB=nbs/05_reject.ipynb) and store their ou
 compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the same sources
 	.venv-compat/bin/python tests/house.py compat
 
-compat-transformers: $(READY)  ## chapters 07 and 09 under other versions of transformers; records what they refuse
+compat-transformers: $(READY)  ## the adapters under other versions of transformers; records what they refuse
 	$(PY) tests/versions.py
+
+compat-newest: $(READY)  ## the adapters under the newest numpy, torch, transformers, tokenizers, hypothesis, nbdev, Sphinx
+	$(PY) tests/versions.py newest
 
 compat-quantised: .venv-quantised/.ready  ## chapter 07 on 4- and 8-bit weights, and on weights read from disk; recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-quantised/bin/python -W ignore tests/quantised.py
@@ -111,7 +114,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-quantised sweep own-model curve engine passes peers engines gpu gpu-others gpu-rehearsal gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised sweep own-model curve engine passes peers engines gpu gpu-others gpu-rehearsal gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

@@ -19,7 +19,7 @@ from specref.core.loop import loop_law
 from specref.core.rng import tv_outcomes
 from specref.core.tree import Tree
 from specref.models.bridge import GeneratorDrafter, edge_law_error, generate_law, new_tokens
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, given_cache
 from specref.verify.reject import reject
 
 SAMPLING = dict(do_sample=True, top_k=0, temperature=1., top_p=1.)
@@ -158,9 +158,9 @@ def recurrent():
     def after(read, cropped):   # the row after 1, ..., 6, 9, where `cropped` tokens more were read between
         cache = DynamicCache(config=hybrid.config)
         cache.activate_past_recording()
-        for part in read: hybrid(torch.tensor([part]), past_key_values=cache)
+        for part in read: hybrid(torch.tensor([part]), **given_cache(hybrid, cache))
         if cropped: cache.crop(-cropped)
-        return hybrid(torch.tensor([[9]]), past_key_values=cache).logits[0, -1]
+        return hybrid(torch.tensor([[9]]), **given_cache(hybrid, cache)).logits[0, -1]
     whole = hybrid(torch.tensor([[1, 2, 3, 4, 5, 6, 9]])).logits[0, -1]
     off, control = ((after(read, cropped) - whole).abs().max().item() for read, cropped in (
         ([[1, 2, 3, 4], [5, 6, 7, 8]], 2), ([[1, 2, 3, 4], [5, 6]], 0)))

@@ -21,7 +21,7 @@ from specref.core.check import write_json
 from specref.models import llama as module
 from specref.models.llama import JoinedRows, LlamaPass, packed, transposed
 from specref.models.recipe import llama
-from specref.models.transformer import RowCache
+from specref.models.transformer import RowCache, given_cache
 
 SHAPES = {"embedded target": (24, 192, 512, 512), "embedded small draft": (1, 256, 1024, 512),
           "Llama of 340 million": (24, 1024, 2816, 32000)}   # layers, width, MLP, vocabulary
@@ -35,9 +35,10 @@ def additive(m):  # -> (1, 1, m, CONTEXT + m), or None
 def module_pass(model, m):  # -> a function without arguments
     "transformers' forward of m rows behind a context, with the cache of `CachedModel`"
     memory, ids = RowCache(), torch.arange(CONTEXT + m)[None] % model.config.vocab_size
-    model(input_ids=ids[:, :CONTEXT], past_key_values=memory, use_cache=True)
+    past = given_cache(model, memory)
+    model(input_ids=ids[:, :CONTEXT], use_cache=True, **past)
     memory.n, at = CONTEXT, torch.arange(CONTEXT, CONTEXT + m)[None]
-    given = dict(position_ids=at, attention_mask=additive(m), past_key_values=memory, use_cache=True)
+    given = dict(position_ids=at, attention_mask=additive(m), use_cache=True, **past)
     return lambda: model(input_ids=ids[:, CONTEXT:], **given).logits[0]
 
 def joined_pass(net, m):

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from specref.gpu.cache import StaticRows
+from specref.models.transformer import given_cache
 
 TREE = (-1, 0, 0, 0, 1, 1, 2, 4)
 
@@ -39,7 +40,7 @@ def few(): return net(vocab_size=4)
 def ids(x): return torch.tensor(x, dtype=torch.int64)
 def table(batch=2, size=10, **kw): return StaticRows(net(), batch, size, **kw)
 def window(size): return StaticRows(net("Mistral", num_key_value_heads=2, sliding_window=9), 1, size)
-def unmasked(): return net()(input_ids=ids([[1, 2]]*2), past_key_values=table(), use_cache=True)
+def unmasked(): return net()(input_ids=ids([[1, 2]]*2), use_cache=True, **given_cache(net(), table()))
 
 def updated(**bad):
     return table().update(**dict(keys=NEW, values=NEW, layer_idx=0) | bad)

@@ -13,7 +13,7 @@ from specref.draft.lookup import PromptLookup
 from specref.models.bridge import GeneratorDrafter, TorchEnumerator, speculate
 from specref.models.embedded import embedded
 from specref.models.llama import PackedLlama
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, cache_name
 
 V, INF, NAN = 8, float("inf"), float("nan")
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -109,7 +109,7 @@ ROWS = [
       for name in ("output_scores", "output_logits")),
     *(("attention_mask", called(attention_mask=torch.tensor([mask]))) for mask in ([1, 1, 0], [1, 0, 1])),
     ("position_ids", called(position_ids=torch.tensor([[3, 4, 5]]))),
-    ("past_key_values", called(past_key_values=DynamicCache())),
+    (cache_name(net()), called(**{cache_name(net()): DynamicCache()})),
     ("inputs_embeds", called(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
     ("verify", called(verify=3)), ("seed", called(seed=-1)), ("max_length", called(max_new_tokens=5000)),
     ("ctx", called(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),

@@ -29,7 +29,7 @@ from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
 from specref.draft.recycling import Recycling, rank_template
 from specref.draft.shapes import DynamicTree
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, releases
 from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
@@ -56,7 +56,7 @@ SIZES = {   # of an attribute, where a configuration has it
     64: "d_ff d_inner decoder_ffn_dim dff dim_ff encoder_ffn_dim expert_ffn_hidden_size ffn_dim "
        "ffn_hidden_size inner_dim intermediate_size intermediate_size_mlp mamba_intermediate_size "
        "mlp_hidden_size moe_intermediate_size n_inner shared_expert_intermediate_size "
-       "shared_intermediate_size vocab_size vocab_size_per_layer_input",
+       "shared_intermediate_size unpadded_vocab_size vocab_size vocab_size_per_layer_input",
     256: "max_position_embeddings max_seq_len max_sequence_length n_positions seq_length",
 }
 SIZE = {name: n for n, names in SIZES.items() for name in names.split()}
@@ -202,8 +202,9 @@ def table(found):
 
 
 def reason(found):  # -> str
-    "The words of a refusal or an error in one line, without the part that every refusal has"
+    "The words of a refusal or an error in one line, without the parts that every refusal has"
     why = found["why"].removeprefix("Unservable: ").removeprefix("model: got ")
+    why = why.removesuffix(f" ({releases()})")
     return why.split("wanted one that a masked pass serves: ")[-1][:160]
 
 

@@ -16,6 +16,7 @@ from specref.gpu.attention import (ancestors, attend, check_room, flex_attend, n
                                    slot_mask, tree_blocks)
 from specref.gpu.layout import batch_positions, flat, pad_batch
 from specref.core.tree import Tree, ancestor_mask
+from specref.models.transformer import given_cache
 from test_transformer import bare as network
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -288,7 +289,7 @@ class Slots(Cache):
 @torch.inference_mode()
 def tree_pass(model, cache, lengths, tokens, at, mask):
     cache.at = lengths[:, None] + torch.arange(tokens.shape[1])
-    return model(input_ids=tokens, position_ids=at, attention_mask=mask, past_key_values=cache).logits
+    return model(input_ids=tokens, position_ids=at, attention_mask=mask, **given_cache(model, cache)).logits
 
 
 class Requests:

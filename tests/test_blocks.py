@@ -14,7 +14,7 @@ from specref.core.target import TableModel, random_table, target_law
 from specref.core.tree import Tree
 from specref.draft.shapes import ParallelHeadTree
 from specref.models.embedded import prompts, raw_model
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.train import blocks
 from specref.train.blocks import (MaskedModel, Pard, PardDraft, PEagle, PEagleDraft, Uno, UnoDraft,
                                   cod_counts, nested_rows, parallel_gain, rollout_mask, rows_at, with_text)
@@ -85,10 +85,10 @@ def uno_by_hand(net, batch, n, t):
         if not isinstance(module, blocks.GatedLinear): continue
         merged.get_submodule(name).weight.add_(module.scale * module.up @ module.down)
     out = base(input_ids=batch.x[n:n+1, :t+1], use_cache=True)
-    rows, past = [out.logits[0, -1]], out.past_key_values
+    rows, past = [out.logits[0, -1]], given_cache(merged, getattr(out, cache_name(base)))
     for j in range(1, K):
         given = dict(inputs_embeds=net.mask.expand(1, 1, -1), position_ids=torch.tensor([[t + j]]))
-        out = merged(**given, past_key_values=past, use_cache=True)
+        out = merged(**given, **past, use_cache=True)
         rows.append(out.logits[0, -1])
     return torch.stack(rows)
 

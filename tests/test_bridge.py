@@ -26,7 +26,7 @@ from specref.core.loop import Verdict, as_drafter, loop_law, match, no_draft, ro
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.core.target import random_table, target_law
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.core.tree import Tree
 
 V = 64
@@ -271,7 +271,8 @@ def test_a_batch_is_the_batch_of_generate(pair, name):
     out = pair[0].generate(IDS, custom_generate=speculate, drafter=Chain(pair[1], 3),
                            return_dict_in_generate=True, **options)
     assert torch.equal(out.sequences, want) and len(out.texts) == 2
-    assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts) and out.past_key_values is None
+    assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts)
+    assert getattr(out, cache_name(pair[0])) is None
 
 
 def test_a_processor_with_state_is_refused_by_name_in_a_batch(pair):
@@ -326,8 +327,9 @@ def test_the_returned_cache_continues_the_text(pair):
     out = pair[0].generate(IDS[1:], custom_generate=speculate, drafter=pair[1], max_new_tokens=6,
                            return_dict_in_generate=True, **usual)
     want = pair[0].generate(IDS[1:], max_new_tokens=12, **usual)
-    assert out.past_key_values.get_seq_length() == 11
-    more = pair[0].generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=6, **usual)
+    past = given_cache(pair[0], getattr(out, cache_name(pair[0])))
+    assert [cache.get_seq_length() for cache in past.values()] == [11]
+    more = pair[0].generate(out.sequences, max_new_tokens=6, **past, **usual)
     assert torch.equal(more, want)
 
 
@@ -443,7 +445,7 @@ def test_a_generator_is_not_changed(three):
         after, full = drafter.learn(round), round.verdict.node == 2
         assert after.generator.num_assistant_tokens == after.depth == (4 if full else 1)
         assert drafter.generator.num_assistant_tokens == drafter.depth == 2
-        assert drafter.generator.assistant_kwargs.get("past_key_values") is None
+        assert drafter.generator.assistant_kwargs.get(cache_name(q)) is None
         seen.add(full)
     assert seen == {True, False} and copy_generator(drafter.generator).assistant_model is q
     drafter.generator.get_candidates(torch.tensor([[0, 1]]))

@@ -14,7 +14,7 @@ from specref.gpu import cache as module
 from specref.gpu.attention import ancestors, node_depths, slot_mask
 from specref.gpu.cache import StaticRows, commit, commit_moves
 from specref.gpu.layout import batch_positions
-from specref.models.transformer import Unservable
+from specref.models.transformer import Unservable, given_cache
 
 torch.set_num_threads(1)
 
@@ -186,7 +186,7 @@ def model(name): return llama() if name == "gqa" else bare(name)
 
 def forward(net, cache, ids, at, mask):
     given = dict(input_ids=ids, position_ids=at, attention_mask=mask)
-    return net(**given, past_key_values=cache, use_cache=True).logits
+    return net(**given, **given_cache(net, cache), use_cache=True).logits
 
 
 @torch.inference_mode()
@@ -225,7 +225,7 @@ def one_round(net, cache, texts, rng, N=6):
 def fresh(net, text):  # -> (layers, 2, heads, len(text), width), (V,)
     "What a plain pass over one text alone stores, and its last logits"
     past = transformers.DynamicCache(config=net.config)
-    out = net(input_ids=whole([text]), past_key_values=past, use_cache=True)
+    out = net(input_ids=whole([text]), **given_cache(net, past), use_cache=True)
     return torch.stack([torch.cat([layer.keys, layer.values]) for layer in past.layers]), out.logits[0, -1]
 
 

@@ -313,6 +313,20 @@ def test_unservable_models_are_named_by_their_argument():
         with pytest.raises(Unservable, match="^draft: got "): Engine(good, bad, TREE)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_row_of_its_own_pass_is_compared(who, monkeypatch):
+    "A release whose forward pass returns the new row in every place of the static cache"
+    def newest(cache, keys, values, *args, **kw):
+        return (x.expand(-1, -1, cache.size, -1) for x in (keys, values))
+    own, model = module.tree_pass, pair()[who]
+    def changed(net, cache, *args):
+        if net is model: monkeypatch.setattr(module.StaticRows, "update", newest)
+        return own(net, cache, *args)
+    monkeypatch.setattr(module, "tree_pass", changed)
+    words = f"^{('target', 'draft')[who]}: .*static cache is .* off.*{transformers.__version__}"
+    with pytest.raises(Unservable, match=words): Engine(*pair(), CHAIN)
+
+
 def test_stop_tokens_in_any_collection():
     "A set, a list, an array, an iterator that can be read once, for all or for each: the same texts"
     e, ctxs, every5 = Engine(*pair(), CHAIN), [(1, 2, 3), (4,), (5, 6)], range(0, 64, 5)

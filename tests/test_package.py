@@ -1,5 +1,6 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
 import inspect, json, os, re, runpy, shutil, subprocess, sys, tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import versions
 from helpers import LONG
 from house import ROOT, tracked
 
+PINS = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
 PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
 STUB = ROOT/'specref'/'__init__.pyi'
 
@@ -201,11 +203,21 @@ def test_a_type_checker_accepts_a_users_script(dist, empty, tmp_path):
 def test_the_versions_of_transformers_are_recorded():
     "The least version of pyproject.toml and the pinned one are tried; the pinned one fails nothing"
     record = json.loads(versions.RECORD.read_text(encoding='utf-8'))
-    pinned = re.search(r'^transformers==(.+)$', (ROOT/'constraints.txt').read_text(), re.M)[1]
-    least = next(x for x in PYPROJECT['optional-dependencies']['models'] if x.startswith('transformers'))
-    assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == pinned
-    assert versions.VERSIONS[-2].startswith(least.removeprefix('transformers>='))
-    assert not record[pinned]['failed'] and record[pinned]['passed'] > 100
+    admitted = versions.bounds()['transformers']
+    assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == PINS['transformers']
+    assert [admitted.contains(version) for version in record] == [False, *[True]*(len(record) - 1)]
+    assert versions.VERSIONS[1] == f'{versions.limit(admitted, ">=")}.0'
+    pinned = record[PINS['transformers']]
+    assert not pinned['failed'] and pinned['passed'] > 100
+
+@pytest.mark.parametrize('package', versions.bounds())
+def test_no_release_is_newer_than_those_that_were_tried(package):
+    "The bound is the next release after the pin: the next major of numpy, the next minor of the others"
+    admitted, here = versions.bounds()[package], version(package).partition('+')[0]
+    major, minor = PINS[package].split('.')[:2]
+    after = f'{int(major) + 1}' if package == 'numpy' else f'{major}.{int(minor) + 1}'
+    assert versions.limit(admitted, '<') == after, 'a new pin moves the bound in pyproject.toml'
+    assert admitted.contains(here), f'{package} {here}: `make compat-newest`, then move pin and bound'
 
 
 if __name__ == '__main__': STUB.write_text(stub(), encoding='utf-8')

@@ -23,7 +23,7 @@ from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, Pa
                                     random_mask, random_search, skip_mask, stored_search, upper_bounds,
                                     whole_layers, write_search)
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
-from specref.models.transformer import HFModel, RowAnswer
+from specref.models.transformer import HFModel, RowAnswer, cache_name
 from specref.verify.reject import Chain, reject
 from test_embedded import SEEN, Once, plain_law
 
@@ -38,12 +38,13 @@ def toy(temperature=1.): return HFModel(tiny(3, L), temperature, check=False)
 @torch.inference_mode()
 def skipped_row(model, skip, ctx, path):
     "The row after `path` by transformers' own pass: blocks zeroed by hooks, behind the whole model's cache"
-    past = model(input_ids=torch.tensor([ctx[:-1]]), use_cache=True).past_key_values if ctx[1:] else None
+    name, past = cache_name(model), None
+    if ctx[1:]: past = getattr(model(input_ids=torch.tensor([ctx[:-1]]), use_cache=True), name)
     layers = model.model.layers
     blocks = [*(layer.self_attn for layer in layers), *(layer.mlp for layer in layers)]
     def zero(block, args, out): return (0*out[0], *out[1:]) if isinstance(out, tuple) else 0*out
     hooks = [block.register_forward_hook(zero) for block, s in zip(blocks, skip) if s]
-    out = model(input_ids=torch.tensor([[ctx[-1], *path]]), past_key_values=past, use_cache=True)
+    out = model(input_ids=torch.tensor([[ctx[-1], *path]]), use_cache=True, **{name: past})
     for hook in hooks: hook.remove()
     return out.logits[0, -1].softmax(-1).numpy()
 

@@ -21,7 +21,7 @@ from specref.draft.cascade import Nested
 from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, StreamingWindow, TriForce,
                                   triforce, triforce_speedup)
 from specref.models.embedded import prompts, raw_model
-from specref.models.transformer import HFModel
+from specref.models.transformer import HFModel, given_cache
 from specref.verify.reject import Chain, capped_geometric, reject
 from test_embedded import SEEN, Once, plain_law
 from test_self import check_target_rows, tiny_gpt2
@@ -101,7 +101,7 @@ def brute_law(model, rule, every, ctx, path):
         past.update(rotated(model, k, at)[None], v[None], i)
     new = torch.tensor([[ctx[-1], *path]])
     at = torch.arange(len(text), len(text) + new.shape[1])[None]
-    return model(input_ids=new, past_key_values=past, position_ids=at).logits[0, -1].softmax(-1).numpy()
+    return model(input_ids=new, position_ids=at, **given_cache(model, past)).logits[0, -1].softmax(-1).numpy()
 
 
 # The choice

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from inspect import signature
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers import LogitsProcessorList, MinLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.masking_utils import create_chunked_causal_mask, eager_mask
 from helpers import proves
 from house import ROOT
@@ -24,7 +26,10 @@ from specref.core.loop import generate, match, autoregressive
 from specref.draft.lookup import PromptLookup
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.models.transformer import HFModel, RowTrie, Unservable, takes_cache, tree_mask
+from specref.models.embedded import embedded
+from specref.models.llama import PackedLlama
+from specref.models.transformer import (CACHE_NAMES, COMPARED, HFModel, RowTrie, Unservable, cache_name,
+                                        given_cache, tree_mask)
 from specref.core.tree import Tree
 
 V = 64
@@ -325,7 +330,7 @@ def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
     if why in ("recurrent state", "ALiBi"):
         words = "off its plain passes|one that reads a tree|takes no cache"
         with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
-        if why == "recurrent state" and takes_cache(model):
+        if why == "recurrent state":
             with pytest.raises(Unservable, match=words): HFModel(model)
 
 
@@ -441,7 +446,7 @@ def test_path_by_path(name):
     tree = grown((1, 2, 3), [(0, 4), (0, 5), (1, 6), (1, 7)])   # three leaves
     served = HFModel(model)
     served(tree)
-    assert served.meter.calls == 3 and served.meter.tokens == (3 + 2 + 1 + 1 if takes_cache(model) else 14)
+    assert served.meter.calls == 3 and served.meter.tokens == (3 + 2 + 1 + 1 if cache_name(model) else 14)
     with pytest.raises(Unservable, match="got 3 paths, wanted one"): served.feed(tree)
     assert abs(served.states((1, 2, 3), (1,))[1] - HFModel(model).states((1, 2, 3), (1,))[1]).max() < 1e-6
 
@@ -526,6 +531,105 @@ def test_the_last_position_can_be_reached(build):
     assert out.ledger.num_accepted_tokens > 0 and out.ledger.column("drafted")[-1] == 0
     with pytest.raises(ValueError, match="n: got 10, wanted at most 9 after a context of 4"):
         generate(target, drafter, reject, ctx, 10, Seeded(0))
+
+
+# ---- releases of transformers
+
+GIVEN_UP = {"mems", "past_buckets_states"}   # of XLNet and Reformer, no cache of rows
+
+def test_every_name_of_a_cache_is_known():
+    "A release that renames the cache fails here, before it changes a row"
+    assert {*ALL_CACHE_NAMES} - GIVEN_UP <= {*CACHE_NAMES}
+
+
+def renamed(keyword, wrapped=False):
+    "A Llama of a release in which caches have another name; it ignores unknown keywords"
+    model = bare("Llama", own=True)
+    made, own = type(model), cache_name(model)
+    class Renamed(made):
+        def forward(self, **kw):
+            cache = kw.pop(keyword, None)
+            for name in CACHE_NAMES: kw.pop(name, None)
+            out = made.forward(self, **kw, **{own: cache})
+            past = {keyword: getattr(out, own)}
+            return SimpleNamespace(logits=out.logits, hidden_states=out.hidden_states, **past)
+    call = signature(made.forward)
+    named = [p.replace(name=keyword) if p.name == own else p for p in call.parameters.values()]
+    Renamed.forward.__signature__ = call.replace(parameters=named)
+    model.__class__ = Renamed
+    return Wrapper(model) if wrapped else model
+
+class Wrapper(torch.nn.Module):
+    "As around a model with adapters: passes everything on, and names nothing"
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.get_input_embeddings, self.get_output_embeddings = (
+            model.get_input_embeddings, model.get_output_embeddings)
+    @property
+    def base_model(self): return self.model.base_model
+    def forward(self, *args, **kw): return self.model(*args, **kw)
+
+
+@pytest.mark.parametrize("kind, wrapped", [(HFModel, False), (HFModel, True), (PackedLlama, False)])
+@pytest.mark.parametrize("keyword", CACHE_NAMES)
+def test_rows_are_cached_under_every_name(keyword, kind, wrapped):
+    served = kind(renamed(keyword, wrapped), check=None)
+    plain, tree = bare("Llama", own=True), grown((1, 2, 3), [(0, 4), (0, 5)])
+    served.law((1, 2))
+    assert abs(served.logits(tree) - plain_rows(plain, tree)).max() < 1e-4
+    assert not served.by_paths and served.meter.tokens == 2 + 3   # none of them twice
+
+
+@pytest.mark.parametrize("check", [True, None, False])
+@pytest.mark.parametrize("kind", [HFModel, PackedLlama])
+def test_an_unknown_name_of_the_cache_is_an_error(kind, check):
+    "Whatever is compared: not a model without a cache"
+    words = f"uses a cache that it does not name.*{transformers.__version__}.*{re.escape(torch.__version__)}"
+    with pytest.raises(Unservable, match=words): kind(renamed("rows"), check=check)
+    with pytest.raises(Unservable, match="takes a cache"): given_cache(torch.nn.Linear(2, 2), None)
+
+
+class Uncached(PackedLlama):
+    "Reads every text from its start, behind the rows that it has stored"
+    cached = False
+
+class Unmoved(PackedLlama):
+    "The rows of an accepted branch stay where they were"
+    def gather(self): return []
+    def feed(self, tree, with_answers=True):
+        self.memory.tensors = self.gather
+        return super().feed(tree, with_answers)
+
+class Causal(PackedLlama):
+    "A tree in the order of a text"
+    def mask(self, start, end): return None
+
+@pytest.mark.parametrize("wrong", [Uncached, Unmoved, Causal])
+def test_one_row_at_the_start_detects_a_wrong_pass(wrong):
+    "Also where no check is asked for; the error names the releases"
+    with pytest.raises(Unservable, match=f"off its plain passes.*{transformers.__version__}"):
+        wrong(bare("Llama", torch.float32, own=True), check=None, paths=False)
+
+
+def test_a_wrong_row_is_read_by_paths(monkeypatch):
+    "A release that ignores masks: the first model of a class warns, with the releases"
+    model = bare("Llama")
+    inner = model.forward
+    model.forward = lambda *args, **kw: inner(*args, **{**kw, "attention_mask": None})
+    with pytest.warns(UserWarning, match=f"off its plain passes.*{transformers.__version__}"):
+        assert HFModel(model, check=None).by_paths
+
+
+def test_one_row_is_compared_once():
+    "And for every class and model; the embedded models do it, too"
+    plain, model = [], bare("Llama", torch.float32)
+    model.register_forward_pre_hook(lambda *args: plain.append(1))
+    made = PackedLlama(model, check=None), PackedLlama(model, 0, check=None)
+    assert len(plain) == 1 and all(m.meter.calls == len(m.trie.edge) == 0 for m in made)
+    HFModel(model, check=None)
+    assert len(plain) > 1
+    assert PackedLlama in COMPARED[embedded("small").model]
 
 
 # ---- the stored runs of `make sweep` and `make compat-quantised`

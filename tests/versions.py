@@ -1,32 +1,67 @@
-"""Chapters 07 and 09 under other versions of transformers: `make compat-transformers`
+"""The adapters of transformers under other releases
 
-Each version has a virtual environment of its own, on top of the packages of this one. What fails there is
-printed, and its reasons are counted in docs/benchmarks/transformers.json."""
-import json, os, re, subprocess, sys, sysconfig, venv
+`make compat-transformers` tries the versions below. What fails there is printed, and its reasons are counted
+in docs/benchmarks/transformers.json. `make compat-newest` tries the newest release of each package that can
+change a row, a test or a page, and says which upper bounds of pyproject.toml are reached. Each has a virtual
+environment of its own, on top of the packages of this one."""
+import json, os, re, subprocess, sys, sysconfig, tomllib, venv
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+from packaging.requirements import Requirement
+
 from house import ROOT
 
-VERSIONS = '4.57.6', '5.0.0', '5.13.0', '5.23.0'   # the last two: the least of pyproject.toml, the pinned one
-TESTS = 'tests/test_transformer.py', 'tests/test_bridge.py', 'tests/test_notebooks.py'
-CHAPTERS = 'test_transformer or test_bridge or 07_transformer or 09_bridge'
+VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least admitted, ..., the pinned
+NEWEST = 'numpy', 'torch', 'transformers', 'tokenizers', 'safetensors', 'hypothesis', 'nbdev', 'sphinx'
+ADAPTERS = 'transformer', 'llama', 'encoder_decoder', 'recurrent', 'bridge', 'engine', 'notebooks'
+PAGES = 'not test_notebooks or 07_transformer or 09_bridge'   # of the notebooks, these two
 RECORD = ROOT/'docs'/'benchmarks'/'transformers.json'
 
 
-def environment(version, home=ROOT/'.venv-transformers'):
-    "The Python of an environment with that transformers and, below it, all packages of this environment"
-    place = home/version
+def bounds():
+    "The packages on which rows depend, each with the versions that pyproject.toml admits"
+    project = tomllib.loads((ROOT/'pyproject.toml').read_text())['project']
+    needs = map(Requirement, project['dependencies'] + project['optional-dependencies']['models'])
+    return {need.name: need.specifier for need in needs if limit(need.specifier, '<')}
+
+
+def limit(admitted, operator):
+    "The version behind `<` or `>=`; empty where there is none"
+    return next((part.version for part in admitted if part.operator == operator), '')
+
+
+def environment(name, *packages, home=ROOT/'.venv-transformers'):
+    "The Python of an environment with those packages and, below them, all packages of this environment"
+    place = home/name
     python, ready = place/'bin'/'python', place/'ready'
     if ready.exists(): return python
     venv.create(place, clear=True, with_pip=True)
     own = Path(sysconfig.get_path('purelib', vars=dict(base=place, platbase=place)))
     below = sysconfig.get_path('purelib')
     (own/'below.pth').write_text(f'import site; site.addsitedir({below!r})\n')
-    subprocess.run([python, '-m', 'pip', 'install', '-q', f'transformers=={version}'], check=True)
+    if packages: subprocess.run([python, '-m', 'pip', 'install', '-q', *packages], check=True)
     ready.touch()
     return python
+
+
+def printed(*call):
+    env = os.environ | dict(PYTHONPATH=f'{ROOT}:{ROOT/"models"}')
+    return subprocess.run(call, env=env, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def installed(python, *packages):
+    "The versions of those packages that a Python imports"
+    code = 'import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))'
+    return dict(zip(packages, printed(python, '-c', code, *packages).split()))
+
+
+def cpu_torch(python):
+    "The newest torch that the package index has as a wheel for CPUs by name; none where it names none"
+    offered = printed(python, '-m', 'pip', 'index', 'versions', 'torch')
+    wheels = re.findall(r'[\d.]+\+cpu\b', offered)
+    return [f'torch=={wheels[0]}'] if wheels else []
 
 
 def reason(fault):
@@ -47,29 +82,42 @@ def outcomes(report):
     return passed, failed
 
 
-def tried(version):
-    "The outcomes of both chapters under one version of transformers"
-    python, report = environment(version), ROOT/'build'/f'transformers-{version}.xml'
+def tried(python, name, *parts):
+    "The outcomes of those parts of the suite under another Python, printed"
+    report = ROOT/'build'/f'transformers-{name}.xml'
     env = os.environ | dict(PYTHONPATH=f'{ROOT}:{ROOT/"models"}', OMP_NUM_THREADS='1')
-    which = [python, '-c', 'import transformers; print(transformers.__version__)']
-    found = subprocess.run(which, env=env, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == version, found.stdout
     call = [python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors',
-            f'--junitxml={report}', '-k', CHAPTERS, *TESTS]
+            f'--junitxml={report}', '-k', PAGES, *(f'tests/test_{part}.py' for part in parts)]
     subprocess.run(call, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-    return outcomes(report)
+    passed, failed = outcomes(report)
+    print(f'{name}: {passed} passed, {sum(map(len, failed.values()))} failed', flush=True)
+    for why, tests in failed.items(): print(f'    {why}', *tests, sep='\n        ')
+    return passed, failed
 
 
 def main(*versions):
-    "Try each version; all of them are recorded. The pinned version must fail no test"
+    "Try each version of transformers; all of them are recorded. The pinned version must fail no test"
     record = {}
     for version in versions or VERSIONS:
-        passed, failed = tried(version)
+        python = environment(version, f'transformers=={version}')
+        assert installed(python, 'transformers') == dict(transformers=version)
+        passed, failed = tried(python, version, *ADAPTERS)
         record[version] = dict(passed=passed, failed=sum(map(len, failed.values())),
                                reasons={why: len(tests) for why, tests in failed.items()})
-        print(f'transformers {version}: {passed} passed, {record[version]["failed"]} failed', flush=True)
-        for why, tests in failed.items(): print(f'    {why}', *tests, sep='\n        ')
     if not versions: RECORD.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
     return bool(record.get(VERSIONS[-1], {}).get('failed'))
 
-if __name__ == '__main__': sys.exit(main(*sys.argv[1:]))
+
+def newest():
+    "Try the newest of each package together; where a release is newer than any that is admitted, say so"
+    python = environment('newest')
+    wanted = cpu_torch(python) + [name for name in NEWEST if name != 'torch']   # its range brings gigabytes
+    subprocess.run([python, '-m', 'pip', 'install', '-q', '--upgrade', *wanted], check=True)
+    found, admitted = installed(python, *NEWEST), bounds()
+    for name, version in found.items():
+        reached = name in admitted and not admitted[name].contains(version)
+        print(f'{name} {version}', f'pyproject.toml admits {admitted[name]}' if reached else '', flush=True)
+    return bool(tried(python, 'newest', *ADAPTERS, 'house')[1])
+
+
+if __name__ == '__main__': sys.exit(newest() if sys.argv[1:] == ['newest'] else main(*sys.argv[1:]))

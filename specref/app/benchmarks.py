@@ -299,8 +299,8 @@ def large_model_share(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):
 
 def round_times(target, draft, build, turns):  # -> [(seconds of a round, those outside the models)]
     "The times of `turns` rounds of speculative sampling on two torch models, after two that are not counted"
-    drafter, seen = build(PackedLlama(draft, check=False)), []
-    running = rounds(PackedLlama(target, check=False), drafter, reject, tuple(range(1, 65)), Seeded(0))
+    drafter, seen = build(PackedLlama(draft, check=None)), []
+    running = rounds(PackedLlama(target, check=None), drafter, reject, tuple(range(1, 65)), Seeded(0))
     for _ in range(turns + 2):
         with ModelSeconds(llama_pass(target), llama_pass(draft)) as inside:
             start = perf_counter()

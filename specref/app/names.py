@@ -263,7 +263,7 @@ def consistency_source(target, _):
     "CLLM: the model that was tuned to decode by Jacobi's iteration, a target of its own"
     from specref.draft.skipping import same_warp
     from specref.models.llama import packed_or_plain
-    tuned = packed_or_plain(tuned_for_jacobi(), check=False, **same_warp(target))
+    tuned = packed_or_plain(tuned_for_jacobi(), check=None, **same_warp(target))
     return Source(tuned, tuned)
 
 def space_source(target, _):

@@ -86,7 +86,7 @@ class PlainStop(Stop):
 def target_of(recipe, temperature):  # -> HFModel
     "The embedded target, or another: one that was trained to draft for itself, or its rounded weights"
     model = OWN_TARGETS[recipe]() if recipe in OWN_TARGETS else raw_model()
-    return packed_or_plain(model, temperature, check=False, V=raw_model().config.vocab_size)   # no mask
+    return packed_or_plain(model, temperature, check=None, V=raw_model().config.vocab_size)   # no mask
 OWN_TARGETS = {"LayerSkip": layerskip_model, "SPEED": looped_model, "CLLM": consistency_model,
                "SPACE": space_model, "bfloat16": partial(raw_model, "target", torch.bfloat16)}
 

@@ -28,7 +28,7 @@ from .length import ConfidenceLength
 from .skipping import PartialModel, attention_share, same_warp, whole_layers
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model, write_network
-from ..models.transformer import HFModel
+from ..models.transformer import HFModel, given_cache
 
 # %% ../../nbs/25a_exit.ipynb #e89591e1
 class Trunk(PartialModel):
@@ -212,8 +212,8 @@ class KangarooAdapter(nn.Module):
         for w in self.self_attn.parameters(): nn.init.normal_(w, std=config.initializer_range)
     def forward(self, h, turns, mask=None, memory=None):  # (n, m, d) -> (n, m, d)
         x = self.input_layernorm(h)
-        return self.norm(h + self.self_attn(x, position_embeddings=turns, attention_mask=mask,
-                                            past_key_values=memory)[0])
+        past = given_cache(self.self_attn, memory)
+        return self.norm(h + self.self_attn(x, position_embeddings=turns, attention_mask=mask, **past)[0])
 
 # %% ../../nbs/25a_exit.ipynb #b2ca926c
 class AdapterDraft(Branch):

@@ -30,7 +30,7 @@ from .skipping import same_warp
 from ..models.embedded import DOMAINS, domain_ids, stored, windows
 from ..models.llama import check_llama
 from ..models.recipe import fit, llama, save_model
-from ..models.transformer import HFModel, RowAnswer
+from ..models.transformer import HFModel, RowAnswer, given_cache
 
 # %% ../../nbs/26a_pipeline.ipynb #89c0409a
 def flight_latency(right, exit, stages):  # -> share of plain decoding's time
@@ -192,7 +192,7 @@ class Pipeline:
             self.work.kv_bytes += len(owners) * self.memory.row_bytes
             owners += new
             h = layer(h, attention_mask=self.mask(group, owners, h), position_ids=at,
-                      position_embeddings=turned, past_key_values=self.memory, use_cache=True)
+                      position_embeddings=turned, use_cache=True, **given_cache(layer, self.memory))
         self.note(group, len(layers))
         for i, f in enumerate(group):
             f.state, f.stage = h[:, i:i+1], f.stage + 1

@@ -429,7 +429,7 @@ def second_module():
 def second_draft(**kw):  # -> HFModel
     "The draft model with the second tokenizer, with an empty cache; keywords as for `HFModel`"
     from specref.models.transformer import HFModel
-    return HFModel(second_module(), check=False, **kw)
+    return HFModel(second_module(), check=None, **kw)
 
 # %% ../../nbs/27_vocab.ipynb #aca2fec4
 LEAST = 1e-3   # of the draft's probability: a string that weighs less is not continued

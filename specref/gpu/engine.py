@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'unit', 'inverse_cdf', 'remove_token', 'draw_children',
            'tree_pass', 'batch_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text',
-           'check_temperature', 'check_cut', 'check_models', 'Engine']
+           'check_temperature', 'check_cut', 'check_models', 'check_static_rows', 'served_model', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
 from ..models.llama import has_fast_pass, llama_pass
-from ..models.transformer import HFModel
+from ..models.transformer import HFModel, Unservable, given_cache, releases
 from ..core.law import Law
 from ..core.tree import Draw, Tree, iid, without_replacement
 
@@ -110,7 +110,7 @@ def tree_pass(model, cache, token, at, mask, last=0):  # (B, N) twice, (B, 1, N,
     "One pass over new tokens behind every text; of a Llama by the pass of chapter 07a"
     hide = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
     if has_fast_pass(model): return batch_pass(llama_pass(model), cache, token, at, hide, last)
-    out = model(input_ids=token, position_ids=at, attention_mask=hide, past_key_values=cache,
+    out = model(input_ids=token, position_ids=at, attention_mask=hide, **given_cache(model, cache),
                 use_cache=True, logits_to_keep=last)
     return out.logits
 
@@ -335,6 +335,27 @@ def check_models(target, draft):
     if draft.device != target.device:
         raise ValueError(f"draft: got a model on {draft.device}, wanted {target.device}, as the target")
 
+@torch.inference_mode()
+def check_static_rows(served):  # HFModel
+    "Raise `Unservable` where a row of `tree_pass`, behind a stored one, is not that of a plain pass"
+    model, text = served.model, (served.V // 3, served.V // 2)
+    cache = StaticRows(model, 1, len(text))
+    for i, x in enumerate(text):
+        at = torch.tensor([[i]], device=model.device)
+        z = tree_pass(model, cache, torch.full_like(at, x), at, (cache.places <= i)[None, None, None])
+        cache.lengths += 1
+    want, before = served.alone(text), served.alone(text[:1])
+    off = abs(z[0, -1].double().cpu().numpy() - want).max()
+    if off <= served.rounding(abs(want).max(), abs(want - before).max()): return
+    got = f"{type(model).__name__}, whose pass over a static cache is {off:.2g} off its plain pass"
+    raise Unservable(f"model: got {got}; wanted the same of both ({releases()})")
+
+def served_model(name, model):  # -> HFModel
+    "A model whose trees, and whose rows in a static cache, were compared with plain passes"
+    served = rename_argument(name, HFModel, model)
+    rename_argument(name, check_static_rows, served)
+    return served
+
 class Engine:
     """Speculative decoding of many texts at once, on trees of one shape, verified by `verify`
 
@@ -356,7 +377,7 @@ class Engine:
         for name, f, like in ("verify", verify, "verify_trees"), ("sample", sample, "draw_children"):
             if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function like {like}")
         check_at_least(1, every=every)
-        p, q = rename_argument("target", HFModel, target), rename_argument("draft", HFModel, draft)
+        p, q = served_model("target", target), served_model("draft", draft)
         if p.V != q.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
         self.target, self.draft, self.temperature = target, draft, temperature
         self.verify, self.sample, self.every = verify, sample, every

@@ -30,7 +30,7 @@ from ..core.tree import Tree, edge_laws
 from ..core.loop import Drafter, Generation, Ledger, Verifier
 from ..core.loop import as_drafter, check_call, emitted_steps, keeping, timed_rounds
 from ..verify.reject import Chain, reject
-from .transformer import HFModel
+from .transformer import CACHE_NAMES, HFModel, cache_keyword
 
 # %% ../../nbs/09_bridge.ipynb #65ac0170
 SERVED_CONFIG = dict(   # options and the one value that a run of one text can serve
@@ -40,7 +40,7 @@ SERVED_CONFIG = dict(   # options and the one value that a run of one text can s
     assistant_ensemble_weight=None, penalty_alpha=None, dola_layers=None)
 STATEFUL_PROCESSORS = SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor
 # what `generate` adds by itself
-GENERATE_ADDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+GENERATE_ADDS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
 
 # %% ../../nbs/09_bridge.ipynb #171f9c88
 def check_request(model, ids, processors, config, given):
@@ -80,8 +80,9 @@ def check_inputs(ids, given, refuse):
     usual = (mask.cumsum(-1) - 1)*mask
     at = given.get("position_ids", usual).cpu().expand_as(ids)
     if not torch.equal(at*mask, usual): refuse("position_ids", at.tolist(), "0, 1, 2, ...")
-    if getattr(given.get("past_key_values"), "_is_user_defined", False):
-        refuse("past_key_values", "a cache", "none: ours is built from the text")
+    for name in CACHE_NAMES:
+        if getattr(given.get(name), "_is_user_defined", False):
+            refuse(name, "a cache", "none: ours is built from the text")
 
 # %% ../../nbs/09_bridge.ipynb #7d01a0d3
 CHECKED = WeakSet()   # models whose tree passes were compared with plain passes
@@ -172,7 +173,7 @@ def speculate(model: PreTrainedModel, input_ids: torch.Tensor, logits_processor:
     if not whole: return ids
     cache = None if len(rows) > 1 else cache_of(runs[0][0], ids[0].tolist())
     return SpeculativeOutput(sequences=ids, scores=pages[0].scores, logits=pages[0].logits,
-                             past_key_values=cache, texts=tuple(texts))
+                             texts=tuple(texts), **{cache_keyword(SpeculativeOutput): cache})
 
 # %% ../../nbs/09_bridge.ipynb #17daff3f
 class BatchRow:
@@ -306,7 +307,8 @@ class GeneratorDrafter(Drafter):
         if g.requires_model_outputs and self.model is None:
             why = f"since {type(g).__name__} reads its hidden states"
             raise ValueError(f"model: got None, wanted the target's network, {why}")
-        used = getattr(g, "assistant_kwargs", {}).get("past_key_values") is not None
+        held = getattr(g, "assistant_kwargs", {})
+        used = any(held.get(name) is not None for name in CACHE_NAMES)
         if used or not getattr(g, "is_main_model_prefill", True):
             raise ValueError("generator: got one that has drafted already, wanted a fresh one")
     @property

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from .. import require
 from .llama import PackedLlama
-from .transformer import HFModel, RowCache
+from .transformer import HFModel, RowCache, given_cache
 
 # %% ../../nbs/08_models.ipynb #8d9d38b7
 EMBEDDED = "target", "large", "small"   # the names of the models
@@ -55,7 +55,8 @@ def load_raw_model(name, dtype):
     if name not in EMBEDDED: raise ValueError(f"name: got {name!r}, wanted one of {sorted(EMBEDDED)}")
     return HFModel.load(stored(name), dtype=dtype).model
 
-def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bool = False, **kw) -> HFModel:
+def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bool | None = None,
+             **kw) -> HFModel:
     """An embedded model with an empty cache, ready to decode; keywords as for `PackedLlama`
 
     >>> target, draft = embedded("target", temperature=0), embedded("small", temperature=0)
@@ -144,12 +145,13 @@ def mean_overlap(p_model, q_model, texts, prompt=32, temperature=1.):  # (n, len
 @torch.inference_mode()
 def sample_texts(model, prompts, length, gen, half=True):  # (n, k) -> (n, length)
     "Each prompt continued by `model` to `length` tokens at temperature 1; `half`: in half precision"
-    x, out, cache, device = prompts.to(model.device), [prompts], RowCache(), model.device
+    x, out, memory, device = prompts.to(model.device), [prompts], RowCache(), model.device
     for _ in range(length - prompts.shape[1]):
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            y = model(input_ids=x, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        cache.n += x.shape[1]
-        law = y.softmax(-1, torch.promote_types(y.dtype, torch.float32))
+            y = model(input_ids=x, **given_cache(model, memory), use_cache=True, logits_to_keep=1)
+        memory.n += x.shape[1]
+        z = y.logits[:, -1]
+        law = z.softmax(-1, torch.promote_types(z.dtype, torch.float32))
         out.append(torch.multinomial(law.cpu(), 1, generator=gen))
         x = out[-1].to(device)
     return torch.cat(out, 1)

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 from ..core.check import as_tokens
 from ..core.loop import WrappedDrafter
-from .transformer import HFModel, RowCache, Unservable
+from .transformer import HFModel, RowCache, Unservable, cache_name, given_cache
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #de4ad4df
 @contextmanager
@@ -58,16 +58,17 @@ class SourceDecoder(nn.Module):
     def cross_bytes(self):
         return sum(x.nbytes for layer in self.cross.layers for x in (layer.keys, layer.values))
 
-    def forward(self, input_ids, position_ids=None, attention_mask=None, past_key_values=None,
+    def forward(self, input_ids, position_ids=None, attention_mask=None, cache=None,
                 use_cache=False, output_hidden_states=False, logits_to_keep=0):
-        memory, m = past_key_values, input_ids.shape[1]
+        memory, m = cache, input_ids.shape[1]
         at = torch.arange(m) if position_ids is None else all_positions(position_ids[0], memory)
-        if isinstance(memory, RowCache): past_key_values = EncoderDecoderCache(memory, self.cross)
+        if isinstance(memory, RowCache): cache = EncoderDecoderCache(memory, self.cross)
         with stated_positions(self.model.get_decoder(), at, m):
             out = self.model(encoder_outputs=self.states(), decoder_input_ids=input_ids,
-                             decoder_attention_mask=attention_mask, past_key_values=past_key_values,
+                             decoder_attention_mask=attention_mask, **given_cache(self.model, cache),
                              use_cache=use_cache, output_hidden_states=output_hidden_states)
-        return SimpleNamespace(logits=out.logits[:, -logits_to_keep:], past_key_values=out.past_key_values,
+        return SimpleNamespace(logits=out.logits[:, -logits_to_keep:],
+                               cache=getattr(out, cache_name(self.model)),
                                hidden_states=out.decoder_hidden_states)
 
 def all_positions(new, memory):  # (m,), cache -> (n + m,)
@@ -105,7 +106,7 @@ class EncoderDecoderModel(HFModel):
     def with_source(self, source) -> "EncoderDecoderModel":
         "The same model and options for another source, with an empty cache"
         paths = self.by_paths or self.options.get("paths")
-        return type(self)(self.network, source, **self.options | dict(check=False, paths=paths))
+        return type(self)(self.network, source, **self.options | dict(check=None, paths=paths))
     def forget(self):
         super().forget()
         self.model.forget()

@@ -264,6 +264,7 @@ class PackedLlama(HFModel):
     >>> type(target).__name__, target.law((1, 2, 3)).shape
     ('PackedLlama', (512,))
     """
+    cached = True   # by a memory of its own
     def __init__(self, model: PreTrainedModel, temperature: float = 1., **options):
         check_llama(model)
         self.network = llama_pass(model.eval())

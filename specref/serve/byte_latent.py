@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..core.check import check_at_least
 from ..models.embedded import DOMAINS, corpus, stored, windows
 from ..models.recipe import fit, write_network
-from ..models.transformer import RowCache, common_prefix_len
+from ..models.transformer import RowCache, common_prefix_len, given_cache
 
 # %% ../../nbs/52a_bytes.ipynb #69498faf
 BOS = 256   # begins every text; the tokens that are predicted are the 256 bytes
@@ -79,8 +79,8 @@ class LlamaStack(nn.Module):
         end = start + h.shape[1]
         at = torch.arange(start, end)[None] if at is None else at
         see = self.band(start, end) if see is None else see
-        how = dict(attention_mask=see[:, None], past_key_values=memory, position_ids=at,
-                   position_embeddings=self.rotary(h, at))
+        how = dict(attention_mask=see[:, None], position_ids=at, position_embeddings=self.rotary(h, at),
+                   **given_cache(self.layers[0], memory))
         for i, layer in enumerate(self.layers): h = layer(before(i, h), **how)
         return h
     def band(self, start, end):  # -> (1, end - start, end) bool

@@ -19,7 +19,7 @@ from ..core.check import check_at_least, check_between
 from ..core.target import Meter, ModelView, Rows
 from ..core.tree import Tree
 from ..models.recipe import llama
-from ..models.transformer import CachedModel, HFModel, RowAnswer
+from ..models.transformer import CachedModel, HFModel, RowAnswer, given_cache
 from .eagle3 import Eagle3
 from .features import FeatureDraft, NetworkDraft, layer_config, to_float32
 from .harness import DraftNetwork
@@ -290,11 +290,11 @@ class Uno(MaskNetwork):
     def mask_logits(self, x, anchor, depth):  # (n, T), (n, R), (n, R) -> (n, T, V), (n, R, V)
         "The logits of a text, by the target's weights, and those of rows of masks (Theorem gate)"
         model, T, V = self.gated[0], torch.arange(x.shape[1], device=x.device), self.base[0].V
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad(): text = model(input_ids=x, past_key_values=cache, use_cache=True).logits
+        past = given_cache(model, DynamicCache(config=model.config))
+        with torch.no_grad(): text = model(input_ids=x, use_cache=True, **past).logits
         see = torch.cat([T <= anchor[..., None], self.sees(anchor, depth)], -1)
         out = model(input_ids=torch.full_like(anchor, V), position_ids=anchor + depth, use_cache=True,
-                    attention_mask=additive_mask(see, model.dtype), past_key_values=cache)
+                    attention_mask=additive_mask(see, model.dtype), **past)
         return to_float32(text), to_float32(out.logits)
     def guesses(self, batch, depth):
         anchor, at = (y[:, batch.x.shape[1]:] for y in self.all_rows(batch.x))

@@ -22,7 +22,7 @@ from ..core.check import check_at_least, check_between, look_up, write_json, wri
 from ..models.embedded import DOMAINS, bits_per_byte, domain_ids, evenly_spaced, mean_overlap
 from ..models.embedded import prompts, raw_model, stored, windows
 from ..models.recipe import fit, save_model
-from ..models.transformer import HFModel, RowCache
+from ..models.transformer import HFModel, RowCache, given_cache
 
 # %% ../../nbs/30a_consistency.ipynb #ae19fc44
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def block_iterates(model, last, cache, start):  # (n,), start: (m,) -> (n, m + 1
     ys = [torch.as_tensor(start).expand(len(last), -1)]
     for t in range(len(start)):
         x = torch.cat([last[:, None], ys[-1]], 1)[:, t:-1]
-        new = model(input_ids=x, past_key_values=cache, use_cache=True).logits.argmax(-1)
+        new = model(input_ids=x, use_cache=True, **given_cache(model, cache)).logits.argmax(-1)
         ys.append(torch.cat([ys[-1][:, :t], new], 1))
         cache.n += 1
     return torch.stack(ys, 1)
@@ -64,10 +64,10 @@ def collect_trajectories(model, prompts, blocks, block=16, start=0):  # (n, k) -
     check_at_least(1, blocks=blocks)
     check_at_least(2, block=block)
     check_between(0, model.config.vocab_size - 1, start=start)
-    x, found, cache = torch.as_tensor(prompts), [], RowCache()
+    x, found, cache, inner = torch.as_tensor(prompts), [], RowCache(), model.base_model
     for _ in range(blocks):
         new = x[:, cache.n:-1]   # of later blocks there is none: `block_iterates` has fed all but the last
-        if new.shape[1]: model.base_model(input_ids=new, past_key_values=cache, use_cache=True)
+        if new.shape[1]: inner(input_ids=new, use_cache=True, **given_cache(inner, cache))
         cache.n += new.shape[1]
         found.append(block_iterates(model, x[:, -1], cache, [start]*block))
         x = torch.cat([x, found[-1][:, -1]], 1)

@@ -319,4 +319,4 @@ def space_model(dtype=torch.float32):
 def space_target(dtype=torch.float32, **kw):
     "That model as a target of the 512 tokens; keywords as for `HFModel`"
     model = space_model(dtype)
-    return packed_or_plain(model, V=model.config.vocab_size - 1, check=False, **kw)
+    return packed_or_plain(model, V=model.config.vocab_size - 1, check=None, **kw)

@@ -169,7 +169,7 @@ class NetworkVersion:
         check_at_least(1, steps=steps)
         self.net, self.state = net, state
         self.how = dict(lr=lr, steps=steps, loss=loss, temperature=temperature)
-        self.model = HFModel(net, temperature, check=False)
+        self.model = HFModel(net, temperature, check=None)
     @torch.no_grad()
     def rows(self, x): return self.net(input_ids=x, use_cache=False).logits.softmax(-1)   # (n, T, V)
     def update(self, items):

@@ -221,7 +221,7 @@ class TrainedDrafter:
     def target(self, **kw):  # -> HFModel
         "The target that it drafts for; keywords as for `HFModel`"
         model = RECIPES[self.recipe].target_model(self.net)
-        return packed_or_plain(model, keep=self.net.reads, check=False, **kw)
+        return packed_or_plain(model, keep=self.net.reads, check=None, **kw)
     def draft(self, target): return RECIPES[self.recipe].draft_model(self.net, target)
 
 def load_system(system: str, temperature: float = 1., folder: str | Path = SHIPPED_DRAFTERS,

@@ -303,7 +303,7 @@ def shipped_drafter(dtype=torch.float32):  # -> SpecDrafter
 
 def translation_target(line, dtype=torch.float32, **options):  # -> EncoderDecoderModel
     "The target for one line, its vowels hidden; `options` as for `HFModel`"
-    options = dict(check=False) | options
+    options = dict(check=None) | options
     return EncoderDecoderModel(translation_model(dtype), char_ids(line, VOWELS), **options)
 
 def spec_decoder(target, k=25, **options):  # -> SpecDec
