@@ -5,7 +5,7 @@ import torch
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
 from specref.app import names, paired
-from specref.app.names import ModelOptions, first_difference, fresh_copy, rounding_reach
+from specref.app.names import ModelOptions, text_difference, fresh_copy, rounding_reach
 from specref.app.systems import SYSTEMS
 from specref.core import timing
 from specref.core.law import warp
@@ -68,11 +68,11 @@ def test_the_first_difference():
     target, ids = embedded(), prompts("code", 1, 20)[0]
     z = target.logits(Tree((*ids, 5)))[0]
     best, second, last = (int(x) for x in np.argsort(z)[[-1, -2, 0]])
-    found = first_difference(target, ids, (5, best, 1), (5, second, 1))
+    found = text_difference(target, ids, (5, best, 1), (5, second, 1))
     assert (found.place, found.plain, found.other) == pytest.approx((1, z[best], z[second]))
     assert found.margin == pytest.approx(z[best] - z[second]) and not found.is_rounding
     assert found._replace(margin=found.reach).words.startswith("rounding at token 1")
-    low = first_difference(target, ids, (5, last), (5, second))   # that none of two equals is the largest counts
+    low = text_difference(target, ids, (5, last), (5, second))   # neither is the likeliest
     assert low.margin == pytest.approx(z[best] - z[last])
 
 

@@ -38,7 +38,7 @@ from ..certify.certificates import certificate, certify_system, runs_needed
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
-from .names import draft_source, encode_prompt, first_difference, load_pair, measure_pair
+from .names import draft_source, encode_prompt, text_difference, load_pair, measure_pair
 from .names import table_system
 from .paired import mean_acceptance, paired_runs, predicted_speedup, runs_of
 
@@ -134,7 +134,7 @@ def compare_texts(pair, system, ids, plain, mine):
     if pair.options.temperature: return "sampled: plain decoding with this seed gives another text"
     own = draft_source(pair, system).target
     if own.model is not pair.target.model: return "another text than plain decoding's, by a target of its own"
-    return f"the texts differ: {first_difference(pair.target, ids, plain, mine).words}"
+    return f"the texts differ: {text_difference(pair.target, ids, plain, mine).words}"
 
 def shown_texts(texts, tok, ids):
     "Each different text with its prompt below the name of its system"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRANSLATED', 'DRAFT_SOURCES', 'FOR_EMBEDDED', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy',
-           'rounding_reach', 'Difference', 'first_difference', 'Pair', 'load_pair', 'check_name', 'with_drafter',
+           'rounding_reach', 'Difference', 'text_difference', 'Pair', 'load_pair', 'check_name', 'with_drafter',
            'load_draft', 'share_vocabulary', 'compare_tokenizers', 'words_of_both', 'text_words', 'Source',
            'skipping_source', 'swift_source', 'early_exit', 'layerskip_source', 'adapter_exit', 'tuned_for_jacobi',
            'tuned_for_masks', 'consistency_source', 'space_source', 'online_source', 'ForEmbedded', 'cache_budget',
@@ -115,7 +115,7 @@ class Difference(NamedTuple):
         return (f"{cause} at token {self.place}: logits {self.plain:.7g} and {self.other:.7g}, margin "
                 f"{self.margin:.1e}; rounding in {self.dtype} reaches {self.reach:.1e}")
 
-def first_difference(target, prompt, plain, other):  # two texts that differ -> Difference
+def text_difference(target, prompt, plain, other):  # two texts that differ -> Difference
     "Where they differ first, and whether rounding can be the cause, by a pass of `target`"
     place = next(i for i, (a, b) in enumerate(zip(plain, other)) if a != b)
     z, = fresh_copy(target).logits(Tree((*prompt, *plain[:place])))

@@ -37,7 +37,7 @@ from ..models.llama import packed_or_plain
 from ..draft.shapes import drawn_at, measure_rank_acceptance
 from .systems import SYSTEMS, end_tokens, plan_by
 from .names import FOR_EMBEDDED, DRAFT_SOURCES, ModelOptions, Pair, counted_noun, earlier_text
-from .names import encode_prompt, first_difference, load_pair, system_builder, table_system
+from .names import encode_prompt, text_difference, load_pair, system_builder, table_system
 
 # %% ../../nbs/60b_tour.ipynb #4d05d969
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def why_different(run, plain):
     "Why a text at temperature 0 is not that of plain decoding; empty where it is"
     if run.text == plain.text: return ""
     if run.target.model is not plain.target.model: return "a target of its own"
-    return first_difference(plain.target, run.prompt, plain.text, run.text).words
+    return text_difference(plain.target, run.prompt, plain.text, run.text).words
 
 # %% ../../nbs/60b_tour.ipynb #666595b4
 def work_a_token(ledgers):
