@@ -22,7 +22,7 @@ from ..draft.length import AcceptanceEstimate
 # %% ../../nbs/50a_simulator.ipynb #b7889293
 @dataclass(frozen=True)
 class Arrival:
-    "A request: when it arrives, tokens of its prompt and answer, an acceptance rate if it is not the server's"
+    "A request: when it arrives, tokens of its prompt and answer, an acceptance rate if not the server's"
     arrival: float
     prompt: int
     answer: int
@@ -33,8 +33,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """What a pass contains: texts that decode, draft tokens of the longest draft, KV rows; prompt tokens, rows
-    they read; how many tokens fewer the shorter drafts have together"""
+    """What a pass contains: texts that decode, tokens of the longest draft, KV rows; prompt tokens, rows they
+    read; how many tokens fewer the shorter drafts have together"""
     texts: int
     gamma: int = 0
     rows: float = 0
@@ -77,7 +77,8 @@ def roofline_seconds(size: ModelSize, machine: Machine, draft: float | ModelSize
 def measured_seconds(costs: Costs):
     "The seconds of steps from measured costs, as if their tokens were those of one text, whatever its rows"
     def seconds(step):
-        return step.gamma*costs.draft*(step.texts > 0) + costs.seconds(step.read) + costs.rest*(step.gamma > 0)
+        drafting = step.gamma*costs.draft*(step.texts > 0)
+        return drafting + costs.seconds(step.read) + costs.rest*(step.gamma > 0)
     return seconds
 
 # %% ../../nbs/50a_simulator.ipynb #c0de50a2
@@ -92,7 +93,8 @@ def curve_seconds(rows: list) -> Callable:
         slope = (seconds[-1] - seconds[-2]) / (batches[-1] - batches[-2])
         return float(np.interp(texts, batches, seconds)) + slope*max(0, texts - batches[-1])
     def seconds(step):
-        found = np.interp(step.mean_gamma, lengths, [read(g, step.texts) for g in lengths]) if step.texts else 0.
+        known = [read(g, step.texts) for g in lengths]
+        found = np.interp(step.mean_gamma, lengths, known) if step.texts else 0.
         return float(found) + read(0, step.texts + step.chunk) - (read(0, step.texts) if step.texts else 0.)
     return seconds
 
@@ -111,7 +113,7 @@ class Served:
     def per_token(self): return (self.end - self.first) / max(1, self.request.answer - 1)
 
 class Text:
-    """A request that is served: prompt tokens read, tokens emitted, time of the first; its acceptance rate and
+    """A request that is served: prompt tokens read, tokens emitted, time of the first; acceptance rate and
     what was `seen` of it; rounds without a draft since the last one with"""
     def __init__(self, request, alpha=0., seen=AcceptanceEstimate()):
         self.request, self.read, self.emitted, self.first = request, 0, 0, None
@@ -130,8 +132,9 @@ def plan_drafts(running, tokens, lengths):  # -> {text: draft tokens}
     most = max(0, tokens//len(decoding) - 1)
     return {text: min(k, most) for text, k in zip(decoding, lengths(decoding), strict=True)}
 
-def next_step(running, tokens, drafts):  # -> EngineStep, {text: prompt tokens}
+def next_step(running, tokens, lengths):  # -> EngineStep, {text: draft tokens}, {text: prompt tokens}
     "The texts that decode, and chunks of the other prompts from what is left of `tokens`"
+    drafts = plan_drafts(running, tokens, lengths)
     rows, drafted = sum(text.rows for text in drafts), sum(drafts.values())
     gamma, waits = max(drafts.values(), default=0), len(drafts) < len(running)
     left, chunks = max(int(waits), tokens - len(drafts) - drafted), {}   # a prompt gets at least one token
@@ -141,7 +144,7 @@ def next_step(running, tokens, drafts):  # -> EngineStep, {text: prompt tokens}
         left -= part
     read = sum(n*(text.read + n/2) for text, n in chunks.items())
     shorter = gamma*len(drafts) - drafted
-    return EngineStep(len(drafts), gamma, rows, sum(chunks.values()), read, shorter), chunks
+    return EngineStep(len(drafts), gamma, rows, sum(chunks.values()), read, shorter), drafts, chunks
 
 # %% ../../nbs/50a_simulator.ipynb #e72de6ea
 def accepted(alpha, gamma, rng):  # -> draft tokens
@@ -189,7 +192,7 @@ def admit_requests(waiting, running, engine, time, alpha, rate):
         running.append(Text(waiting.popleft(), alpha, AcceptanceEstimate(rate)))
 
 def run_server(requests, engine: ServingEngine, lengths: Callable, alpha: float, rng):  # -> Run
-    "Serve all requests; `lengths(texts)` of their drafts in a step, whose tokens are accepted at rate `alpha`"
+    "Serve all requests, with drafts of `lengths(texts)` in a step, whose tokens are accepted at rate `alpha`"
     check_between(0, 1, alpha=alpha)
     check_requests(requests, engine)
     waiting, running = deque(sorted(requests, key=lambda r: r.arrival)), []
@@ -197,8 +200,7 @@ def run_server(requests, engine: ServingEngine, lengths: Callable, alpha: float,
     while waiting or running:
         if not running: time = max(time, waiting[0].arrival)
         admit_requests(waiting, running, engine, time, alpha, seen.rate)
-        drafts = plan_drafts(running, engine.tokens, lengths)
-        step, chunks = next_step(running, engine.tokens, drafts)
+        step, drafts, chunks = next_step(running, engine.tokens, lengths)
         time += engine.seconds(step)
         seen = advance(running, chunks, drafts, seen, time, rng)
         steps.append((time, step))
@@ -285,8 +287,8 @@ LEVELS = np.geomspace(1, .01, 13)   # of the probability that a draft token is a
 def estimated(text): return text.seen.rate
 
 def best_lengths(seconds: Callable, most: int = 8, rate: Callable = estimated, probe: int = 20) -> Callable:
-    """The lengths with the most expected tokens a second, at the `rate` of each text: its draft tokens down to
-    one probability and one length; a token after `probe` rounds without a draft (Liu et al. 2024)"""
+    """The lengths with the most expected tokens a second, at the `rate` of each text: its tokens down to one
+    probability and one length; a token after `probe` rounds without a draft (Liu et al. 2024)"""
     check_at_least(0, most=most)
     check_at_least(1, probe=probe)
     def lengths(texts):
