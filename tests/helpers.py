@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-import house
 # every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
 from specref.certify.certificates import g_test as g_test, pooled as pooled
@@ -32,16 +31,13 @@ def proves(*anchors):
     return pytest.mark.proves(*anchors)
 
 
-def faithful(*systems, part=None, plain=(), subject=None):
+def faithful(*systems, part=None, plain=()):
     """Marks a test of what these published systems have and a simpler one lacks. It takes as `subject` each
     system by its name, or the `part` of that name which their rows reach; and it must fail for each entry of
     `plain`, {what it is: another system's name, a change of the system, or a part}; a key (system, what it
     is) is for that system alone"""
     fails = pytest.mark.xfail(strict=True, raises=AssertionError)
-    if subject is not None:
-        if not set(systems) <= house.ELSEWHERE: raise TypeError("subject: wanted the name of a system alone")
-        part, found = "", {systems[0]: subject}
-    else: found = {s: part_of(s, part) if part else Published(s) for s in systems}
+    found = {s: part_of(s, part) if part else Published(s) for s in systems}
     if part and len({id(x) for x in found.values()}) == 1: found = {systems[0]: found[systems[0]]}
     shown = [pytest.param(x, id="as published" if len(found) == 1 else f"{s}-as published")
              for s, x in found.items()]
@@ -53,7 +49,7 @@ def faithful(*systems, part=None, plain=(), subject=None):
 
 def plainer(system, stand_in, part):
     "What a test takes in the place of the published: a part as it is, another system, a changed system"
-    if part is not None: return stand_in
+    if part: return stand_in
     if isinstance(stand_in, str): return Published(system, instead=stand_in)
     return Published(system, stand_in)
 

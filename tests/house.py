@@ -385,9 +385,6 @@ def unproved(root=ROOT):
         if a not in names: yield f'{tests[0]} checks {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
-# systems whose tests are written elsewhere and are still to come; to be removed with them
-ELSEWHERE = {'goodput'}
-
 UNREACHED = {   # parts that have a faithful test, though no row of the tables runs them, and why
     ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',
     ('BLT-DV', 'specref.serve.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
@@ -419,10 +416,10 @@ def unfaithful(root=ROOT):
     """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
     no table, and such tests without a plainer system or part for which they must fail"""
     found, systems = [*marks('faithful', root)], {s for names in tables(root).values() for s in names}
-    built = by_name(mark for mark in found if not mark[2] & {'part', 'subject'})
-    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys() - ELSEWHERE))
+    built = by_name(mark for mark in found if 'part' not in mark[2])
+    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys()))
     for test, names, given in found:
-        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems - ELSEWHERE)
+        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
 # -- Commands --------------------------------------------------------------------------------------

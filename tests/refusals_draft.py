@@ -11,7 +11,8 @@ from specref.core.tree import Tree
 from specref.draft.datastore import Datastore, Rest, suffix_array
 from specref.draft.jacobi import Jacobi, jacobi
 from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
-from specref.draft.length import GoodputLength, HeuristicLength, Schedule, ScheduledChain, admit
+from specref.draft.length import AcceptanceEstimate, GoodputLength, HeuristicLength, Schedule
+from specref.draft.length import ScheduledChain, admit
 from specref.draft.length import Disco, SpecDecPP, goodput_length, text_cost
 from specref.draft.lookahead import Lookahead, NgramPool, window_probes
 from specref.draft.lookup import MostFrequent, NgramPlaces, PromptLookup, longest_ending
@@ -252,6 +253,10 @@ ROWS = [
     ("most", lambda: AdaEDL(most=0)),
     *[("target", lambda bad=bad: AdaEDL(target=bad)) for bad in (-.1, 2)],
     ("decay", lambda: GoodputLength(Costs({1: 1}, .1), decay=1.)),
+    ("seen", lambda: GoodputLength(Costs({1: 1}, .1), seen=.5)),
+    ("probe", lambda: GoodputLength(Costs({1: 1}, .1), probe=0)),
+    ("rate", lambda: AcceptanceEstimate(1.5)),
+    ("weight", lambda: AcceptanceEstimate(.5, -1)),
     ("alpha", lambda: goodput_length(1.5, 1, Costs({1: 1}, .1))),
     ("batch", lambda: goodput_length(.5, 0, Costs({1: 1}, .1))),
     ("costs", lambda: goodput_length(.5, 1, .1)),

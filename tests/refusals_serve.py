@@ -11,7 +11,7 @@ from specref.serve.patches import HiddenBlockDraft, LocalDraft, PatchEnd, byte_t
 from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.servers import export_drafter, read_metrics
-from specref.serve.simulator import (Arrival, ServingEngine, best_length, curve_seconds, fixed_length,
+from specref.serve.simulator import (Arrival, ServingEngine, best_lengths, curve_seconds, fixed_length,
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
                                      static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
@@ -69,8 +69,8 @@ ROWS = [
     ("rest", lambda: roofline_seconds(SIZE, MACHINE, rest=-1)),
     ("alpha", lambda: run_server([Arrival(0, 1, 1)], ServingEngine(len), fixed_length(1), 2, None)),
     ("gamma", lambda: fixed_length(-1)),
-    ("alpha", lambda: best_length(len, 2)),
-    ("most", lambda: best_length(len, .5, -1)),
+    ("most", lambda: best_lengths(len, -1)),
+    ("probe", lambda: best_lengths(len, probe=0)),
     ("rate", lambda: queue_wait(-1, {1: 1})),
     ("rate", lambda: random_requests(0, 3, 1, 5)),
     ("n", lambda: random_requests(1, 0, 1, 5)),

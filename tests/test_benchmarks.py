@@ -3,7 +3,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,14 +50,14 @@ def test_transformers_runs_with_the_named_settings(name, seen):
 
 
 def test_the_goodput_contestant_drafts_what_its_costs_favour(monkeypatch):
-    "Free drafts: the longest; drafts as dear as the target: none; the text is that of plain decoding"
+    "Free drafts: the longest; drafts that cost a target call: none but a probe; the text of plain decoding"
     plain, drafted = autoregressive(embedded(temperature=0), PROMPT, 30, Seeded(0)), []
     for draft in (0., 1.):
         monkeypatch.setattr(b, "pair_costs", lambda name, temperature: Costs({1: 1., 65: 1.}, draft))
         ledger = b.CONTEST["goodput length", "small"](0., PROMPT, 30, 0)
         drafted.append(ledger.column("drafted"))
         assert ledger.num_emitted_tokens == len(plain) == 30
-    assert drafted[0][0] == 20 and set(drafted[1]) == {0}
+    assert drafted[0][0] == 20 and drafted[1] == [int(i % 21 == 20) for i in range(len(drafted[1]))]
 
 
 def test_time_inside_is_that_of_the_forward_passes(monkeypatch):
@@ -168,17 +167,14 @@ def test_each_run_is_between_two_plain_runs(monkeypatch):
 
 
 def test_a_different_text_has_a_reason():
-    "Another target, or the first token that differs: rounding only where two logits are nearly equal"
+    "Another target, or the first token that differs"
     stop, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
     def run(text, target=target): return tour.TourRun(stop, None, PROMPT, text, 1., target)
     plain = run(tuple(autoregressive(target, PROMPT, 3, Seeded(0))))
     changed = run((*plain.text[:2], plain.text[2] + 1))
     assert tour.why_different(run(plain.text, other), plain) == ""
     assert tour.why_different(run(changed.text, other), plain) == "a target of its own"
-    first, second = np.sort(np.log(embedded().law((*PROMPT, *plain.text[:2]))))[:-3:-1]
-    gap = f"at token 2: the two likeliest logits differ by {first - second:.1e}"
-    assert tour.why_different(changed, plain) == f"NOT ROUNDING {gap}"
-    assert tour.why_different(changed, plain, enough=2*(first - second)) == f"rounding {gap}"
+    assert tour.why_different(changed, plain).startswith("NOT ROUNDING at token 2: logits ")
 
 
 def test_a_window_of_probes_is_read():

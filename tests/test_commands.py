@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from functools import partial
 from inspect import signature
 from itertools import count, islice
 
@@ -17,13 +18,13 @@ from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  
 from house import ROOT
 from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
-from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions
+from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions, encode_prompt
 from specref.app.systems import SYSTEMS
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds, save_log
 from specref.core.cost import Costs
-from specref.core.loop import System, Verdict, generate, match, no_draft
+from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
 from specref.core.rng import Seeded
 from specref.core.target import random_table
 from specref.draft.vocab import translated
@@ -180,9 +181,14 @@ def test_a_stream_prints_whole_characters(capsys):
 
 
 def test_the_words_of_a_comparison():
-    assert compare_texts((1,), (1,), 0) == f"{SAME}, 1 token"
-    assert "differ at token 1" in compare_texts((1, 2), (1, 3), 0)
-    assert "differ at token 2" in compare_texts((1, 2), (1, 2, 3), 0)
+    "Texts of decoding; another token is no rounding; a system with a target of its own is named as that"
+    pair = pair_of()
+    ids = encode_prompt(pair, "x", pair.target, 3)
+    plain = tuple(autoregressive(pair.fresh()[0], ids, 3, Seeded(0)))
+    words = partial(compare_texts, pair, "speculative sampling", ids, plain)
+    assert words(plain) == f"{SAME}, 3 tokens"
+    assert words((*plain[:2], plain[2] + 1)).startswith("the texts differ: NOT ROUNDING at token 2: logits ")
+    assert compare_texts(pair, "CLLM", ids, plain, (0,)).endswith("by a target of its own")
 
 
 def test_the_draft_has_a_temperature_of_its_own(capsys, priced):

@@ -154,6 +154,14 @@ def test_rates(pair, gamma):
     assert rates.alpha == m / looked_at
     assert rates.conditional == tuple(b / a if a else 0 for a, b in zip(at_least, at_least[1:]))
 
+def test_a_cut_round_is_no_rejection():
+    "Runs that end in every round of a drafter that is never rejected: all rates are 1, of what was emitted"
+    cut = [RoundCounts(4, 4, emitted, emitted, {}) for emitted in (1, 2, 3, 4)]
+    ledger = Ledger([*cut, counts(4, 4)])
+    assert Rates.seen(ledger) == Rates((1, 1, 1, 1)) and ledger.mean_acceptance_length == 15/5
+    report = explain(reprice(Ledger([counts(4, 4), cut[2]]), Costs({1: 1.}, .1)), Costs({1: 1.}, .1))
+    assert report.alpha == 1 and report.tokens == 4 and report.gains["rejections"] == 1
+
 @proves("prop-rates")
 @settings(max_examples=30)
 @given(shares, st.lists(shares, min_size=1, max_size=6))

@@ -21,7 +21,7 @@ from specref.core.target import target_law
 from specref.core.tree import Tree
 from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
                                       KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
-                                      dropout_rates, dropped_states, early_exit_loss, exit_rates, exit_scales,
+                                      dropped_states, early_exit_loss, exit_rates, exit_scales,
                                       exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
                                       second_exit, some_layers, train_layerskip)
 from specref.draft.length import Schedule

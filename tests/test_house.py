@@ -173,8 +173,6 @@ PLANTS = {
     'a system without its test': (house.unfaithful, table),
     'a test of a part alone': (
         house.unfaithful, both(table, faithful_test('"chain", part="Chain", plain={"a star": 1}'))),
-    'a test of a subject made by hand': (
-        house.unfaithful, both(table, faithful_test('"chain", subject=Chain, plain={"a star": 1}'))),
     'a test that nothing plainer fails': (house.unfaithful, both(table, faithful_test('"chain"'))),
     'a test of a system of no table': (house.unfaithful, faithful_test('"star", plain={"a chain": 1}')),
     'a framework behind a first chapter': (

@@ -99,9 +99,11 @@ def test_the_steps_of_a_generation(run):
 @settings(max_examples=25)
 @given(runs())
 def test_the_ledger_counts_the_rounds(run):
-    "Every number, computed again from the rounds; probes are not counted as drafts"
-    _, text, _, again = run
-    ledger, accepted = text.ledger, [len(r.tokens) - 1 for r in again]
+    "Every number, computed again from rounds and steps; probes are not counted as drafts"
+    _, text, seen, again = run
+    ledger, accepted = text.ledger, [0] * len(again)
+    for step in text.steps: accepted[step.round] += step.status == "A"
+    assert ledger.column("accepted") == accepted and ledger.column("emitted") == [*map(len, seen)]
     offered = [[r.tree.depth[c] for kids in r.tree.kids for c in kids] for r in again]
     drafted, total, deepest = sum(map(len, offered)), sum(accepted), max(sum(offered, []), default=0)
     assert (ledger.num_draft_tokens, ledger.num_accepted_tokens) == (drafted, total)
@@ -109,7 +111,15 @@ def test_the_ledger_counts_the_rounds(run):
     assert ledger.draft_acceptance_rate == total / (drafted or 1)
     rates = [np.mean([k >= i for k in accepted]) for i in range(1, deepest + 1)]
     assert ledger.acceptance_rate_per_position == rates
-    assert ledger.mean_acceptance_length == pytest.approx(1 + sum(rates))
+    assert ledger.mean_acceptance_length == len(text) / (len(again) or 1)
+
+def test_what_lies_behind_the_end_does_not_count():
+    "Of five accepted draft tokens the third is a stop token, or the last that is wanted: 3 tokens in a round"
+    target = TableModel(4, lambda text: one_hot(2 if len(text) == 3 else 1, 4))
+    for how in (dict(n=20, stop={2}), dict(n=3)):
+        ledger = generate(target, offers((1, 1, 2, 1, 1)), match, (0,), rng=Seeded(0), **how).ledger
+        assert ledger.mean_acceptance_length == ledger.num_accepted_tokens == 3 < ledger.num_draft_tokens == 5
+        assert ledger.acceptance_rate_per_position == [1, 1, 1, 0, 0]
 
 @settings(max_examples=10)
 @given(runs())
@@ -124,7 +134,7 @@ def test_the_ledger_as_json_and_as_metrics(run):
     deepest = max(ledger.column("depth"), default=0)
     at = [lines[name("_per_pos", f',position="{i}"')] for i in range(deepest)]
     assert at == [str(sum(k > i for k in accepted)) for i in range(deepest)]
-    assert lines[name("", "")] == str(sum(accepted)) and len(lines) == 3 + deepest
+    assert lines[name("", "")] == str(sum(accepted)) and len(lines) == 5 + deepest
 
 def test_the_ledger_meters_the_models():
     "A chain calls its model once a token, a tree once a level; calls of earlier runs are not counted"

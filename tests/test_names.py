@@ -1,18 +1,20 @@
 "Chapter 60a: names of models, pairs, and systems that are built on them"
 import numpy as np
 import pytest
+import torch
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
 from specref.app import names, paired
-from specref.app.names import ModelOptions
+from specref.app.names import ModelOptions, text_difference, fresh_copy, rounding_reach
 from specref.app.systems import SYSTEMS
 from specref.core import timing
 from specref.core.law import warp
 from specref.core.loop import autoregressive
 from specref.core.rng import Seeded
+from specref.core.tree import Tree
 from specref.draft.early_exit import trained_exit
 from specref.draft.shapes import sequoia
-from specref.models.embedded import corpus
+from specref.models.embedded import corpus, embedded, prompts
 from specref.models.transformer import HFModel
 from specref.train.consistency import consistency_model
 from specref.train.masks import space_model
@@ -48,6 +50,30 @@ def test_a_pair_at_another_temperature_shares_the_weights():
     assert hot.options == want.options and cold.target.temperature == 0
     own = pair_of(draft_temperature=.5).at(2.)
     assert (own.target.temperature, own.draft.temperature) == (2, .5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rounding_reaches_as_far_as_its_type(dtype):
+    "A text in one pass and token by token: within the reach, which is at most 100 times as far"
+    target, offs = embedded(dtype=dtype), []
+    for ids in prompts("code", 2, 50):
+        whole, steps = fresh_copy(target).logits(Tree(ids))[0], fresh_copy(target)
+        for end in range(30, 51): last = steps.logits(Tree(ids[:end]))[0]
+        offs.append(abs(whole - last).max() / abs(whole).max())
+    assert max(offs) < rounding_reach(target, 1) < 100*max(offs)
+
+
+def test_the_first_difference():
+    "Both logits after the common text, and how far the smaller lies below the largest, in doubt or not"
+    target, ids = embedded(), prompts("code", 1, 20)[0]
+    z = target.logits(Tree((*ids, 5)))[0]
+    best, second, last = (int(x) for x in np.argsort(z)[[-1, -2, 0]])
+    found = text_difference(target, ids, (5, best, 1), (5, second, 1))
+    assert (found.place, found.plain, found.other) == pytest.approx((1, z[best], z[second]))
+    assert found.margin == pytest.approx(z[best] - z[second]) and not found.is_rounding
+    assert found._replace(margin=found.reach).words.startswith("rounding at token 1")
+    low = text_difference(target, ids, (5, last), (5, second))   # neither is the likeliest
+    assert low.margin == pytest.approx(z[best] - z[last])
 
 
 def test_a_system_without_a_model_is_built_once():

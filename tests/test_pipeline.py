@@ -1,7 +1,6 @@
 "Chapter 26a: guesses in flight change no token, and the ticks are those of the formula"
 import json
 from copy import deepcopy
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +11,6 @@ from hypothesis import given, settings, strategies as st
 from contracts import drafter_contract
 from helpers import faithful, models, proves, tiny
 from published import Published, having
-from specref.app.names import early_exit
-from specref.app.systems import SYSTEMS
 from specref.core.loop import autoregressive, generate, loop_law, match
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law

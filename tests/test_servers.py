@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from specref.app.commands import main
+from specref.core.loop import generate
+from specref.core.rng import Seeded
+from specref.core.target import NgramModel
+from specref.draft.lookup import PromptLookup
 from specref.models.embedded import raw_model
 from specref.serve.servers import SERVERS, export_drafter, read_metrics
 from specref.train.checkpoints import LAYOUTS, from_folder
 from specref.train.harness import TargetModel
 from specref.train.registry import load_network
+from specref.verify.reject import reject
 
 DRAFTERS = {"eagle": "eagle", "eagle31": "eagle3", "dflash": "dflash"}
 
@@ -55,6 +60,16 @@ def test_counts():
     assert since["num_drafts"] == 20 and since["draft_acceptance_rate"] == 24/40
     two = 'sglang:spec_accept_length{a="1"} 3.0\nsglang:spec_accept_length{a="2"} 2.0\n'
     assert read_metrics(two) == dict(mean_acceptance_length=2.5)
+
+
+def test_the_ledgers_own_metrics():
+    "Read back they are the ledger's numbers, with rounds without a draft and a text that ends inside one"
+    cycle = NgramModel([0, 1, 2, 3] * 20, 4, 3)
+    run = generate(cycle, PromptLookup(4), reject, (0, 1, 2, 3), 30, Seeded(0))
+    ledger, found = run.ledger, read_metrics(run.ledger.prometheus(model_name="mine"))
+    assert ledger.num_drafts < ledger.num_rounds and ledger.rounds[-1].accepted == ledger.rounds[-1].emitted
+    told = ledger.to_dict() | dict(acceptance_rate_per_position=tuple(ledger.acceptance_rate_per_position))
+    assert found == {name: told[name] for name in found} and "num_emitted_tokens" in found
 
 
 def test_from_a_shell(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,8 @@
 "Chapter 50a: the simulated server against Little's law, exact distributions and the formulas of queues"
 import json
+from dataclasses import replace
 from fractions import Fraction as F
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from engine import measure_engine
 from helpers import proves
 from specref.core.cost import Costs, Machine, ModelSize
 from specref.core.rng import Seeded, law_of
-from specref.draft.length import goodput
+from specref.draft.length import AcceptanceEstimate, goodput
 from specref.serve.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
 from specref.serve.simulator import (Arrival, EngineStep as Step, Run, Served, ServingEngine, Text, advance,
-                                     best_length, curve_seconds, fixed_length, measured_seconds,
+                                     best_lengths, curve_seconds, fixed_length, measured_seconds,
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
                                      static_steps)
 from specref.verify.reject import capped_geometric
@@ -70,9 +71,9 @@ def test_chunks():
 def test_tokens_of_a_step(gamma, alpha):
     "The mean after three steps of a text without end, in fractions"
     def program(rng):
-        text = Text(Arrival(0, 1, 10**6))
+        text = Text(Arrival(0, 1, 10**6), alpha)
         text.read, text.emitted = 1, 1
-        for _ in range(3): advance([text], {}, gamma, alpha, 0, rng)
+        for _ in range(3): advance([text], {}, {text: gamma}, text.seen, 0, rng)
         return text.emitted
     assert law_of(program).mean() == 1 + 3*capped_geometric(alpha, gamma)
 
@@ -136,15 +137,46 @@ def test_measured_steps_are_those_of_goodput():
     assert seconds(Step(0, 0, 0, 30)) == costs.seconds(30)
 
 
+def decoding(*alphas):
+    "Texts that decode, whose rate is known"
+    texts = [Text(Arrival(0, 1, 99), alpha, AcceptanceEstimate(alpha)) for alpha in alphas]
+    for text in texts: text.read = text.emitted = 1
+    return texts
+
+
+SECONDS = roofline_seconds(model_size(SHAPES["Llama-3.1-8B"]), DEVICES["H100 SXM"].machine(), draft=.05)
+
+
 def test_the_goodput_rule():
     "It never increases with the texts, ends at no draft, and is faster under load than each fixed length"
-    seconds = roofline_seconds(model_size(SHAPES["Llama-3.1-8B"]), DEVICES["H100 SXM"].machine(), draft=.05)
-    rule = best_length(seconds, .7)
-    lengths = [rule(texts, 0) for texts in (1, 16, 64, 128, 256, 512)]
+    rule = best_lengths(SECONDS)
+    lengths = [rule(decoding(*[.7]*n))[0] for n in (1, 16, 64, 128, 256, 512)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > 3 and lengths[-1] == 0
-    engine, requests = ServingEngine(seconds, texts=300, tokens=3000), random_requests(380, 1500, 20, 80)
-    def late(length): return run_server(requests, engine, length, .7, Seeded(1)).mean_latency
+    engine, requests = ServingEngine(SECONDS, texts=300, tokens=3000), random_requests(380, 1500, 20, 80)
+    def late(lengths): return run_server(requests, engine, lengths, .7, Seeded(1)).mean_latency
     assert late(rule) < min(late(fixed_length(gamma)) for gamma in (0, 3, 6))
+
+
+def test_each_text_has_its_length():
+    "Of all lengths of three texts those with the most tokens a second; a probe where nothing else is drafted"
+    texts, costs = decoding(.9, .5, .1), measured_seconds(Costs({1: 1., 11: 2.}, draft=.2))
+    def goodput(lengths):
+        step = Step(3, max(lengths), 6, shorter=3*max(lengths) - sum(lengths))
+        return sum(capped_geometric(text.alpha, k) for text, k in zip(texts, lengths)) / costs(step)
+    assert best_lengths(costs, 4)(texts) == list(max(product(range(5), repeat=3), key=goodput))
+    hopeless = decoding(.05)
+    assert best_lengths(costs)(hopeless) == [0]
+    hopeless[0].idle = 20
+    assert best_lengths(costs)(hopeless) == [1]
+
+
+def test_rates_are_estimated():
+    "Texts of two kinds: as fast as with the true rates, and faster than a short or a long draft for all"
+    mixed = [replace(r, alpha=(.9, .4)[i % 2]) for i, r in enumerate(random_requests(200, 300, 20, 80))]
+    engine = ServingEngine(SECONDS, texts=300, tokens=3000)
+    def late(lengths): return run_server(mixed, engine, lengths, 0, Seeded(1)).mean_latency
+    found, known = late(best_lengths(SECONDS)), late(best_lengths(SECONDS, rate=lambda text: text.alpha))
+    assert found < 1.03*known and found < min(late(fixed_length(gamma)) for gamma in (0, 1, 8))
 
 
 def test_what_a_run_says():

@@ -24,10 +24,10 @@ HALF = F(1, 2)
 weights = st.lists(st.integers(0, 9), min_size=2, max_size=6).map(lambda ws: [F(w) for w in ws])
 
 
-def toy(seed, length=2, end=None, zeros=True):
+def toy(seed, length=2, end=None, zeros=True, V=3):
     "A target that depends on the context, and a potential that depends on the text and on its end"
     def potential(text, ended): return F(text[-1] + seed % 2, 2) * (1 + sum(text) * ended)
-    return Problem(random_table(3, seed, zeros), (0,), potential, length, end)
+    return Problem(random_table(V, seed, zeros), (0,), potential, length, end)
 
 
 def mass(particles): return sum(x.weight for x in particles)
@@ -166,12 +166,23 @@ def test_a_scale_with_the_wrong_set_is_too_small():
 @given(seeds, st.integers(1, 3), st.sampled_from([None, 1, 2]))
 @settings(max_examples=15)
 def test_steering_is_unbiased(seed, n, extensions):
-    problem = toy(seed)
-    if extensions and n > 2: return
+    draws = n * (extensions or 1)
+    if extensions and draws > 4: return
+    problem = toy(seed, V=2 if draws > 3 else 3)
     law = law_of(lambda rng: steer(problem, n, rng, extensions))
     assert law.of(mass).mean() == constant(problem)
     for particles in law: assert len(particles) <= n
     if extensions is None: assert all(len({x.text for x in out}) == len(out) for out in law)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_variance_is_that_of_all_particles(n):
+    "One draw each: nothing is resampled, so the estimate is the mean of n independent ones, in fractions"
+    problem = toy(3, end=1, zeros=False)
+    def variance(n):
+        law = law_of(lambda rng: mass(steer(problem, n, rng, 1)))
+        return sum(p*(w - law.mean())**2 for w, p in law.items())
+    assert variance(n) == variance(1)/n > 0
 
 
 @proves("thm-unbiased")

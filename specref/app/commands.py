@@ -38,7 +38,8 @@ from ..certify.certificates import certificate, certify_system, runs_needed
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
-from .names import encode_prompt, load_pair, measure_pair, table_system
+from .names import draft_source, encode_prompt, text_difference, load_pair, measure_pair
+from .names import table_system
 from .paired import mean_acceptance, paired_runs, predicted_speedup, runs_of
 
 # %% ../../nbs/63_commands.ipynb #1f4214d9
@@ -88,7 +89,7 @@ def decode(prompt, n=64, gamma=None, seed=123, system=None, temperature=0., seco
     text = streamed_text(fast, pair.tok, ids, system) if streamed else fast()[0]
     texts = {system: text, "plain": plain()[0]}
     report = header(pair, "decode", prompt=prompt, system=system, n=n, gamma=gamma, seed=seed)
-    report |= text_entries(texts, pair.tok, temperature)
+    report |= text_entries(pair, system, ids, texts)
     report |= speed_entries(pair, ids, system, *paired_runs(plain, fast, seconds, perf_counter))
     if as_json: return print_json(report)
     print("\n".join([*shown_texts(texts, pair.tok, ids)[streamed:], *decode_words(report)]))
@@ -120,19 +121,20 @@ def streamed_text(fast, tok, ids, system):  # -> text
     return text
 
 # %% ../../nbs/63_commands.ipynb #30a24525
-def text_entries(texts, tok, temperature):  # -> dict
+def text_entries(pair, system, ids, texts):  # -> dict
     "The new texts, and how they compare"
     mine, plain = texts.values()
-    return dict(completion=tok.decode(mine), plain_completion=tok.decode(plain), tokens=mine,
-                plain_tokens=plain, equal=mine == plain, comparison=compare_texts(plain, mine, temperature))
+    words = compare_texts(pair, system, ids, plain, mine)
+    return dict(completion=pair.tok.decode(mine), plain_completion=pair.tok.decode(plain), tokens=mine,
+                plain_tokens=plain, equal=mine == plain, comparison=words)
 
-def compare_texts(a, b, temperature):
-    "How two texts compare, in words"
-    if a == b: return f"plain decoding gives the same text, {counted_noun(len(a), 'token')}"
-    if temperature: return "sampled: plain decoding with this seed gives another text"
-    k = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    return (f"the texts differ at token {k}: rounding can cause this where two tokens are about equally "
-            "likely; a run of the same weights in float64 shows whether it did")
+def compare_texts(pair, system, ids, plain, mine):
+    "How the text of a system compares with that of plain decoding, in words"
+    if plain == mine: return f"plain decoding gives the same text, {counted_noun(len(plain), 'token')}"
+    if pair.options.temperature: return "sampled: plain decoding with this seed gives another text"
+    own = draft_source(pair, system).target
+    if own.model is not pair.target.model: return "another text than plain decoding's, by a target of its own"
+    return f"the texts differ: {text_difference(pair.target, ids, plain, mine).words}"
 
 def shown_texts(texts, tok, ids):
     "Each different text with its prompt below the name of its system"

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['TRANSLATED', 'DRAFT_SOURCES', 'FOR_EMBEDDED', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy',
-           'Pair', 'load_pair', 'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers',
-           'words_of_both', 'text_words', 'Source', 'skipping_source', 'swift_source', 'early_exit', 'layerskip_source',
-           'pipeline_of', 'ppd_source', 'speed_source', 'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks',
-           'consistency_source', 'space_source', 'online_source', 'ForEmbedded', 'cache_budget', 'magicdec_source',
-           'triforce_source', 'predicted_lengths', 'translated_source', 'second_words', 'choose_drafter',
-           'draft_source', 'build_system', 'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text',
-           'system_builder', 'encode_prompt', 'encode_chat', 'counted_noun']
+           'rounding_reach', 'Difference', 'text_difference', 'Pair', 'load_pair', 'check_name', 'with_drafter',
+           'load_draft', 'share_vocabulary', 'compare_tokenizers', 'words_of_both', 'text_words', 'Source',
+           'skipping_source', 'swift_source', 'early_exit', 'layerskip_source', 'pipeline_of', 'ppd_source',
+           'speed_source', 'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks', 'consistency_source', 'space_source',
+           'online_source', 'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source', 'predicted_lengths',
+           'translated_source', 'second_words', 'choose_drafter', 'draft_source', 'build_system', 'table_system',
+           'measured_plan', 'measure_pair', 'with_room', 'earlier_text', 'system_builder', 'encode_prompt',
+           'encode_chat', 'counted_noun']
 
 # %% ../../nbs/60a_names.ipynb #2c77a47d
 import sys
@@ -19,12 +20,13 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from typing import NamedTuple
 from ..core.check import look_up
 from ..core.law import check_warp
 from ..core.target import Meter
+from ..core.tree import Tree
 from ..core.timing import measure
 from ..draft.shapes import best_size, measure_rank_acceptance, sequoia
 from .systems import SYSTEMS, end_tokens
@@ -88,6 +90,39 @@ def fresh_copy(model, **warps):
         new.temperature, cuts = warps["temperature"], (warps.get("top_k"), warps.get("top_p"))
         new.processors = LogitsProcessorList(warpers(new.temperature, *cuts))
     return new
+
+# %% ../../nbs/60a_names.ipynb #a71c0d02
+def rounding_reach(target, largest):
+    "How far rounding may move a logit of `target` if the largest is `largest`"
+    import torch
+    weights = target.table.weight
+    own = torch.finfo(weights.dtype).eps
+    inside = min(own, torch.finfo(torch.float32).eps) * sqrt(weights.shape[-1])
+    return largest * sqrt(2 * target.layers) * (own + inside)
+
+class Difference(NamedTuple):
+    "The first place where two texts differ: logits of both tokens after the common text, and what rounds"
+    place: int
+    plain: float    # the logit of plain decoding's token
+    other: float
+    margin: float   # of the largest logit over the smaller of the two
+    reach: float    # of rounding
+    dtype: str
+    @property
+    def is_rounding(self): return self.margin <= self.reach
+    @property
+    def words(self):
+        cause = "rounding" if self.is_rounding else "NOT ROUNDING"
+        return (f"{cause} at token {self.place}: logits {self.plain:.7g} and {self.other:.7g}, margin "
+                f"{self.margin:.1e}; rounding in {self.dtype} reaches {self.reach:.1e}")
+
+def text_difference(target, prompt, plain, other):  # two texts that differ -> Difference
+    "Where they differ first, and whether rounding can be the cause, by a pass of `target`"
+    place = next(i for i, (a, b) in enumerate(zip(plain, other)) if a != b)
+    z, = fresh_copy(target).logits(Tree((*prompt, *plain[:place])))
+    both, dtype = (float(z[plain[place]]), float(z[other[place]])), str(target.table.weight.dtype)
+    margin, reach = float(z.max()) - min(both), rounding_reach(target, float(abs(z).max()))
+    return Difference(place, *both, margin, reach, dtype.removeprefix("torch."))
 
 # %% ../../nbs/60a_names.ipynb #07f5b9d8
 @dataclass(frozen=True, eq=False)

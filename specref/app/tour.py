@@ -36,8 +36,8 @@ from ..models.embedded import DOMAINS, embedded, prompts, raw_model, tokenizer
 from ..models.llama import packed_or_plain
 from ..draft.shapes import drawn_at, measure_rank_acceptance
 from .systems import SYSTEMS, end_tokens, plan_by
-from .names import ModelOptions, Pair, counted_noun, earlier_text, encode_prompt, fresh_copy
-from .names import FOR_EMBEDDED, DRAFT_SOURCES, load_pair, system_builder, table_system
+from .names import FOR_EMBEDDED, DRAFT_SOURCES, ModelOptions, Pair, counted_noun, earlier_text
+from .names import encode_prompt, text_difference, load_pair, system_builder, table_system
 
 # %% ../../nbs/60b_tour.ipynb #4d05d969
 @dataclass(frozen=True)
@@ -219,15 +219,11 @@ def decode_beside(stops, kind, temperature, n, each, bar, plain=PLAIN):  # -> {s
     return runs
 
 # %% ../../nbs/60b_tour.ipynb #d3419192
-def why_different(run, plain, enough=1e-3):
+def why_different(run, plain):
     "Why a text at temperature 0 is not that of plain decoding; empty where it is"
     if run.text == plain.text: return ""
     if run.target.model is not plain.target.model: return "a target of its own"
-    k = next(i for i, (a, b) in enumerate(zip(run.text, plain.text)) if a != b)
-    law = fresh_copy(plain.target, temperature=1.).law((*run.prompt, *plain.text[:k]))
-    second, first = np.log(np.sort(law)[-2:])
-    cause = "rounding" if first - second < enough else "NOT ROUNDING"
-    return f"{cause} at token {k}: the two likeliest logits differ by {first - second:.1e}"
+    return text_difference(plain.target, run.prompt, plain.text, run.text).words
 
 # %% ../../nbs/60b_tour.ipynb #666595b4
 def work_a_token(ledgers):

@@ -506,11 +506,12 @@ def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | 
     check_rate(alpha=alpha)
     if target(Tree(ctx))[0].dtype == object:
         return with_tokens(exact_certificate(system, target, ctx, n, stop, limit, progress), system, target)
-    parts = checked_parts(system, target)
-    def sample(ctx, n, rng):
-        text = generate(*parts, ctx, n, rng, stop)
-        calls.append(1 + text.ledger.rounds[0].accepted)
-        return tuple(text)
+    rows, drafter, verify = checked_parts(system, target)
+    def counted(p, tree, rng):   # the tokens of the first round, also those behind the end of the text
+        verdict = verify(p, tree, rng)
+        if tree.ctx == ctx: calls.append(len(verdict.tokens(tree)))
+        return verdict
+    def sample(ctx, n, rng): return tuple(generate(rows, drafter, counted, ctx, n, rng, stop))
     def noise(run): return Seeded(seed, (0, run))
     found = count_evidence(sample, noise, target, ctx, n or 3, stop, runs, due, alpha, progress)
     return replace(found, tokens=(float(np.mean(calls)), float(np.std(calls) / np.sqrt(runs))))

@@ -292,16 +292,18 @@ class ProgressBar:
 
 # %% ../../nbs/04_loop.ipynb #97a41af3
 class RoundCounts(NamedTuple):
-    "Counts of one round: draft tokens, depth of the draft, accepted and emitted tokens, seconds by part"
+    "Counts of a round: draft tokens, depth of the draft, accepted tokens among the emitted ones, these, time"
     drafted: int
     depth: int
     accepted: int
     emitted: int
-    seconds: dict
+    seconds: dict   # by part
 
 def no_time(): return dict(draft=0., target=0., verify=0.)
 
-COUNTERS = "num_drafts", "num_draft_tokens", "num_accepted_tokens"   # of vLLM
+COUNTERS = {   # by the prefix of the metric: vLLM's, and the two that give the mean acceptance length
+    "vllm:spec_decode_": ("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+    "specref:": ("num_rounds", "num_emitted_tokens")}
 
 def in_braces(labels):
     "Labels of a metric, as Prometheus writes them"
@@ -329,14 +331,17 @@ class Ledger:
         return cls(meters={name: (meter, meter.copy()) for name, meter in own.items()})
     def note(self, round: Round, emitted: int) -> None:
         offered = [depth for depth, law in zip(round.tree.depth, round.tree.law) if law is not None]
-        accepted, deepest = round.tree.depth[round.verdict.node], max(offered, default=0)
-        self.rounds.append(RoundCounts(len(offered), deepest, accepted, emitted, dict(self.clock)))
+        accepted = min(round.tree.depth[round.verdict.node], emitted)   # none behind the end of the text
+        counts = len(offered), max(offered, default=0), accepted, emitted
+        self.rounds.append(RoundCounts(*counts, dict(self.clock)))
         self.clock.update(no_time())
     def close(self) -> "Ledger":
         self.models = {name: now - then for name, (now, then) in self.meters.items()}
         return self
     def column(self, name: str) -> list: return [getattr(row, name) for row in self.rounds]
 
+    @property
+    def num_rounds(self) -> int: return len(self.rounds)
     @property
     def num_drafts(self) -> int: return sum(drafted > 0 for drafted in self.column("drafted"))
     @property
@@ -346,18 +351,18 @@ class Ledger:
     @property
     def num_emitted_tokens(self) -> int: return sum(self.column("emitted"))
     @property
-    def mean_acceptance_length(self) -> float: return 1 + self.num_accepted_tokens / max(len(self.rounds), 1)
+    def mean_acceptance_length(self) -> float: return self.num_emitted_tokens / max(self.num_rounds, 1)
     @property
     def draft_acceptance_rate(self) -> float: return self.num_accepted_tokens / max(self.num_draft_tokens, 1)
     @property
     def num_accepted_tokens_per_pos(self) -> list[int]:
-        "Rounds in which at least 1, 2, ... draft tokens were accepted"
+        "Rounds in which at least 1, 2, ... draft tokens were accepted and emitted"
         accepted, deepest = self.column("accepted"), max(self.column("depth"), default=0)
         return [sum(a >= i for a in accepted) for i in range(1, deepest + 1)]
     @property
     def acceptance_rate_per_position(self) -> list[float]:
         "The same as shares of the rounds"
-        return [n / len(self.rounds) for n in self.num_accepted_tokens_per_pos]
+        return [n / self.num_rounds for n in self.num_accepted_tokens_per_pos]
     @property
     def seconds(self) -> dict[str, float]:
         return {part: sum(row[part] for row in self.column("seconds")) for part in no_time()}
@@ -365,18 +370,18 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         "Every count and rate, the seconds, and the work of each model, as numbers and lists of numbers"
         own = {name: getattr(self, name) for name, x in vars(type(self)).items() if isinstance(x, property)}
-        return dict(own, num_rounds=len(self.rounds), models={k: asdict(m) for k, m in self.models.items()})
+        return dict(own, models={k: asdict(m) for k, m in self.models.items()})
     def prometheus(self, **labels) -> str:
-        "The counters in the exposition format of Prometheus, under the names of vLLM's metrics"
-        totals = {name: getattr(self, name) for name in COUNTERS}
-        rows = [(name, labels, n) for name, n in totals.items()]
-        rows += [("num_accepted_tokens_per_pos", labels | dict(position=i), n)
+        "The counters in the exposition format of Prometheus, under vLLM's names where it has them"
+        rows = [(prefix + name, labels, getattr(self, name))
+                for prefix, names in COUNTERS.items() for name in names]
+        rows += [("vllm:spec_decode_num_accepted_tokens_per_pos", labels | dict(position=i), n)
                  for i, n in enumerate(self.num_accepted_tokens_per_pos)]
-        return "".join(f"vllm:spec_decode_{name}_total{in_braces(of)} {n}\n" for name, of, n in rows)
+        return "".join(f"{name}_total{in_braces(of)} {n}\n" for name, of, n in rows)
     def __repr__(self):
         rates = " ".join(f"{a:.3f}" for a in self.acceptance_rate_per_position)
         work = (f"\n{name}: {m.calls} calls, {m.tokens} tokens" for name, m in self.models.items())
-        return (f"{self.num_emitted_tokens} tokens in {len(self.rounds)} rounds: "
+        return (f"{self.num_emitted_tokens} tokens in {self.num_rounds} rounds: "
                 f"mean_acceptance_length {self.mean_acceptance_length:.3f}, "
                 f"draft_acceptance_rate {self.draft_acceptance_rate:.3f}\n"
                 f"accepted per position [{rates}]{''.join(work)}")

@@ -43,9 +43,11 @@ class Rates:
 
     @classmethod
     def seen(cls, ledger: Ledger) -> "Rates":
-        "The rates of a run of chains"
+        "The rates of a run of chains; what its last round did not emit is unknown, and no rejection"
         check_drafted(ledger)
-        return cls(tuple(ledger.acceptance_rate_per_position))
+        accepted, emitted = ledger.column("accepted"), ledger.column("emitted")
+        def share(i): return sum(n >= i for n in accepted) / max(sum(n >= i for n in emitted), 1)
+        return cls.chained(share(i) for i in range(1, max(ledger.column("depth")) + 1))
     @classmethod
     def chained(cls, conditional: Iterable[Number]) -> "Rates":
         "From conditional rates: token i is accepted at rate `conditional[i]` where all before it were"

@@ -137,7 +137,8 @@ class Explanation:
         out = {cause: self.total / (self.total - x / 2) for cause, x in due_to.items()}
         out["rejections"] = self.better.tokens(self.useful) / self.rates.tokens(self.useful)
         if self.best:
-            out["length"] = self.costs.speedup(self.rates.tokens(self.best), self.best) / self.predicted
+            faster, now = (self.costs.speedup(self.rates.tokens(n), n) for n in (self.best, self.rates.gamma))
+            out["length"] = faster / now
         return out
     @property
     def cause(self): return max(self.gains, key=self.gains.get)
@@ -207,7 +208,7 @@ def halve_rejections(ledger):  # -> Rates, share of the draft tokens examined th
     "The rates if, at each position, half of the rejecting rounds accept; other rounds end as they did"
     accepted, examined, share = 0, 0, [1.]
     for i in range(1, max(ledger.column("depth")) + 1):
-        reached = [row for row in ledger.rounds if row.accepted >= i - 1]
+        reached = [row for row in ledger.rounds if row.emitted >= i]
         offered, good = sum(row.depth >= i for row in reached), sum(row.accepted >= i for row in reached)
         accepted, examined = accepted + good, examined + offered
         rate = (good + offered) / 2 / max(len(reached), 1)

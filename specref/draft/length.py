@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Schedule', 'ScheduledTree', 'drawn_row', 'ScheduledChain', 'emitted_if_dropped', 'ConstantLength', 'HeuristicLength',
            'roc_threshold', 'ConfidenceLength', 'AllOf', 'EntropyLength', 'next_threshold', 'AdaEDL', 'SpecDecPP',
-           'Disco', 'text_cost', 'oracle_length', 'goodput', 'goodput_length', 'GoodputLength', 'admit',
-           'budget_by_goodput', 'budget_round']
+           'Disco', 'text_cost', 'oracle_length', 'goodput', 'goodput_length', 'AcceptanceEstimate', 'GoodputLength',
+           'admit', 'budget_by_goodput', 'budget_round']
 
 # %% ../../nbs/24_length.ipynb #753a8f15
 from collections.abc import Callable
@@ -257,23 +257,46 @@ def goodput_length(alpha, batch, costs, most=20):
     check_type(Costs, costs=costs)
     return max(range(most + 1), key=lambda k: goodput(k, alpha, batch, costs))
 
+# %% ../../nbs/24_length.ipynb #24e50002
+@dataclass(frozen=True)
+class AcceptanceEstimate:
+    """The quotient of two discounted sums, of accepted and of tested draft tokens (Proposition estimate)
+
+    >>> AcceptanceEstimate(rate=.5, weight=4).learn(accepted=3, tested=4, decay=.5)
+    AcceptanceEstimate(rate=0.6666666666666666, weight=6.0)
+    """
+    rate: float = .7
+    weight: float = 10.   # of the sum of tested tokens
+    def __post_init__(self):
+        check_between(0, 1, rate=self.rate)
+        check_between(0, np.inf, weight=self.weight)
+    def learn(self, accepted, tested, decay):  # -> AcceptanceEstimate
+        old = decay * self.weight
+        weight = old + tested
+        return AcceptanceEstimate((old*self.rate + accepted) / weight if weight else self.rate, weight)
+
 @dataclass(frozen=True)
 class GoodputLength(Schedule):
-    "The goodput's best length for a `batch`; `alpha` is a moving average of the acceptance rate (SmartSpec)"
+    """The goodput's best length for a `batch`, at the acceptance rate of the rounds so far, discounted by
+    `decay` a round; one token after `probe` rounds without a draft (SmartSpec, Liu et al. 2024)"""
     costs: Costs = field(hash=False)   # it contains a table
     batch: int = 1
-    alpha: float = .7
-    decay: float = .9
+    seen: AcceptanceEstimate = AcceptanceEstimate()
+    decay: float = .95
     most: int = 20
+    probe: int = 20
+    idle: int = 0   # rounds without a draft since the last one with
     def __post_init__(self):
         check_rate(decay=self.decay)
-        object.__setattr__(self, "k", goodput_length(self.alpha, self.batch, self.costs, self.most))
+        check_type(AcceptanceEstimate, seen=self.seen)
+        check_at_least(1, probe=self.probe)
+        best = goodput_length(self.seen.rate, self.batch, self.costs, self.most)
+        object.__setattr__(self, "k", best or int(self.idle >= self.probe))
     def more(self, tree, q): return len(tree) <= self.k
     def learn(self, round):
         tested = min(round.verdict.node + 1, len(round.tree) - 1)
-        if not tested: return self
-        rate = round.verdict.node / tested
-        return replace(self, alpha=self.decay * self.alpha + (1 - self.decay) * rate)
+        if not tested: return replace(self, idle=self.idle + 1)
+        return replace(self, seen=self.seen.learn(round.verdict.node, tested, self.decay), idle=0)
 
 # %% ../../nbs/24_length.ipynb #405989c8
 def admit(survival, budget):  # nonincreasing rows of probabilities, one a request -> lengths

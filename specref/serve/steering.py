@@ -193,7 +193,8 @@ def survivors(weights, n, rng):  # -> list of (index, weight)
 
 # %% ../../nbs/51_steering.ipynb #ba5f9ae9
 def steer(problem: Problem, particles: int, rng, extensions: int | None = None):  # -> tuple
-    """SMC steering: each particle extended by some draws, or by every token; at most `particles` survive
+    """SMC steering: so many copies, each extended by some draws, or one, extended by every token; at most
+    `particles` survive a step
 
     >>> found = steer(Problem(random_table(3, 0), (0,), lambda text, ended: 1, 3), 4, Seeded(0))
     >>> len({x.text for x in found})
@@ -201,7 +202,8 @@ def steer(problem: Problem, particles: int, rng, extensions: int | None = None):
     """
     check_at_least(1, particles=particles)
     if extensions is not None: check_at_least(1, extensions=extensions)
-    now = [Particle((), Fraction(1))]
+    copies = particles if extensions else 1   # the tokens of a second copy would be those of the first
+    now = [Particle((), Fraction(1, copies))] * copies
     while not all(x.done for x in now):
         rows = rows_of(problem.target, problem.ctx, {x.text for x in now if not x.done})
         more = [[x] if x.done else children(problem, x, rows[x.text], extensions, rng) for x in now]
