@@ -27,7 +27,8 @@ def rule_launches(tree="64 nodes", V=151_936):  # -> name, launch
     for kind, logits in (("probabilities", False), ("logits", True)):
         batch, p, q, coins, picks = case_shapes(TREE_SHAPES[tree], V, 4, logits)
         for f, *args in ((rules.fused_match_trees, p, coins), (rules.fused_match_coupled, p, whole, whole),
-                         (rules.fused_typical_trees, p, picks), (rules.fused_traverse_trees, p, q, coins, picks)):
+                         (rules.fused_typical_trees, p, picks),
+                         (rules.fused_traverse_trees, p, q, coins, picks)):
             yield f"{f.__name__}, {kind}", partial(f, batch, *args, check=False)
     z, u = torch.empty(4, 1, V, dtype=torch.bfloat16, device="meta"), coins.view(4, 1, -1)[..., :4]
     yield "fused_draw_children, logits", partial(draws.fused_draw_children, z, u, picks, True)

@@ -365,9 +365,10 @@ def test_llamas_are_read_by_the_pass_of_07a(monkeypatch):
         monkeypatch.setattr(module, "has_fast_pass", lambda model: able)
         run = BatchRun(e, e.requests([(1, 2, 3)*20, (3,), (4, 5, 6)], 9, range(3)))
         base, token = run.rows.lengths.clone(), torch.arange(24).view(3, 8)
-        with torch.inference_mode(), Asynchronous(): found = run.target_rows(base, run.mask(), token)
-        last = torch.inference_mode()(module.tree_pass)(model, run.rows, token[:, :2], base[:, None] + run.two,
-                                                        run.mask()[:, :, :2], 1)
+        with torch.inference_mode(), Asynchronous():
+            found = run.target_rows(base, run.mask(), token)
+            at, mask = base[:, None] + run.two, run.mask()[:, :, :2]
+            last = module.tree_pass(model, run.rows, token[:, :2], at, mask, 1)
         return torch.cat([found, last], 1)
     theirs, ours = rows(False), rows(True)
     assert ours.shape == (3, 9, 64) and not torch.equal(ours, theirs)

@@ -26,8 +26,9 @@ def match(batch, p, u, picks, **how): return rules.fused_match_trees(batch, p, u
 def typical(batch, p, gate, picks, **how): return rules.fused_typical_trees(batch, p, picks, gate=gate, **how)
 
 
-COMPILED = [(match, *ROWS[1][:1], None, 2, 90), (coupled, *ROWS[0][:1], None, 1, 100), (typical, *ROWS[2], 1, 100),
-            (typical, *ROWS[0], 1, 80), (rules.fused_traverse_trees, *ROWS[1], 2, 90),
+COMPILED = [(match, *ROWS[1][:1], None, 2, 90), (coupled, *ROWS[0][:1], None, 1, 100),
+            (typical, *ROWS[2], 1, 100), (typical, *ROWS[0], 1, 80),
+            (rules.fused_traverse_trees, *ROWS[1], 2, 90),
             (rules.fused_traverse_trees, *ROWS[0], 2, 80)]
 
 

@@ -269,9 +269,11 @@ def shaped(verify):
     def f(*args, block=0, warps=0, registers=0, programs=0, **kw): return verify(*args, **kw)
     return f
 
-def tiny_run(folder, verifiers=(shaped(verify_trees), shaped(verify_chains)), race=dict(models=dict(shallow=small))):
-    size = tk.GpuSizes(V=40, others=(30,), Bs=(1, 2), most=2, forests=((5, 20),), draws=800, race=race, texts=(1,),
-                       n=4, repeats=1, lengths=(), programs=(1, 2), trees=("chain 5", "16 nodes"), least=2)
+def tiny_run(folder, verifiers=(shaped(verify_trees), shaped(verify_chains)),
+             race=dict(models=dict(shallow=small))):
+    size = tk.GpuSizes(V=40, others=(30,), Bs=(1, 2), most=2, forests=((5, 20),), draws=800, race=race,
+                       texts=(1,), n=4, repeats=1, lengths=(), programs=(1, 2),
+                       trees=("chain 5", "16 nodes"), least=2)
     apart = "compile", "profile", "sanitizer"   # they need a GPU's compiler or tools
     tasks = [t for t in tk.gpu_tasks(CPU, verifiers, size) if t.part not in apart]
     return tk.run_tasks(tasks, folder/"gpu.json", KNOWN)
@@ -305,7 +307,8 @@ def test_the_full_run():
     for rule in tk.RULES:
         assert sum(g["B"] for g in given("parity") if g["rule"] == rule and not g["logits"]) == 10_000
     assert [g["draws"] for g in given("law")] == [10**7]
-    grid = {*product(("chain 5", "64 nodes"), (1, 64, 256), (False, True)), *product(("chain 5",), (1024,), (False, True))}
+    both = False, True
+    grid = {*product(("chain 5", "64 nodes"), (1, 64, 256), both), *product(("chain 5",), (1024,), both)}
     assert {(g["tree"], g["B"], g["logits"]) for g in given("speed")} == grid
     assert {g["B"] for g in given("engine")} == {1, 16}
     assert any(64*256*151_936 > 2**31 and g["B"] == 256 for g in given("rest"))
@@ -332,8 +335,8 @@ def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
 
 def test_what_is_compiled_ahead_is_what_is_launched():
     "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"
-    size = tk.GpuSizes(V=4096, Bs=(1,), trees=("chain 4", "16 nodes"), shapes=((2048, 4, 255),), least=1, repeats=1,
-                       clock=ck.on_host, forests=())
+    size = tk.GpuSizes(V=4096, Bs=(1,), trees=("chain 4", "16 nodes"), shapes=((2048, 4, 255),), least=1,
+                       repeats=1, clock=ck.on_host, forests=())
     verifiers, known = [*map(tk.Rehearsed, tk.fused_kernels(), (verify_trees, verify_chains))], set()
     task = next(t for t in tk.speed_tasks(CPU, verifiers[0], size) if t.given["tree"] == "chain 4")
     bare = tk.rehearse(task, verifiers, set()).run(**task.given)
@@ -435,8 +438,9 @@ def test_goals_beside_what_was_reached():
     "Nothing measured, nothing stated; else the worst and the median, in the units of the goal"
     nothing = [*me.wanted_table(dict(parts={}))]
     assert all(l.endswith("not measured yet") for l in nothing) and len(nothing) == 13
-    def row(us, B, tree="chain 5", **more): return dict(us=us, B=B, bytes=1e8, tree=tree, logits=False, **more)
-    speed = [row(dict(a=200., b=125., c="ValueError"), 256), row(dict(a=400.), 64, "64 nodes"), row(dict(a=9.), 64)]
+    def row(us, B, tree="chain 5"): return dict(us=us, B=B, bytes=1e8, tree=tree, logits=False)
+    speed = [row(dict(a=200., b=125., c="ValueError"), 256), row(dict(a=400.), 64, "64 nodes"),
+             row(dict(a=9.), 64)]
     others = {"softmax of all rows first": 250., "vLLM": 40., "FlashInfer": "ModuleNotFoundError"}
     parts = dict(bounds=[dict(copy=1e12)], speed=speed,
                  programs=[row({"1": 60., "16": us, "64": "ValueError"}, 1) for us in (8., 9.)],
@@ -444,8 +448,8 @@ def test_goals_beside_what_was_reached():
                  engine=[{"B": B, "tokens_per_s": dict(plain=300.), "weight_bytes": 2e9,
                           "engine over plain": over, "predicted": 2.} for B, over in ((1, 2.1), (16, 1.6))])
     ends = ["80% at worst, median 80%", "25% at worst, median 25%", "9.0 us at worst, median 8.5 us",
-            "0.20 at worst, median 0.20", "1.25 at worst, median 1.25", "not measured yet", "not measured yet",
-            "60% at worst, median 60%", "0.80 at worst, median 0.93"]
+            "0.20 at worst, median 0.20", "1.25 at worst, median 1.25",
+            *["not measured yet"]*2, "60% at worst, median 60%", "0.80 at worst, median 0.93"]
     assert all(line.endswith(end) for line, end in zip(me.wanted_table(dict(parts=parts)), ends))
 
 def test_without_triton_times_are_measured(monkeypatch):
@@ -472,18 +476,19 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     got, called = dict(KNOWN, parts={}, seconds={}), []
     def supervised(command, out, seconds):
         assert seconds == 20 + sum(tk.SECONDS[part] for part in me.parts_through("speed"))
-        called[:] = command, me.write_json(out, got)
+        called[:] = command, tk.write_json(out, got)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(me, "fused_kernels", lambda: (verify_trees, verify_chains))
     monkeypatch.setattr(me, "supervise", supervised)
     me.run(["--out", str(tmp_path), "--through", "speed"])
-    assert called[0][1:] == ["-m", "specref.gpu.bench", "--here", "--out", str(tmp_path), "--through", "speed"]
+    assert called[0][2:] == ["specref.gpu.bench", "--here", "--out", str(tmp_path), "--through", "speed"]
     assert capsys.readouterr().out.splitlines() == list(me.gpu_table(got))
     monkeypatch.setattr(me, "supervise", lambda *a: None)
     with pytest.raises(SystemExit, match="was not written"): me.run(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [
-    (["--through", "nothing"], "invalid choice"), (["--cpu", "--out", __file__], "out: got"), ([], "no GPU"), (["--what"], "unrecognized")])
+    (["--through", "nothing"], "invalid choice"), (["--cpu", "--out", __file__], "out: got"),
+    ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Refused before anything is measured"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -95,7 +95,8 @@ def fused_draw_children(z, u, temperature, without_replacement, block=2048, warp
     arrays, kind, each = row_arrays(Logits(z.flatten(0, 1), temperature))
     tokens = u.new_empty(B, m*K, dtype=torch.int64)
     draw_children_kernel[(B*m,)](arrays, u.contiguous(), tokens, B*m, each, m, K, V,
-                                 APART=without_replacement, K=triton.next_power_of_2(K), BLOCK=block, KIND=kind,
+                                 APART=without_replacement, K=triton.next_power_of_2(K), BLOCK=block,
+                                 KIND=kind,
                                  NB=triton.next_power_of_2(triton.cdiv(V, block)),
                                  num_warps=warps, enable_fp_fusion=False,
                                  maxnreg=usual_registers(B*m, warps, z.device))

@@ -684,8 +684,8 @@ def row_arrays(rows):  # -> RowArrays, kind, the requests with options of their 
     kind = isinstance(rows, Logits) + (cut is not None)
     if cut is None: cut = none
     else: slope, cut = (y.contiguous() for y in torch.broadcast_tensors(slope[:, None], cut))
-    each = len(slope)
-    return RowArrays(x, x.stride(0), slope if slope.ndim == 1 else slope[:, 0].contiguous(), cut, none), kind, each
+    first = slope if slope.ndim == 1 else slope[:, 0].contiguous()
+    return RowArrays(x, x.stride(0), first, cut, none), kind, len(slope)
 
 @triton.jit
 def request_of(root, i, B):

@@ -61,22 +61,23 @@ def random_trees(rule, B, V, most=12, seed=0):  # -> Batch, p, q, coins, picks
     token = np.minimum((q[parent].cumsum(1) <= rng.random((n, 1))).sum(1), V - 1)
     r = rng.random(n)
     coins = np.select([r < .02, r < .04], [0., 1 - 2.**-53], rng.random(n))
-    batch = flat(parent, token, row, kind == 3)
-    width = 1 if rule in ("chain", "block") else max(batch.width, 8)   # one compiled kernel for all of a rule
-    batch = replace(batch, height=most - 1, width=width)
-    return batch, *map(torch.from_numpy, (p, q, coins, rng.random(B)))
+    return flat(parent, token, row, kind == 3), *map(torch.from_numpy, (p, q, coins, rng.random(B)))
 
 # %% ../../../nbs/45a_tasks.ipynb #39baa96c
 def forest(rule, V, B, logits):  # -> VerifyCase
     "The arguments of a verifier for `B` random trees, on the CPU; logits at four temperatures"
     batch, p, q, *numbers = random_trees(rule, B, V)
+    width = 1 if rule in ("chain", "block") else max(batch.width, 8)   # one compiled kernel for all of a rule
+    batch = replace(batch, height=max(batch.height, 11), width=width)
     heat = torch.from_numpy(np.random.default_rng(1).choice([0., .5, 1., 1.3], B))
     if logits: p, q = (Logits(x.log().bfloat16(), heat) for x in (p, q))
     return VerifyCase(batch, p, q, *numbers)
 
 def case_on(case, device):  # -> VerifyCase
     "The arguments of a `forest` on another device"
-    def rows(x): return Logits(x.x.to(device), x.temperature.to(device)) if isinstance(x, Logits) else x.to(device)
+    def rows(x):
+        if isinstance(x, Logits): return Logits(x.x.to(device), x.temperature.to(device))
+        return x.to(device)
     batch, p, q, *numbers = case
     return VerifyCase(batch.to(device), rows(p), rows(q), *(x.to(device) for x in numbers))
 
@@ -95,7 +96,8 @@ def verdict_table(out):  # BatchVerdict -> (B, 2 height + 3)
 def stored_verdicts(path):  # -> {hash: (B, 2 height + 3)}
     "What `store_verdicts` has written, nothing where it has not"
     if not Path(path).exists(): return {}
-    with np.load(path) as stored: return {name: torch.from_numpy(x.astype(np.int32)) for name, x in stored.items()}
+    with np.load(path) as stored:
+        return {name: torch.from_numpy(x.astype(np.int32)) for name, x in stored.items()}
 
 def store_verdicts(path, forests):
     "The twin's verdicts on the CPU for (rule, V, B, logits)"
@@ -245,7 +247,8 @@ def launch(V, tree="", rule="", logits=False, **shape):  # -> arguments of `comp
 def compile_launch(V, tree, rule, logits, **shape):  # -> a dict of resources for each kernel
     "Compile what a launch runs, for a GPU of Hopper's generation"
     kernels = import_module("specref.gpu.kernels")
-    case = case_on(forest(rule, V, 40, logits), "meta") if rule else case_shapes(TREE_SHAPES[tree], V, 4, logits)
+    if rule: case = case_on(forest(rule, V, 40, logits), "meta")
+    else: case = case_shapes(TREE_SHAPES[tree], V, 4, logits)
     verify = kernels.fused_verify_chains if rule == "block" else kernels.fused_verify_trees
     with kernels.CompileOnly() as compiled: verify(*case, check=False, **shape)
     return [dict(name=k.name, hash=k.hash, **kernels.resources(k)) for k in compiled.kernels]
@@ -276,8 +279,9 @@ def fused_draws(device):  # -> dict
     return {} if isinstance(found, str) or device.type == "cpu" else dict(sample=found.fused_draw_children)
 
 # %% ../../../nbs/45a_tasks.ipynb #45a0c003
-METRICS = ("gpu__time_duration.sum", "dram__bytes_read.sum", "lts__t_bytes.sum", "launch__registers_per_thread",
-           "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__inst_executed.avg.per_cycle_active")
+METRICS = ("gpu__time_duration.sum", "dram__bytes_read.sum", "lts__t_bytes.sum",
+           "launch__registers_per_thread", "sm__warps_active.avg.pct_of_peak_sustained_active",
+           "sm__inst_executed.avg.per_cycle_active")
 
 def launch_again(cases, times=2):  # [(tree, V, B, logits), ...]
     "Launch the kernel so often on each case, for a program that looks on"
@@ -303,7 +307,9 @@ def profile(cases):
     tool = ["ncu", "--csv", "--page", "raw", "--clock-control", "none", "-k", "regex:verify", "--metrics"]
     return observed([*tool, ",".join(METRICS)], f"launch_again({cases!r})", SECONDS["profile"])
 
-def sanitize(): return observed(["compute-sanitizer", "--error-exitcode", "9"], "parity_again()", SECONDS["sanitizer"])
+def sanitize():
+    tool = ["compute-sanitizer", "--error-exitcode", "9"]
+    return observed(tool, "parity_again()", SECONDS["sanitizer"])
 
 # %% ../../../nbs/45a_tasks.ipynb #90580785
 class GpuSizes(NamedTuple):
@@ -329,7 +335,8 @@ class GpuSizes(NamedTuple):
     def fits(self, tree, B): return tree == self.trees[0] or B <= self.most
     def shape(self, k): return dict(zip(("block", "warps", "registers"), self.shapes[k]))
     def forests_of(self):  # -> (rule, V, B, logits)
-        for (V, B), z, rule in product(self.forests, (False, True), RULES): yield rule, V, B // 10 if z else B, z
+        for (V, B), z, rule in product(self.forests, (False, True), RULES):
+            yield rule, V, B // 10 if z else B, z
 
 def shape_name(shape): return "{block} tokens, {warps} warps, {registers} registers".format(**shape)
 
@@ -356,9 +363,10 @@ def baseline_tasks(device, kernel, size):
     "The kernel beside a softmax of all rows, vLLM and FlashInfer on chains, SGLang on trees"
     shape = size.shape(1)
     kernel = partial(kernel, **shape)
+    chains, trees = size.trees[:1], size.trees[1:]
     others = (("softmax of all rows first", partial(softmax_first, kernel), size.trees, True, size.clock),
-              ("vLLM", vllm, size.trees[:1], True, on_queue), ("FlashInfer", flashinfer, size.trees[:1], False, on_queue),
-              ("SGLang", sglang, size.trees[1:], False, on_queue))
+              ("vLLM", vllm, chains, True, on_queue), ("FlashInfer", flashinfer, chains, False, on_queue),
+              ("SGLang", sglang, trees, False, on_queue))
     for B, (name, verify, trees, z, clock) in product(size.Bs[2::-1], others):
         run = partial(verify_times, {"kernel": kernel, name: verify}, device=device, least=size.least,
                       clock=clock, repeats=size.repeats)
@@ -371,9 +379,10 @@ def engine_tasks(device, kernel, size):
     "The engine and transformers on 1.2 billion weights; the parts of a round apart"
     own = dict(size.race, device=device, verify=kernel, **fused_draws(device), shape=(-1, *range(4)))
     launches = tuple(launch(LLAMA_VOCAB, tree, logits=True) for tree in ("chain 0", "chain 4"))
+    def of(function, **more): return partial(imported_call, "bench.decoding", function, **own, **more)
     for B in size.texts:
-        speed = partial(imported_call, "bench.decoding", "decoding_speed", **own, n=size.n, repeats=size.repeats)
-        parts = partial(imported_call, "bench.decoding", "round_parts", **own, clock=size.clock)
+        speed = of("decoding_speed", n=size.n, repeats=size.repeats)
+        parts = of("round_parts", clock=size.clock)
         given = dict(name="shallow", temperature=1., B=B)
         yield Task("engine", speed, given, launches)
         yield Task("engine", parts, dict(given, parts=True), launches)
@@ -412,7 +421,8 @@ def other_tasks(device, verifiers, size):
              in product(size.trees, AGREEMENT) if regime != "typical"]
     for tree, V, regime in cases:
         launches = launch(V, tree, **shape),
-        yield Task("rest", partial(alone, clock=size.clock), dict(tree=tree, V=V, B=B, regime=regime), launches)
+        given = dict(tree=tree, V=V, B=B, regime=regime)
+        yield Task("rest", partial(alone, clock=size.clock), given, launches)
     def launched(host, **given): return alone(**given, clock=on_host)
     yield Task("rest", launched, dict(tree=chains, V=size.V, B=1, regime="typical", host=True))
     for length, B in product(size.lengths, size.texts):
@@ -421,8 +431,9 @@ def other_tasks(device, verifiers, size):
 def gpu_tasks(device, verifiers, size=GpuSizes()):
     "All that is measured on a GPU with two verifiers, of trees and of chains"
     kernel = verifiers[0]
-    cases = [(tree, size.V, B, z) for tree, B, z in ((size.trees[0], size.most, False), (size.trees[1], 64, False),
-                                                     (size.trees[0], size.most, True))]
+    chains, trees = size.trees
+    looked_at = (chains, size.most, False), (trees, 64, False), (chains, size.most, True)
+    cases = [(tree, size.V, B, z) for tree, B, z in looked_at]
     later = [*speed_tasks(device, kernel, size), *baseline_tasks(device, kernel, size),
              *engine_tasks(device, kernel, size), Task("profile", profile, dict(cases=cases)),
              *few_trees_tasks(device, kernel, size), *other_tasks(device, verifiers, size)]
@@ -436,7 +447,8 @@ class Rehearsed:
     "A verifier that compiles its launch and returns the twin's verdict; it notes what was compiled"
     def __init__(self, fused, twin): self.fused, self.twin, self.noted = fused, twin, {}
     def __call__(self, *args, check=True, **shape):
-        with import_module("specref.gpu.kernels").CompileOnly() as compiled: self.fused(*args, check=False, **shape)
+        with import_module("specref.gpu.kernels").CompileOnly() as compiled:
+            self.fused(*args, check=False, **shape)
         self.noted |= {k.hash: k for k in compiled.kernels}
         return self.twin(*args, check=check)
 
@@ -447,8 +459,8 @@ def rehearse(task, verifiers, known):  # -> Task
         for v in verifiers: v.noted.clear()
         found = task.run(**{k: min(x, small[k]) if k in small else x for k, x in given.items()})
         new = [k for v in verifiers for key, k in v.noted.items() if key not in known]
-        known.update(k.hash for k in new)
-        known.update(k["hash"] for x in found.get("compiled", ()) for k in x["kernels"] if isinstance(k, dict))
+        ahead = [x["kernels"] for x in found.get("compiled", ()) if not isinstance(x["kernels"], str)]
+        known.update([k.hash for k in new], [k["hash"] for kernels in ahead for k in kernels])
         return dict(found, not_ahead=[k.name for k in new])
     return task._replace(run=run)
 
