@@ -14,9 +14,9 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'S
            'entered', 'changed', 'next_offer', 'try_children', 'blocks_of_all', 'walk_down', 'verify_trees_kernel',
            'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel',
            'check_power_of_two', 'check_programs', 'row_arrays', 'request_of', 'row_tops_kernel', 'with_tops',
-           'processors', 'usual_registers', 'counters', 'launch_counters', 'launch', 'fused_verify_trees',
-           'fused_verify_chains', 'patch_language_once', 'Watched', 'NodeReads', 'node_reads', 'rows_read',
-           'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
+           'processors', 'usual_registers', 'counters', 'launch_counters', 'verdict_room', 'launch',
+           'fused_verify_trees', 'fused_verify_chains', 'patch_language_once', 'Watched', 'NodeReads', 'node_reads',
+           'rows_read', 'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 import re, subprocess
@@ -737,11 +737,17 @@ def launch_counters(B, device):
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return counters(B, device, stream)
 
+def verdict_room(batch):  # -> the arrays of a `BatchVerdict`
+    "Room for the results of a batch; each array begins at a multiple of 16 bytes"
+    B, h = batch.B, batch.height
+    size = B + -B % 4
+    room = batch.root.new_empty(size*(2*h + 3)).split([size*(h + 1), size*h, size, size])
+    return room[0].view(size, h + 1)[:B], room[1].view(size, h)[:B], *(x[:B] for x in room[2:])
+
 def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers, programs=1):  # -> BatchVerdict
     "A kernel with vectors of at least `K` entries on the arrays of a batch, with so many `programs` a tree"
     B, V, h, whole = batch.B, p.x.shape[1], batch.height, torch.Tensor.contiguous
-    size = B + -B % 4   # so that each array of results begins at a multiple of 16 bytes
-    out = batch.root.new_empty(size*(2*h + 3)).split([size*(h + 1), size*h, size, size])
+    out = verdict_room(batch)
     links = batch.root, batch.token, batch.child, batch.sibling, batch.q_row, batch.without_replacement
     trees = TreeArrays(*map(whole, (*links, batch.root if p.row is None else p.row)))
     K, H, NB = map(triton.next_power_of_2, (K, h + 1, triton.cdiv(V, block)))
@@ -757,7 +763,7 @@ def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers, progra
     kernel[(B, programs)](*rows, trees, whole(coins), whole(picks), VerdictArrays(*out, *shared), batch.n,
                           *counts, h, max(batch.width, 1), V, K=K, H=H, NB=NB, P=kinds[0], Q=kinds[1], **how,
                           **more)
-    return BatchVerdict(out[0].view(size, h + 1)[:B], out[1].view(size, h)[:B], *(x[:B] for x in out[2:]))
+    return BatchVerdict(*out)
 
 def fused_verify_trees(batch, p, q, coins, picks, check=True,   # -> BatchVerdict
                        block=2048, warps=8, registers=None, programs=1):

@@ -10,8 +10,8 @@ __all__ = ['RULES', 'DRAWN_AS', 'SECONDS', 'NOT_RETURNED', 'METRICS', 'LLAMA_VOC
            'launch', 'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels',
            'fused_draws', 'launch_again', 'parity_again', 'observed', 'profile', 'sanitize', 'GpuSizes', 'shape_name',
            'parity_tasks', 'speed_tasks', 'baseline_tasks', 'engine_tasks', 'few_trees_tasks', 'several_programs',
-           'other_tasks', 'gpu_tasks', 'Rehearsed', 'rehearse', 'reference_verify', 'token_lists', 'against_reference',
-           'copy_speed', 'cpu_tasks']
+           'other_tasks', 'more_tasks', 'gpu_tasks', 'Rehearsed', 'rehearse', 'reference_verify', 'token_lists',
+           'against_reference', 'copy_speed', 'cpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
 import subprocess, sys
@@ -406,37 +406,40 @@ def several_programs(kernel, programs, tree, V, B, regime, device, logits, **how
     differ = {name: verdicts_apart(verify(*case, check=False), twin) for name, verify in ways.items()}
     return dict(verify_times(ways, tree, V, B, regime, device, logits, **how), differ=differ)
 
-def other_tasks(device, verifiers, size):
-    "The distribution of texts; the largest batch; other vocabularies and regimes; the host; attention"
-    kernel, shape = partial(verifiers[0], **size.shape(1)), size.shape(1)
+def other_tasks(device, kernel, size):
+    "The distribution of texts; loads and stores outside every array; the largest batch"
     law = partial(joint_law, {"kernel": kernel, "twin": verify_trees}, device=device)
     yield Task("law", law, dict(draws=size.draws))
     yield Task("sanitizer", sanitize, {})
-    alone = partial(verify_times, {"kernel": kernel}, device=device, least=size.least, repeats=size.repeats)
-    B, (chains, trees) = size.most, size.trees
     for z in (False, True):
-        given = dict(V=size.V, regime="typical", tree=trees, B=B, logits=z)
+        given = dict(V=size.V, regime="typical", tree=size.trees[1], B=size.most, logits=z)
         yield Task("rest", partial(parity_at_size, kernel, device=device), given)
-    cases = [(chains, V, "typical") for V in size.others] + [(tree, size.V, regime) for tree, regime
-             in product(size.trees, AGREEMENT) if regime != "typical"]
+
+def more_tasks(device, kernel, size):
+    "Other vocabularies and regimes; what a launch costs on the host; attention"
+    run = partial(verify_times, {"kernel": kernel}, device=device, least=size.least, repeats=size.repeats)
+    def launched(host, **given): return run(**given, clock=on_host)
+    chains, V = size.trees[0], size.V
+    cases = [(chains, other, "typical") for other in size.others]
+    cases += [(tree, V, regime) for tree in size.trees for regime in AGREEMENT if regime != "typical"]
     for tree, V, regime in cases:
-        launches = launch(V, tree, **shape),
-        given = dict(tree=tree, V=V, B=B, regime=regime)
-        yield Task("rest", partial(alone, clock=size.clock), given, launches)
-    def launched(host, **given): return alone(**given, clock=on_host)
-    yield Task("rest", launched, dict(tree=chains, V=size.V, B=1, regime="typical", host=True))
+        given, launches = dict(tree=tree, V=V, B=size.most, regime=regime), (launch(V, tree, **size.shape(1)),)
+        yield Task("rest", partial(run, clock=size.clock), given, launches)
+    yield Task("rest", launched, dict(tree=chains, V=V, B=1, regime="typical", host=True))
     for length, B in product(size.lengths, size.texts):
-        yield Task("rest", partial(attention_times, device=device), dict(tree=trees, B=B, length=length))
+        given = dict(tree=size.trees[1], B=B, length=length)
+        yield Task("rest", partial(attention_times, device=device), given)
 
 def gpu_tasks(device, verifiers, size=GpuSizes()):
     "All that is measured on a GPU with two verifiers, of trees and of chains"
     kernel = verifiers[0]
-    chains, trees = size.trees
+    (chains, trees), shaped = size.trees, partial(kernel, **size.shape(1))
     looked_at = (chains, size.most, False), (trees, 64, False), (chains, size.most, True)
     cases = [(tree, size.V, B, z) for tree, B, z in looked_at]
     later = [*speed_tasks(device, kernel, size), *baseline_tasks(device, kernel, size),
              *engine_tasks(device, kernel, size), Task("profile", profile, dict(cases=cases)),
-             *few_trees_tasks(device, kernel, size), *other_tasks(device, verifiers, size)]
+             *few_trees_tasks(device, kernel, size), *other_tasks(device, shaped, size),
+             *more_tasks(device, shaped, size)]
     later = [*parity_tasks(device, verifiers, size), *later]
     launches = list({str(x): x for task in later for x in task.launches}.values())
     compiling = partial(compile_ahead, launches, size.processes)
