@@ -312,8 +312,7 @@ def test_the_full_run():
     assert {(g["tree"], g["B"], g["logits"]) for g in given("speed")} == grid
     assert {g["B"] for g in given("engine")} == {1, 16}
     assert any(64*256*151_936 > 2**31 and g["B"] == 256 for g in given("rest"))
-    parts = [t.part for t in tasks]
-    assert [*dict.fromkeys(parts)] == [*tk.SECONDS] and sum(tk.SECONDS.values()) <= 8*60
+    assert [*dict.fromkeys(t.part for t in tasks)] == [*tk.SECONDS] and sum(tk.SECONDS.values()) <= 8*60
     assert sum(tk.SECONDS[part] for part in me.parts_through("speed")) <= 3*60
     launches = tasks[1].run.args[0]
     assert len({*map(str, launches)}) == len(launches) < 45

@@ -78,7 +78,8 @@ def test_the_race_continues_without_a_failed_program(name, monkeypatch):
     def broken(*args, **options): raise RuntimeError("out of memory")
     monkeypatch.setattr(r, name, broken)
     row = r.decoding_speed("x", (-1, 0), 1., 1, 4, 1, CPU, models=dict(x=small))
-    failed, rest = (("plain", "engine"), ("generate", "static cache", "assisted"))[::1 if name == "timed_engine_run" else -1]
+    both = ("plain", "engine"), ("generate", "static cache", "assisted")
+    failed, rest = both[::1 if name == "timed_engine_run" else -1]
     speeds = row["tokens_per_s"]
     assert {speeds[k] for k in failed} == {"RuntimeError: out of memory"} and all(speeds[k] > 0 for k in rest)
     assert ("engine over plain" in row) == (name == "transformers_run") and "engine over generate" not in row
