@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
 from specref.certify.certificates import certify_system
 from specref.core.law import exact, overlap, residual, tv
-from specref.core.loop import System, generate
+from specref.core.loop import System, generate, rounds
 from specref.core.rng import law_of
 from specref.core.target import TableModel, random_table, target_law
 from specref.models.embedded import DOMAINS
@@ -181,8 +181,10 @@ def test_rejections_of_a_round(kind, seed, gamma=3):
     "By enumeration: where a round rejects, bounds from both models' texts, and P(accepted) from target texts"
     target, draft = twins(kind, 3, seed)
     t = table_tv(target, draft)
-    found = law_of(lambda rng: shape(generate(target, Chain(draft, gamma), reject, (0,), 1, rng))[0])
-    total = 0
+    def ended(rng):   # the whole round, of which a text may be cut
+        end = next(rounds(target, Chain(draft, gamma), reject, (0,), rng)).verdict.node
+        return end, end < gamma
+    found, total = law_of(ended), 0
     for j in range(gamma):
         prefixes = [*product(range(3), repeat=j)]
         rejected = sum(mass(target, draft, x) * t(x) for x in prefixes)

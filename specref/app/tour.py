@@ -158,7 +158,7 @@ UNTRAINED = [
     *(Stop(recipe, "small") for recipe in GROWN_STOPS),
     *(Stop(recipe) for recipe in LOOKUP_STOPS),
     Stop("Ouroboros", "small")]
-LENGTH_STOPS = "heuristic length", "confidence length", "SVIP", "AdaEDL"
+LENGTH_STOPS = "heuristic length", "confidence length", "SVIP", "AdaEDL", "goodput"
 AHEAD_STOPS = "PEARL", "AMUSD", "SSD"
 FURTHER = [
     *(Stop(recipe, "large") for recipe in ("CS-Drafting", "staged speculation")),

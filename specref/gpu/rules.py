@@ -25,9 +25,10 @@ from ..core.rng import Seeded, Streams
 from .kernels import FINE, LINKS, ONE, ROOM, ROW
 from .kernels import NodeState, OfferedBefore, RowTop
 from .kernels import changed, check_power_of_two, drawn_token, enter_node, entry, is_weight, launch
-from .kernels import load_logits, load_row, next_offer, offer, own_rows, own_tree, power, tree_kernel
+from .kernels import load_logits, load_row, next_offer, offer, own_rows, own_tree, power
 from .kernels import read_offer, read_token, relative_weights, residual_blocks
 from .kernels import residual_weights, row_top, row_weights, store_verdict, top_entry, tops
+from .kernels import tree_kernel
 from .kernels import where_top
 from .layout import check_batch
 from .verify import Logits, Probs, check_arguments, check_floats, check_row_arrays, checked_rows

@@ -103,11 +103,12 @@ def distillation_loss(zp, zq, divergence, temperature=1., counts=None):  # (...,
     return divergence(a, b).mean()
 
 # %% ../../nbs/30_distill.ipynb #9742e3b1
-class AtTemperature:
+class AtTemperature(torch.nn.Module):
     "A model whose logits are log-probabilities at a temperature, to sample from"
     def __init__(self, model, temperature):
+        super().__init__()
         self.model, self.temperature, self.device = model, temperature, model.device
-    def __call__(self, **inputs):
+    def forward(self, **inputs):
         out = self.model(**inputs)
         out.logits = log_laws(out.logits, self.temperature)
         return out

@@ -5,17 +5,15 @@
 # %% auto #0
 __all__ = ['LLAMA', 'MODEL_PAIRS', 'overlap_on_texts', 'late_writes', 'tune_acceptance', 'random_pair', 'embedded_pair',
            'timed_engine_run', 'generation_options', 'transformers_run', 'paired_turns', 'weight_bytes', 'summarize',
-           'decoding_speed', 'begun', 'round_parts']
+           'decoding_speed']
 
 # %% ../../../nbs/44a_race.ipynb #2b6250c9
 from copy import deepcopy
-from functools import partial
 from time import perf_counter
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from ...models.embedded import raw_model, prompts
-from .clocks import median_seconds, on_graph
 from ..verify import verify_trees
 from ..engine import Engine, BatchRun, draw_children
 
@@ -150,31 +148,3 @@ def decoding_speed(name, shape, temperature, B, n, repeats, device, verify=verif
     same = sum(a == b for a, b in zip(texts.get("plain", ()), texts.get("engine", ())))
     alpha = overlap_on_texts(target, draft, temperature, written, len(ctxs[0]) - 1)
     return dict(row, tokens_per_s=row["tokens_per_s"] | wrong, alpha=alpha, same=same)
-
-# %% ../../../nbs/44a_race.ipynb #44a0c002
-def begun(engine, B):  # -> BatchRun, the arguments of its parts
-    "A run of the engine, and what its first round passes on from part to part"
-    run = BatchRun(engine, engine.requests(prompts("code", B), 8, [*range(B)]))
-    base, (picks, coins), mask = run.rows.lengths.clone(), run.noise[0], run.mask()
-    token, q = run.draft(base, mask, picks)
-    p = run.target_rows(base, mask, token)
-    run.room.zero_()   # every text has ended, so a commit leaves the caches as they are
-    return run, (base, mask, picks), (base, mask, token), (token, p, q, coins, picks)
-
-@torch.inference_mode()
-def round_parts(name, shape, temperature, B, device, verify=verify_trees, sample=draw_children,
-                models=MODEL_PAIRS, clock=on_graph, parts=True):
-    "Microseconds of each part of a round"
-    pair, options = models[name](device, temperature), dict(temperature=temperature, verify=verify)
-    run, to_draft, to_target, to_verify = begun(Engine(*pair, shape, **options, sample=sample), B)
-    verdict = run.verdict(*to_verify)
-    def draft():
-        run.drafts.lengths.copy_(to_draft[0])
-        run.draft(*to_draft)
-    def commit():
-        run.turn.zero_()
-        run.commit(to_draft[0], verdict)
-    calls = dict(draft=draft, target=partial(run.target_rows, *to_target),
-                 verify=partial(run.verdict, *to_verify), commit=commit)
-    device = torch.device(device)
-    return dict(us={who: 1e6 * median_seconds([f], device, 5, clock) for who, f in calls.items()})

@@ -7,11 +7,11 @@ __all__ = ['RULES', 'DRAWN_AS', 'SECONDS', 'NOT_RETURNED', 'METRICS', 'LLAMA_VOC
            'case_digest', 'twin_of', 'verdict_table', 'stored_verdicts', 'store_verdicts', 'tree_parity',
            'random_tables', 'exponential_pick', 'draw_drafts', 'text_counts', 'joint_law', 'parity_at_size',
            'verdicts_apart', 'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks', 'supervise',
-           'launch', 'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels',
-           'fused_draws', 'launch_again', 'parity_again', 'observed', 'profile', 'sanitize', 'GpuSizes', 'shape_name',
-           'parity_tasks', 'speed_tasks', 'baseline_tasks', 'engine_tasks', 'few_trees_tasks', 'several_programs',
-           'other_tasks', 'more_tasks', 'gpu_tasks', 'Rehearsed', 'rehearse', 'reference_verify', 'token_lists',
-           'against_reference', 'copy_speed', 'cpu_tasks']
+           'launch_of', 'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels',
+           'first_round', 'round_parts', 'fused_draws', 'launch_again', 'parity_again', 'observed', 'profile',
+           'sanitize', 'GpuSizes', 'shape_name', 'parity_tasks', 'speed_tasks', 'baseline_tasks', 'engine_tasks',
+           'few_trees_tasks', 'several_programs', 'other_tasks', 'more_tasks', 'gpu_tasks', 'Rehearsed', 'rehearse',
+           'reference_verify', 'token_lists', 'against_reference', 'copy_speed', 'cpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
 import subprocess, sys
@@ -37,8 +37,8 @@ from ..layout import flat, repeat_batch, unpack
 from ..attention import ancestors, attend, flex_attend, tree_blocks, slot_mask
 from ..verify import Logits, verify_trees, verify_chains
 from .clocks import AGREEMENT, TREE_SHAPES, VerifyCase, bounds, bytes_read, case_shapes
-from .clocks import flashinfer, make_cases, median_seconds, on_graph, on_host, on_queue, or_reason
-from .clocks import sglang, softmax_first, verify_times, vllm
+from .clocks import flashinfer, make_cases, median_seconds, on_graph, on_host, on_queue
+from .clocks import or_reason, sglang, softmax_first, verify_times, vllm
 
 # %% ../../../nbs/45a_tasks.ipynb #cc5c8da0
 RULES = "independent", "without replacement", "points", "mixed", "chain", "block"
@@ -240,7 +240,7 @@ def supervise(command, out, seconds, patience=100.):
         if child.wait() == 0 or stamp() == before: return
 
 # %% ../../../nbs/45a_tasks.ipynb #45a0c002
-def launch(V, tree="", rule="", logits=False, **shape):  # -> arguments of `compile_launch`
+def launch_of(V, tree="", rule="", logits=False, **shape):  # -> arguments of `compile_launch`
     "A launch of the kernel for chains or trees: of one shape, or of a `forest`"
     return dict(V=V, tree=tree, rule=rule, logits=logits, **shape)
 
@@ -272,6 +272,34 @@ def fused_kernels():  # -> verifier of trees, verifier of chains
     kernels = or_reason(partial(import_module, "specref.gpu.kernels"))
     if isinstance(kernels, str): return None, None
     return kernels.fused_verify_trees, kernels.fused_verify_chains
+
+def first_round(engine, B, prompts):  # -> BatchRun, the arguments of its parts
+    "A run of the engine on `B` prompts, and what its first round passes on from part to part"
+    requests = engine.requests(prompts, 8, [*range(B)])
+    run = imported_call("engine", "BatchRun", engine=engine, requests=requests)
+    base, (picks, coins), mask = run.rows.lengths.clone(), run.noise[0], run.mask()
+    token, q = run.draft(base, mask, picks)
+    p = run.target_rows(base, mask, token)
+    run.room.zero_()   # every text has ended, so a commit leaves the caches as they are
+    return run, (base, mask, picks), (base, mask, token), (token, p, q, coins, picks)
+
+@torch.inference_mode()
+def round_parts(name, shape, temperature, B, device, verify, clock, parts=True, models=None, **options):
+    "Microseconds of each part of a round: a graph of its own, on a run that has just begun"
+    race = import_module("specref.gpu.bench.decoding")
+    pair = (models or race.MODEL_PAIRS)[name](device, temperature)
+    engine = race.Engine(*pair, shape, temperature=temperature, verify=verify, **options)
+    run, to_draft, to_target, to_verify = first_round(engine, B, race.prompts("code", B))
+    verdict = run.verdict(*to_verify)
+    def draft():
+        run.drafts.lengths.copy_(to_draft[0])
+        run.draft(*to_draft)
+    def commit():
+        run.turn.zero_()
+        run.commit(to_draft[0], verdict)
+    calls = dict(draft=draft, target=partial(run.target_rows, *to_target),
+                 verify=partial(run.verdict, *to_verify), commit=commit)
+    return dict(us={who: 1e6 * median_seconds([f], device, 5, clock) for who, f in calls.items()})
 
 def fused_draws(device):  # -> dict
     "The kernel that draws, as an argument of the engine; none on a CPU, or where there is no triton"
@@ -346,7 +374,7 @@ def parity_tasks(device, verifiers, size):
     for rule, V, B, z in size.forests_of():
         kernel = partial(verifiers[rule == "block"], **shape)
         run = partial(tree_parity, dict(kernel=kernel), device=device, stored=size.stored)
-        launches = launch(V, rule=rule if rule in ("chain", "block") else "mixed", logits=z, **shape),
+        launches = launch_of(V, rule=rule if rule in ("chain", "block") else "mixed", logits=z, **shape),
         yield Task("parity", run, dict(rule=rule, V=V, B=B, logits=z), launches)
 
 def speed_tasks(device, kernel, size):
@@ -355,7 +383,7 @@ def speed_tasks(device, kernel, size):
     run = partial(verify_times, {shape_name(s): partial(kernel, **s) for s in shapes}, device=device,
                   least=size.least, clock=size.clock, repeats=size.repeats + 1)
     for B, z, tree in product(size.Bs[::-1], (False, True), size.trees):
-        launches = tuple(launch(size.V, tree, logits=z, **s) for s in shapes)
+        launches = tuple(launch_of(size.V, tree, logits=z, **s) for s in shapes)
         given = dict(tree=tree, V=size.V, B=B, regime="typical", logits=z)
         if size.fits(tree, B): yield Task("speed", run, given, launches)
 
@@ -371,18 +399,18 @@ def baseline_tasks(device, kernel, size):
         run = partial(verify_times, {"kernel": kernel, name: verify}, device=device, least=size.least,
                       clock=clock, repeats=size.repeats)
         for tree in trees:
-            launches = tuple(launch(size.V, tree, logits=x, **shape) for x in {z, False})
+            launches = tuple(launch_of(size.V, tree, logits=x, **shape) for x in {z, False})
             given = dict(tree=tree, V=size.V, B=B, regime="typical", logits=z)
             yield Task("baselines", run, given, launches)
 
 def engine_tasks(device, kernel, size):
     "The engine and transformers on 1.2 billion weights; the parts of a round apart"
     own = dict(size.race, device=device, verify=kernel, **fused_draws(device), shape=(-1, *range(4)))
-    launches = tuple(launch(LLAMA_VOCAB, tree, logits=True) for tree in ("chain 0", "chain 4"))
-    def of(function, **more): return partial(imported_call, "bench.decoding", function, **own, **more)
+    launches = tuple(launch_of(LLAMA_VOCAB, tree, logits=True) for tree in ("chain 0", "chain 4"))
+    how = dict(n=size.n, repeats=size.repeats)
+    speed = partial(imported_call, "bench.decoding", "decoding_speed", **own, **how)
+    parts = partial(round_parts, **own, clock=size.clock)
     for B in size.texts:
-        speed = of("decoding_speed", n=size.n, repeats=size.repeats)
-        parts = of("round_parts", clock=size.clock)
         given = dict(name="shallow", temperature=1., B=B)
         yield Task("engine", speed, given, launches)
         yield Task("engine", parts, dict(given, parts=True), launches)
@@ -396,7 +424,7 @@ def few_trees_tasks(device, kernel, size):
                   clock=size.clock)
     for z, tree, B in product((False, True), size.trees, (1, 8)):
         given = dict(tree=tree, V=size.V, B=B, regime="typical", logits=z)
-        yield Task("programs", run, given, (launch(size.V, tree, logits=z, programs=4, **shape),))
+        yield Task("programs", run, given, (launch_of(size.V, tree, logits=z, programs=4, **shape),))
 
 def several_programs(kernel, programs, tree, V, B, regime, device, logits, **how):
     "`verify_times` with so many programs a tree, and in how many verdicts they differ from the twin"
@@ -423,7 +451,8 @@ def more_tasks(device, kernel, size):
     cases = [(chains, other, "typical") for other in size.others]
     cases += [(tree, V, regime) for tree in size.trees for regime in AGREEMENT if regime != "typical"]
     for tree, V, regime in cases:
-        given, launches = dict(tree=tree, V=V, B=size.most, regime=regime), (launch(V, tree, **size.shape(1)),)
+        given = dict(tree=tree, V=V, B=size.most, regime=regime)
+        launches = launch_of(V, tree, **size.shape(1)),
         yield Task("rest", partial(run, clock=size.clock), given, launches)
     yield Task("rest", launched, dict(tree=chains, V=V, B=1, regime="typical", host=True))
     for length, B in product(size.lengths, size.texts):
