@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'STAGES', 'STAGED', 'FINE', 'ROW', 'LINKS', 'TOKEN',
-           'NUMBERS', 'tree_kernel', 'RowArrays', 'TreeArrays', 'VerdictArrays', 'RowPointers', 'TreePointers',
-           'RowTop', 'NodeState', 'OfferedBefore', 'is_entry', 'entry', 'top_entry', 'where_top', 'tops', 'fixed_point',
-           'is_weight', 'power', 'load_row', 'load_logits', 'relative_weights', 'load_numbers', 'weights_of',
-           'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'stored_top', 'store_top',
-           'row_top', 'top_of_node', 'offer_row_weights', 'offer', 'first_row', 'residual_numbers', 'residual_of',
-           'residual_weights', 'share_of_blocks', 'residual_blocks', 'drawn_token', 'token_in_blocks', 'covered_weight',
-           'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree', 'own_rows', 'store_verdict',
-           'entered', 'changed', 'next_offer', 'try_children', 'blocks_of_all', 'walk_down', 'verify_trees_kernel',
-           'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer', 'verify_chains_kernel',
-           'check_power_of_two', 'check_programs', 'row_arrays', 'request_of', 'row_tops_kernel', 'with_tops',
-           'processors', 'usual_registers', 'counters', 'launch_counters', 'verdict_room', 'launch',
-           'fused_verify_trees', 'fused_verify_chains', 'patch_language_once', 'Watched', 'NodeReads', 'node_reads',
-           'rows_read', 'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
+           'NUMBERS', 'ANYWHERE', 'tree_kernel', 'RowArrays', 'TreeArrays', 'VerdictArrays', 'RowPointers',
+           'TreePointers', 'RowTop', 'NodeState', 'OfferedBefore', 'is_entry', 'entry', 'top_entry', 'where_top',
+           'tops', 'fixed_point', 'is_weight', 'power', 'load_row', 'load_logits', 'relative_weights', 'load_numbers',
+           'weights_of', 'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'stored_top',
+           'store_top', 'row_top', 'top_of_node', 'offer_row_weights', 'offer', 'first_row', 'residual_numbers',
+           'residual_of', 'residual_weights', 'share_of_blocks', 'residual_blocks', 'drawn_token', 'token_in_blocks',
+           'covered_weight', 'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree', 'own_rows',
+           'store_verdict', 'entered', 'changed', 'next_offer', 'try_children', 'blocks_of_all', 'walk_down',
+           'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer',
+           'verify_chains_kernel', 'check_power_of_two', 'check_programs', 'row_arrays', 'request_of',
+           'row_tops_kernel', 'with_tops', 'processors', 'usual_registers', 'counters', 'launch_counters',
+           'verdict_room', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'patch_language_once', 'Watched',
+           'NodeReads', 'node_reads', 'rows_read', 'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 import re, subprocess
@@ -69,7 +69,8 @@ class VerdictArrays(NamedTuple):
 
 # one compiled kernel serves all of these: numbers of nodes, of rows, of requests with options of their own
 NUMBERS = "n", "p_rows", "q_rows", "p_each", "q_each", "height", "width"
-tree_kernel = triton.jit(do_not_specialize=NUMBERS)
+ANYWHERE = "coins", "picks", "position", "seed", "limits", "none"   # arrays that are read number by number
+tree_kernel = triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=ANYWHERE)
 
 class RowPointers(NamedTuple):
     "`rows` rows of `V` numbers, `stride` apart; are they logits? The slope (1/temperature) of this request"
