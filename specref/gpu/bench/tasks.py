@@ -287,7 +287,7 @@ def first_round(engine, B, prompts):  # -> BatchRun, the arguments of its parts
 def round_parts(name, shape, temperature, B, device, verify, clock, parts=True, models=None, **options):
     "Microseconds of each part of a round: a graph of its own, on a run that has just begun"
     race = import_module("specref.gpu.bench.decoding")
-    pair = (models or race.MODEL_PAIRS)[name](device, temperature)
+    pair = (race.MODEL_PAIRS if models is None else models)[name](device, temperature)
     engine = race.Engine(*pair, shape, temperature=temperature, verify=verify, **options)
     run, to_draft, to_target, to_verify = first_round(engine, B, race.prompts("code", B))
     verdict = run.verdict(*to_verify)
