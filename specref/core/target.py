@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Rows', 'Meter', 'no_states', 'Target', 'raw_row', 'raw_law', 'ModelView', 'UnwarpedModel', 'TableModel',
-           'random_table', 'check_context', 'target_law', 'NgramModel', 'check_counted', 'ngram_code', 'ngram_counts']
+           'random_table', 'pointed_table', 'check_context', 'target_law', 'NgramModel', 'check_counted', 'ngram_code',
+           'ngram_counts']
 
 # %% ../../nbs/03_target.ipynb #31ea78a6
 from collections.abc import Callable, Container, Sequence
@@ -123,6 +124,19 @@ def random_table(V: int, seed: int, zeros: bool = True) -> TableModel:
         rng = np.random.default_rng([seed, len(text), *(x + 1 for x in text)])
         w = rng.choice([0, 1, 2, 3, 5] if zeros else [1, 2, 3, 5, 7], V)
         return exact(*map(int, w if w.any() else w + 1))
+    return TableModel(V, f)
+
+def pointed_table(V: int, seed: int, peaks: Sequence[int] = (2, 8, 20, 40, 150)) -> TableModel:
+    """A `TableModel` of fractions with one likely token in each row, for most texts the same one for every
+    seed; its weight is one of `peaks`, that of the others 1 to 3
+
+    >>> print(*pointed_table(V=4, seed=1).law((0,)))
+    """
+    def f(text):
+        shared, own = (np.random.default_rng([V, s, len(text), *text]) for s in (0, 1 + seed))
+        w = own.choice([1, 1, 2, 3], V)
+        w[(own if own.random() < 1/6 else shared).integers(V)] = own.choice(peaks)
+        return exact(*map(int, w))
     return TableModel(V, f)
 
 # %% ../../nbs/03_target.ipynb #0f035a5c
