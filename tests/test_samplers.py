@@ -1,4 +1,4 @@
-"Chapter 17b: samplers of texts, functions of rows, and eleven checks that each detect their own bug"
+"Chapter 17b: samplers of texts, functions of rows, and twelve checks that each detect their own bug"
 import json
 import re
 from collections import Counter
@@ -186,7 +186,7 @@ STATED = ("detectable distance: total variation", "power 0.999", "token by token
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_correct_functions_pass(name):
-    "All eleven checks, in lines of at most 88 columns"
+    "All twelve checks, in lines of at most 88 columns"
     f, how = RIGHT[name]
     found = quick(f, **dict(dict(runs=600), **how))
     words = " ".join(found.words.split())

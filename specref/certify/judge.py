@@ -9,9 +9,10 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'UniformSource', 'choose_token', 'race_token', 'positive_part', 'likeliest', 'load_rule', 'run_source',
            'check_sources', 'names_in', 'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'agreed', 'pointed_case',
            'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes',
-           'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known', 'continued',
-           'continued_law', 'right_tokens', 'over_proposed', 'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases',
-           'zero_accepted', 'are_exact', 'Judgement', 'judge_rule', 'one_draw', 'check_answers', 'check_judged']
+           'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known', 'likest',
+           'continued', 'continued_law', 'right_tokens', 'over_proposed', 'TextWitness', 'CaseVerdict', 'judge_case',
+           'edge_cases', 'zero_accepted', 'are_exact', 'Judgement', 'judge_rule', 'one_draw', 'check_answers',
+           'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -293,7 +294,7 @@ class JudgeCase:
         return np.array(p), np.array(q, dtype=object).reshape(-1, self.target.V), np.array(draft, int)
     def possible(self, out): return all(self.row(0, out[:i])[x] > 0 for i, x in enumerate(out))
     @property
-    def has_zeros(self): return min(self.row(0, ())) == 0
+    def has_zeros(self): return min(self.row(0, ())) == 0 < 1 > max(self.row(0, ()))
     @property
     def parts(self): return self.target, self.draft, self.ctx
 
@@ -317,21 +318,24 @@ TABLE_CASES = (
     JudgeCase("a target of one token", turned(0, 1, 0), turned(1, 2, 1), 2),
     JudgeCase("no draft", turned(3, 2, 1), turned(1, 2, 3), 0))
 
-def agreed(table, n):
-    "The table, with one token alone after texts of fewer than `n` tokens"
-    def f(text): return table.law(text) if len(text) >= n else one_hot(len(text) % table.V, table.V, exact=True)
+def agreed(table, places):
+    "The table after texts whose lengths are in `places`, and one token alone after all others"
+    def f(text):
+        return table.law(text) if len(text) in places else one_hot(len(text) % table.V, table.V, exact=True)
     return TableModel(table.V, f)
 
-def pointed_case(name, V, gamma, ctx, certain=0):
-    "Pointed rows after a context, and after `certain` tokens on which target and draft agree"
-    tables = (agreed(pointed_table(V, seed), len(ctx) + certain) for seed in (1, 2))
-    return JudgeCase(name, *tables, gamma, ctx)
+def pointed_case(name, V, gamma, ctx, first=0, last=99):
+    "Pointed rows from place `first` to place `last`; elsewhere target and draft agree on one token"
+    places = range(len(ctx) + first, len(ctx) + last + 1)
+    return JudgeCase(name, *(agreed(pointed_table(V, seed), places) for seed in (1, 2)), gamma, ctx)
 
 JUDGE_CASES = (*TABLE_CASES,
-    *(pointed_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=2)),
-    *(pointed_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), range(2), range(2))),
+    *(pointed_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=3)),
+    *(pointed_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), repeat=3)),
     *(pointed_case("the end of a long draft", 3, gamma, (0, k), gamma - 2)
-      for gamma in range(3, 14) for k in range(2)))
+      for gamma in range(3, 14) for k in range(2)),
+    *(pointed_case("inside a long draft", 3, 13, (1, k), place, place + 1)
+      for place in range(11) for k in range(2)))
 
 # %% ../../nbs/17d_judge.ipynb #eee5b8fb
 MOST_PATHS, MOST_LINES = 20_000, 20_000   # of a case; lines of the rule that one call may run
@@ -469,6 +473,13 @@ def nearest_known(laws, known):  # {case: law of calls} -> KnownRules at the lea
         if done == len(cases): best.append((off, known[k]))
         else: heappush(queue, (off + tv_outcomes(laws[cases[done]], known[k].law(cases[done])), k, done + 1))
     return tuple(rule for _, rule in best), best[0][0] / len(cases)
+
+def likest(laws, some, known, right):  # -> KnownRules, distance
+    "The nearest rules, found on `some` cases; where these agree, or the rule is exact, on all cases"
+    nearest, distance = nearest_known({case: laws[case] for case in some}, known)
+    if nearest and not distance: nearest, distance = nearest_known(laws, nearest)
+    if not (distance and right): return nearest, distance
+    return nearest_known(laws, [k for k in known if k.right])   # no bug is named beside an exact rule
 
 # %% ../../nbs/17d_judge.ipynb #1a17d7a3
 @cache
@@ -631,14 +642,13 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     if isinstance(rule, str): rule, draw = one_draw(*load_rule(rule), draw)
     check_judged(rule, draw, cases)
     calls, floats = RuleCalls(rule, draw), Exact.floats
-    laws = {case: law_of_calls(case, calls) for case in cases}
+    first = {case.name: case for case in cases[::-1]}   # of each family
+    laws = {case: law_of_calls(case, calls, case is first[case.name]) for case in cases}
     rounded = Exact.floats > floats
     check_answers(laws, calls)
     edges = tuple(edge_cases(rule, draw, laws, calls))
     found = tuple(judge_case(case, law) for case, law in laws.items())
-    nearest, distance = nearest_known(laws, known)
-    if distance and are_exact(found, rounded):   # no bug is named beside an exact rule
-        nearest, distance = nearest_known(laws, [k for k in known if k.right])
+    nearest, distance = likest(laws, first.values(), known, are_exact(found, rounded))
     names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
     return Judgement(name, found, edges, names, distance, any(k.right for k in nearest), rounded)
 

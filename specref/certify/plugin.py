@@ -260,7 +260,7 @@ def weak_words(what, numbers, demand, report):  # -> words, "" if enough is visi
 class Certifier(CheckRunner):
     "The fixture `certify`: each method is one check, and fails the test of a wrong sampler"
     def rows(self, verify, V=4, gamma=2, runs=None, sees=None, ignore=(), **how):
-        "The eleven checks of a function of rows, as `certify_rows`"
+        "The twelve checks of a function of rows, as `certify_rows`"
         __tracebackhide__ = True
         certify_rows = require("specref.certify.samplers").certify_rows
         counted = CountedCalls(verify) if callable(verify) else verify

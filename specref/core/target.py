@@ -126,15 +126,16 @@ def random_table(V: int, seed: int, zeros: bool = True) -> TableModel:
         return exact(*map(int, w if w.any() else w + 1))
     return TableModel(V, f)
 
-def pointed_table(V: int, seed: int, peaks: Sequence[int] = (2, 8, 20, 40, 150)) -> TableModel:
+def pointed_table(V: int, seed: int, peaks: Sequence[int] = (1, 2, 4, 8, 20, 60, 200, 1000)) -> TableModel:
     """A `TableModel` of fractions with one likely token in each row, for most texts the same one for every
-    seed; its weight is one of `peaks`, that of the others 1 to 3
+    seed; its weight is one of `peaks`, that of the others 0 to 3
 
     >>> print(*pointed_table(V=4, seed=1).law((0,)))
+    1/6 0 2/3 1/6
     """
     def f(text):
         shared, own = (np.random.default_rng([V, s, len(text), *text]) for s in (0, 1 + seed))
-        w = own.choice([1, 1, 2, 3], V)
+        w = own.integers(own.integers(2), own.choice([2, 4]), V)
         w[(own if own.random() < 1/6 else shared).integers(V)] = own.choice(peaks)
         return exact(*map(int, w))
     return TableModel(V, f)
