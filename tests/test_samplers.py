@@ -373,6 +373,37 @@ def test_each_door_finds_its_bug(name):
     assert found.passes_distribution and found.passes_acceptance and bug.check not in found.wrong, found
 
 
+def test_what_could_see_nothing_does_not_pass():
+    "One run in each case: no check failed, and the report is too weak; it also says what was not called"
+    found = certify_rows(theirs, runs=1, depth=2)
+    assert not found.passes and not found.wrong and "distribution" in found.weak and "TOO WEAK" in found.words
+    enough = certify_rows(theirs, runs=600, depth=2)
+    assert enough.passes and "not called with: drafts of more than 2 tokens, special tokens" in enough.words
+
+
+class Token:
+    "A number as a tensor is one"
+    def __init__(self, x): self.x = x
+    def __index__(self): return self.x
+
+
+def test_a_drafter_may_return_tensors():
+    kit = SamplerChecks(theirs, drafter=lambda q, rng: Token(draw_by_cdf(q, rng)), runs=60, cases=FIRST)
+    assert kit.result("draft").passes is not False
+
+
+def test_texts_that_share_random_numbers():
+    "Two requests with one seed return one text; each alone has the right distribution"
+    made = []
+    def sample(ctx, n, rng):
+        made.append(rng.integers(4, size=n) if len(made) % 2 == 0 else made[-1])
+        return made[-1]
+    found = certify_sampler(sample, FAIR_TABLE, (0,), n=2, runs=2000)
+    assert not found.passes and found.test.fits and "texts 1 runs apart share random numbers" in found.words
+    assert found.verdict == "TEXTS DEPEND ON ONE ANOTHER"
+FAIR_TABLE = TableModel(4, lambda text: exact(1, 1, 1, 1))
+
+
 def of_text(step, cut=True):
     "A sampler of texts: one token after another by `step(p, text, rng)`"
     def sample(ctx, n, rng):

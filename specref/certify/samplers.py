@@ -1488,7 +1488,10 @@ def not_called_with(kit):  # -> words
     if not kit.drafter: missing.append("your own drafter (draft=)")
     return f"not called with: {', '.join(missing)}"
 
-def default_size(V): return (4000, 13) if V <= 10_000 else (1000, 5)   # runs in a case, and depth
+def default_size(V, tree=False):  # -> runs in a case, depth
+    "What takes less than a minute: every call copies its rows, and a tree has many"
+    if V <= 10_000: return 4000, 13
+    return (400 if tree else 1000 if V < 100_000 else 400), 5
 
 def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable | None = None,
                  like: Callable | str | None = "detect", cases: dict[str, Callable] = CASES,
@@ -1502,7 +1505,8 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
     ('distribution', 'position', 'noise', 'zeros', 'nan')
     """
     check_at_least(4, V=V)
-    runs, depth = (size if given is None else given for given, size in zip((runs, depth), default_size(V)))
+    usual = default_size(V, isinstance(interface, Interface) and interface.tree)
+    runs, depth = (size if given is None else given for given, size in zip((runs, depth), usual))
     check_at_least(1, gamma=gamma, runs=runs, depth=depth)
     check_at_least(0, seed=seed)
     check_rate(alpha=alpha)

@@ -553,9 +553,10 @@ class SequentialTest:
             words = f"{what}: {claim.words(self.limit)}"
             if claim.tokens: lines.append(CheckResult(name, fits, words, fits and weak))
         found = Report("", (*lines, *self.text.finding(), self.tokens()))
-        wrong = ", ".join(found.wrong) or "none"
-        title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong}; threshold: wealth "
+        wrong, weak = (", ".join(names) for names in (found.wrong, found.weak))
+        title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong or 'none'}; threshold: wealth "
                  f"{self.limit:.0e} (false-alarm rate {self.alpha:.0e}, anytime-valid)")
+        if weak: title += f"; too weak: {weak}"
         if self.tolerance: title += f"; rows within a relative error of {self.tolerance:g}"
         bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
         wealth = max(float(b.wealth) for b in bets)
