@@ -172,7 +172,7 @@ def test_an_enumeration_that_takes_long_is_refused_at_once():
     in_a_second(lambda: certify(reject, target, draft, n=30), words)
     in_a_second(lambda: certify(reject, target, draft, n=2, gamma=12), words)
     assert certify(match, target, no_draft, n=4, limit=400).paths == 340 == sum(4**k for k in range(1, 5))
-    in_a_second(lambda: certify(match, target, no_draft, n=4, limit=300), "got about 3e2 paths")
+    in_a_second(lambda: certify(match, target, no_draft, n=4, limit=300), "got about [23].[0-9]e2 paths")
     few, more = (certify(match, target, drafter, n=None) for drafter in (no_draft, Chain(draft, 1)))
     assert few.n == more.n == 3 and "texts of at most 3 tokens" in few.words
     three = [random_table(3, s, zeros=False) for s in (1, 2)]

@@ -209,7 +209,7 @@ TIMES = (1, "seconds"), (60, "minutes"), (3600, "hours"), (86_400, "days")
 def too_many(paths, limit, seconds):
     "The error for an estimated number of `paths`, of so many `seconds` each"
     paths = float(min(paths, 10**300))
-    about = f"{paths:.0e}".replace("+0", "").replace("+", "")
+    about = f"{paths:.1e}".replace("+0", "").replace("+", "")
     return ValueError(f"limit: got about {about} paths, {in_time(paths * seconds)}; wanted at most {limit:,}"
                       ": fewer tokens, a smaller tree or vocabulary, or a larger limit")
 
