@@ -166,7 +166,7 @@ def in_a_second(call, words):
 def test_an_enumeration_that_takes_long_is_refused_at_once():
     "Wide trees and long texts, with an estimate; the default is as long as is cheap"
     target, draft = (random_table(4, s, zeros=False) for s in (1, 2))
-    words = r"^limit: got about \de\d+ paths, (some|more) .*; wanted at most 200,000: fewer tokens"
+    words = r"^limit: got about \d\.\de\d+ paths, (some|more) .*; wanted at most 200,000: fewer tokens"
     for shape in (3, 2), (2, 2, 1):
         in_a_second(lambda: certify(reject, target, Branching(draft, shape)), words)
     in_a_second(lambda: certify(reject, target, draft, n=30), words)

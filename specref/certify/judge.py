@@ -7,7 +7,7 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'MOST_PATHS', 'MOST_LINES', 'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'FAR_OFF', 'ROUNDING_LIMIT',
            'CannotEnumerate', 'Exact', 'kept_exact', 'exactly', 'RandomNumber', 'elementwise', 'refusing',
            'UniformSource', 'choose_token', 'race_token', 'positive_part', 'likeliest', 'load_rule', 'run_source',
-           'check_sources', 'names_in', 'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'agreed', 'pointed_case',
+           'check_sources', 'names_in', 'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'agreed', 'shaped_case',
            'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes',
            'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known', 'likest',
            'continued', 'continued_law', 'right_tokens', 'over_proposed', 'TextWitness', 'CaseVerdict', 'judge_case',
@@ -324,17 +324,17 @@ def agreed(table, places):
         return table.law(text) if len(text) in places else one_hot(len(text) % table.V, table.V, exact=True)
     return TableModel(table.V, f)
 
-def pointed_case(name, V, gamma, ctx, first=0, last=99):
+def shaped_case(name, V, gamma, ctx, first=0, last=99):
     "Pointed rows from place `first` to place `last`; elsewhere target and draft agree on one token"
     places = range(len(ctx) + first, len(ctx) + last + 1)
     return JudgeCase(name, *(agreed(pointed_table(V, seed), places) for seed in (1, 2)), gamma, ctx)
 
 JUDGE_CASES = (*TABLE_CASES,
-    *(pointed_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=3)),
-    *(pointed_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), repeat=3)),
-    *(pointed_case("the end of a long draft", 3, gamma, (0, k), gamma - 2)
+    *(shaped_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=3)),
+    *(shaped_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), repeat=3)),
+    *(shaped_case("the end of a long draft", 3, gamma, (0, k), gamma - 2)
       for gamma in range(3, 14) for k in range(2)),
-    *(pointed_case("inside a long draft", 3, 13, (1, k), place, place + 1)
+    *(shaped_case("inside a long draft", 3, 13, (1, k), place, place + 1)
       for place in range(11) for k in range(2)))
 
 # %% ../../nbs/17d_judge.ipynb #eee5b8fb

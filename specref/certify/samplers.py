@@ -30,6 +30,7 @@ from functools import cache, cached_property, lru_cache
 from numbers import Real
 from operator import index
 from importlib import import_module
+from itertools import combinations
 from statistics import mean
 from textwrap import fill
 from types import SimpleNamespace
@@ -61,7 +62,8 @@ class TextEvidence(Evidence):
     @property
     def words(self): return f"{super().words}\n{self.again}" if self.again else super().words
     @property
-    def verdict(self): return "TEXTS DEPEND ON ONE ANOTHER" if self.again and super().passes else super().verdict
+    def verdict(self):
+        return "TEXTS DEPEND ON ONE ANOTHER" if self.again and super().passes else super().verdict
     def where(self, of=""):
         cell, _, count = self.worst
         why = isinstance(cell[0], tuple) and why_no_text(cell[0], self.n, self.stop)
@@ -284,7 +286,8 @@ class PointedCase(RowCase):
         super().__init__(None, V)
     def pair(self, text):
         i = len(text) - 1
-        if i < self.place: return ((one_hot(agreed_class(i), 4, exact=True), exact(1, 0, 0, 1))[self.k % 2],)*2
+        equal = one_hot(agreed_class(i), 4, exact=True), exact(1, 0, 0, 1)   # in every second case
+        if i < self.place: return (equal[self.k % 2],)*2
         return tuple(table.law((self.k, i, text[-1])) for table in self.laws)
 
 class RepeatCase(RowCase):
@@ -297,7 +300,7 @@ class RepeatCase(RowCase):
     def row(self, i):  # -> (V,): of the target, the two inner tokens left out
         return self.table(0, i + 1)[i, 0][self.of]*self.w*(self.of % 3 > 0)
 
-row_case, place_case, pointed_case = (lru_cache(128)(case) for case in (RowCase, PlaceCase, PointedCase))
+row_case, place_case, pointed_case = map(lru_cache(128), (RowCase, PlaceCase, PointedCase))
 
 def choose_class(rows, u):  # (n, 4), (n,) -> (n,)
     "The class that a uniform number selects in each row"
@@ -809,7 +812,8 @@ SEEDS_ONLY = ("not tested: the function receives seeds; with `draft=` the draft 
 DETECTED = ("the rule was detected, not stated: a lossless function of another rule may fail this check, and "
             "`like=None` omits it")
 CHECKS = dict(form="distribution", distribution="distribution", position="distribution",
-              gates="distribution", noise="distribution", draft="distribution", tokens="acceptance", joint="acceptance",
+              gates="distribution", noise="distribution", draft="distribution", tokens="acceptance",
+              joint="acceptance",
               seeds="robustness", rows="robustness", zeros="robustness", nan="robustness")
 TILES = 64, 128, 1024
 BLOCKS = "the finished blocks"
@@ -834,7 +838,8 @@ class SamplerReport(Report):
     def verdicts(self):
         groups = {group: ", ".join(self.failed(group)) for group in dict.fromkeys(CHECKS.values())}
         words = {group: f"FAILED ({wrong})" if wrong else "ok" for group, wrong in groups.items()}
-        if self.weak and not self.failed("distribution"): words["distribution"] = f"TOO WEAK ({', '.join(self.weak)})"
+        weak = ", ".join(self.weak)
+        if weak and not self.failed("distribution"): words["distribution"] = f"TOO WEAK ({weak})"
         return "; ".join(f"{group}: {verdict}" for group, verdict in words.items())
     @property
     def failures(self): return replace(self, lines=[x for x in self.lines if x.passes is False]).words
@@ -1005,7 +1010,8 @@ class Kit:
         cells, hidden = max(e.test.cells for e in found.values()), max(shared.values())
         tv = max(e.test.tv for e in found.values())
         return True, (f"no difference detected in {what}; detectable distance: total variation {tv:.3f} on "
-                      f"the rows of each case, power {1 - MISS} (up to {cells} cells of classes, up to {hidden:.0%} "
+                      f"the rows of each case, power {1 - MISS} (up to {cells} cells of classes, "
+                      f"up to {hidden:.0%} "
                       "of the probability in cells of several texts)")
 
 # %% ../../nbs/17b_samplers.ipynb #aa17b004
@@ -1108,7 +1114,7 @@ class DistributionChecks(Kit):
         return g_test(dict(enumerate(counts.tolist())), dict(enumerate(PEAK)), self.rate, 5)
 
     def gates(self):
-        "Does each token of rows of many shapes occur as often as stated, in every region? (Proposition gates)"
+        "Is each token of rows of many shapes as frequent as stated, in every region? (Proposition gates)"
         failed = sum((r.failed for r in self.on_pointed), Counter())
         if failed: return (None, NOT_RUN) if self.failed else position_failed(failed, self.depth)
         if any(isinstance(y[0], tuple) for r in self.on_pointed for y in r.blocks):
@@ -1146,10 +1152,10 @@ def region_words(bets, limit):
     "What the bets on regions detect"
     shares = bets.shares(limit)
     unseen = [name for name, share in shares.items() if share > 1]
-    words = (f"{int(bets.n.sum()):,} tokens on {len(bets.n):,} different pairs of rows are as frequent as stated "
-             "in every region of two conditions on p(x), q(x), their ratio and ranks, max p, max q, entropy and "
-             f"place; detectable with power {1 - MISS}: drafts that are accepted unverified wherever a condition "
-             f"holds, for {len(shares) - len(unseen)} of {len(shares)} conditions")
+    words = (f"{int(bets.n.sum()):,} tokens on {len(bets.n):,} different pairs of rows are as frequent as "
+             "stated in every region of two conditions on p(x), q(x), their ratio and ranks, max p, max q, "
+             f"entropy and place; detectable with power {1 - MISS}: drafts that are accepted unverified "
+             f"wherever a condition holds, for {len(shares) - len(unseen)} of {len(shares)} conditions")
     return words + (f" (not for {', '.join(unseen)})" if 0 < len(unseen) < 9 else "")
 
 def within_words(i, c, cells, t):
@@ -1316,11 +1322,10 @@ class SamplerChecks(DistributionChecks):
         y = np.array([first(k, rows) for k in range(calls)])
         few = np.array([first(1000 + k, min(rows, PAIRED)) for k in range(PAIR_CALLS)])
         equal = same_chance(self.place(SURE_DRAFT))
-        tests = {f"rows {lag} apart in a batch": rows_alike(y, lag, i, equal)
-                 for lag in lags_below(rows) for i in (0, 1)}
-        tests |= pairs_alike(few, equal)
-        name = min(tests, key=lambda at: tests[at][0])
-        p, same, n = tests[name]
+        tests = [(f"rows {lag} apart in a batch", *rows_alike(y, lag, i, equal))
+                 for lag in lags_below(rows) for i in (0, 1)]
+        tests += pairs_alike(few, equal)
+        name, p, same, n = min(tests, key=lambda test: test[1])
         if len(tests)*p >= self.rate: return True, (
             f"; rows of a batch are independent ({calls*rows:,} rows at each distance, and each two of the "
             f"first {len(few[0])} in {PAIR_CALLS} calls)")
@@ -1420,11 +1425,14 @@ def at_least(k, n, chance): return float(load_scipy("special").bdtrc(k - 1, n, c
 
 PAIRED, PAIR_CALLS = 32, 40   # rows of a batch that are compared two by two, and in how many calls
 
-def pairs_alike(y, equal):  # (calls, rows) -> {name: (p-value, equal pairs, pairs)}
+def pairs_alike(y, equal):  # (calls, rows) -> [(name, p-value, equal pairs, pairs)]
     "Each two of the first rows of a batch, in all calls"
-    both = {(i, j): (y[:, i] >= 0) & (y[:, j] >= 0) for j in range(y.shape[1]) for i in range(j)}
-    counts = {at: (int((y[there, at[0]] == y[there, at[1]]).sum()), int(there.sum())) for at, there in both.items()}
-    return {f"rows {i} and {j} of a batch": (at_least(same, n, equal), same, n) for (i, j), (same, n) in counts.items()}
+    tests = []
+    for i, j in combinations(range(y.shape[1]), 2):
+        there = (y[:, i] >= 0) & (y[:, j] >= 0)
+        n, same = int(there.sum()), int((y[:, i] == y[:, j])[there].sum())
+        tests.append((f"rows {i} and {j} of a batch", at_least(same, n, equal), same, n))
+    return tests
 
 def lags_below(rows): return sorted({*range(1, min(rows, 65)), *(2**k for k in range(6, 13) if 2**k < rows)})
 

@@ -7,7 +7,7 @@ __all__ = ['check_at_least', 'check_between', 'check_rate', 'check_type', 'look_
            'error_words', 'write_whole', 'write_json']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
-import json, os, shutil
+import json, os, shutil, sys
 from linecache import getline
 from math import inf
 from numbers import Real
@@ -72,7 +72,7 @@ def error_words(error):
     "An error in one line: its type, its message, and the last line of the caller's own code on its way"
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
               if not frame.f_globals.get("__name__", "").startswith("specref.")]
-    own = [(name, line) for name, line in frames if "site-packages" not in name and "/lib/python" not in name]
+    own = [(name, line) for name, line in frames if not name.startswith((sys.prefix, sys.base_prefix))]
     where = f" (line {own[-1][1]}: {getline(*own[-1]).strip()})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
 
