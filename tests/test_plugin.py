@@ -247,7 +247,7 @@ def test_a_clock_stops_the_bets(monkeypatch):
     assert outcome(certify, "runs") == ["too weak", 9]
 
 def test_a_budget_in_seconds_becomes_runs(monkeypatch):
-    "One run that imports, then attempts of 25, 100, ... until one is long enough; the rest of the time is filled"
+    "A run that imports, then attempts of 25, 100, ... until one is long enough; the rest is filled"
     clock = SimpleNamespace(now=0.)
     monkeypatch.setattr(plugin, "perf_counter", lambda: clock.now)
     def attempt(k):

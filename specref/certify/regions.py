@@ -14,7 +14,8 @@ from .sequential import SIGMAS, least_share, mean_wealth
 PARTS = .02, .1, .3, .5, .7, .85
 THRESHOLDS = {   # of what a rule may look at before it decides on the token x
     "p(x)": PARTS, "q(x)": PARTS, "p(x)/q(x)": (1/4, 1/2, 3/4, 1, 2), "rank in p": (1, 2),
-    "rank in q": (1, 2), "max p": PARTS[3:], "max q": PARTS[3:], "entropy of p": (.3, .6, 1), "position": (1, 2, 3, 4, 6, 9),
+    "rank in q": (1, 2),
+    "max p": PARTS[3:], "max q": PARTS[3:], "entropy of p": (.3, .6, 1), "position": (1, 2, 3, 4, 6, 9),
     "drafts left": (1, 2)}
 
 def token_features(p, q, position, left, size=1):  # (n, k), (n, k), (n,), (n,), (k,) -> {name: (n, k)}

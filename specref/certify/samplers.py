@@ -8,16 +8,16 @@ __all__ = ['TEXT_LAGS', 'CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'SURE_DRAFT', 
            'STRENGTHS', 'FLOOR', 'RELATIONS', 'NOT_RUN', 'NO_RULE', 'SEEDS_ONLY', 'DETECTED', 'CHECKS', 'TILES',
            'BLOCKS', 'POINTED_LENGTHS', 'POINTED_TEXTS', 'POINTED_RUNS', 'REPEAT_TOKENS', 'REPEAT_STAKES', 'VIEWED',
            'KEPT', 'PAIRED', 'PAIR_CALLS', 'WITHOUT_CHANCE', 'TextEvidence', 'why_no_text', 'certify_sampler',
-           'alike_texts', 'returned_text', 'returned_tokens', 'NumpyRng', 'draw_by_cdf', 'text_sampler', 'rule_on_rows',
-           'token_classes', 'class_shares', 'point_table', 'fixed_laws', 'class_members', 'token_parts', 'RowCase',
-           'long_row', 'agreed_class', 'PlaceCase', 'PointedCase', 'RepeatCase', 'choose_class', 'Drafts',
+           'at_least', 'alike_texts', 'returned_text', 'returned_tokens', 'NumpyRng', 'draw_by_cdf', 'text_sampler',
+           'rule_on_rows', 'token_classes', 'class_shares', 'point_table', 'fixed_laws', 'class_members', 'token_parts',
+           'RowCase', 'long_row', 'agreed_class', 'PlaceCase', 'PointedCase', 'RepeatCase', 'choose_class', 'Drafts',
            'chain_drafts', 'draw_each', 'two_branches', 'tree_drafts', 'grow_tree', 'Interface', 'are_temperatures',
            'indices', 'token_rows', 'CallRecord', 'well_formed', 'finished', 'counted_rows', 'run_calls', 'mixed_calls',
            'EdgeGenerator', 'SeedGenerator', 'expected_blocks', 'expected_lengths', 'GivenTokens', 'expected_in_tree',
            'check_cases', 'FewerTokensBet', 'LearnedBets', 'PlaceBets', 'relation_chances', 'by_node', 'JointBets',
            'SamplerReport', 'RepeatBets', 'repeat_bets', 'repeat_words', 'Kit', 'DistributionChecks', 'place_words',
            'region_bets', 'region_words', 'within_words', 'position_failed', 'tile_cells', 'bet_on', 'SamplerChecks',
-           'too_few', 'seed_words', 'same_chance', 'at_least', 'pairs_alike', 'lags_below', 'rows_alike', 'joint_words',
+           'too_few', 'seed_words', 'same_chance', 'pairs_alike', 'lags_below', 'rows_alike', 'joint_words',
            'impossible_token', 'as_views', 'edge_words', 'check_kit', 'special_tokens', 'not_called_with',
            'default_size', 'certify_rows', 'count_false_alarms']
 
@@ -101,6 +101,8 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     again = alike_texts(texts, float(sum(w*w for w in cells.weight.values())), alpha/2)
     own = {f.name: getattr(found, f.name) for f in fields(found)} | dict(alpha=alpha)
     return TextEvidence(**own, n=n, stop=stop, again=again)
+
+def at_least(k, n, chance): return float(load_scipy("special").bdtrc(k - 1, n, chance)) if k else 1.
 
 TEXT_LAGS = 1, 2, 4, 8, 16, 32, 64
 
@@ -1420,8 +1422,6 @@ def seed_words(tests, equal, rate, alone):  # {part: (equal tokens, rows)} -> pa
 def same_chance(case):  # -> scalar
     "The probability that two first tokens are equal"
     return float(((case.law(0, ())[case.of]*case.w)**2).sum())
-
-def at_least(k, n, chance): return float(load_scipy("special").bdtrc(k - 1, n, chance)) if k else 1.
 
 PAIRED, PAIR_CALLS = 32, 40   # rows of a batch that are compared two by two, and in how many calls
 
