@@ -1,5 +1,6 @@
 "Bad input of the certificates, the bets and the tests of samplers: (argument, call, words of the message)"
 import json
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -10,9 +11,9 @@ import numpy as np
 from helpers import constant, killer, random_table, tempered
 from specref.certify import certificates, judge, samplers, sequential
 from specref.core.law import normalize
-from specref.core.loop import System, Verdict, match
+from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
-from specref.core.tree import iid
+from specref.core.tree import Tree, iid
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 
@@ -29,6 +30,18 @@ HALVES = {0: .5, 1: .5}
 BAD_VERDICTS = [None, 3, Verdict(0, None), Verdict(0, 1.), Verdict(0, float("nan")), Verdict(-1, 0),
                 Verdict(9, 0), Verdict(0, 3), Verdict(0, -1)]
 def returns(found): return system(verify=lambda p, tree, rng: found)
+@dataclass
+class Counting(Drafter):   # it is compared by its parts, and has no hash
+    seen: int = 0
+    def __call__(self, ctx, rng): return Tree(ctx)
+    def learn(self, round): return Counting(self.seen + 1)
+def by_name(draw): return system(verify=lambda p, tree, rng: Verdict(0, draw(p[0], rng)))
+OWN_ERRORS = [   # on fractions: the line of one's own code, and what the rng or the rows lack
+    (by_name(lambda row, rng: int(rng.random() < row[0])), r"AttributeError: .*line .*an rng has pick"),
+    (by_name(lambda row, rng: int(np.log(row).argmax())), r"TypeError: .*line .*rows here are fractions"),
+    (system(Counting()), "unhashable.*; equal states are merged"),
+    (by_name(lambda row, rng: rng.pick(row[7])), r"IndexError: .*line .*row\[7\]")]
+OF_FRACTIONS = partial(certify, target=pair(False)[0])
 def floats_on_fractions():
     flat = TableModel(3, lambda text: np.ones(3)/3)
     return certificates.exact_certificate(system(Chain(flat, 1)), pair(False)[0], (0,), 2, ())
@@ -146,6 +159,9 @@ ROWS = [
     ("limit", lambda: certify(limit=0)), ("limit", lambda: certify(target=pair(False)[0], n=40)),
     ("V", lambda: certificates.sparse_table(0, 1)), ("most", lambda: certificates.sparse_table(3, 1, 0)),
     ("system", floats_on_fractions), ("build", lambda: certificates.certificate(None)),
+    ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
+    ("build", lambda: certificates.certificate(lambda draft: draft.no), "AttributeError: .*line .*draft.no"),
+    *(("system", partial(OF_FRACTIONS, s), words) for s, words in OWN_ERRORS),
     ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
     ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
     ("counts", lambda: g_test({}, {0: 1.})), ("counts", lambda: g_test({0: -1, 1: 101}, HALVES)),
@@ -219,6 +235,7 @@ ROWS = [
         ("V", 3), ("V", 4.), ("gamma", 0), ("runs", 0), ("seed", -1), ("alpha", 0.), ("alpha", 1),
     ("draft", 3),
         ("like", "reject"), ("cases", {}), ("cases", {"a": 1}), ("cases", [reject]))),
+    ("like", lambda: rows(one, like="reject"), "wanted a function, 'detect' or None"),
     ("depth", lambda: rows(one, depth=0)), ("special", lambda: rows(one, special=(4,))),
     ("interface", lambda: rows(one, interface="chain")), ("layout", lambda: samplers.Interface("ring")),
     ("batch", lambda: samplers.Interface(batch=-1)),

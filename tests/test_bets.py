@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import MISS, killer, models, plans, Plan, proves, random_table, tempered
+from helpers import MISS, cold, killer, models, plans, Plan, proves, random_table, tempered
 from specref.certify.sequential import ODDS, SOURCES, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
 from specref.certify.sequential import SequentialTest, SparseRow, cells_of, certify_log, certify_rounds
 from specref.certify.sequential import certify_sequentially, density, group_bets, load_log, logged_round
@@ -247,7 +247,7 @@ def test_correct_systems_pass(name):
     s = SYSTEMS[name](draft, gamma=2, shape=(2, 1))
     like = overlap if s.verify is reject else None
     found = certify_sequentially(s, target, (0,), most=120, n=7, seed=4, like=like)
-    assert found.passes and found.title.startswith("120 rounds") and "1e-09" in found.title
+    assert not found.wrong and found.title.startswith("120 rounds") and "1e-09" in found.title
     assert "distribution ok" in found.words
 
 
@@ -367,8 +367,17 @@ def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
 def test_false_alarms_at_a_measurable_rate():
     "At alpha = 1/10, 25 tests of 60 correct rounds: at most 1/10 false alarms (and six standard deviations)"
     correct, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
-    alarms = sum(not certify_sequentially(correct, target, (0,), seed=s, **how).passes for s in range(25))
+    alarms = sum(certify_sequentially(correct, target, (0,), seed=s, **how).wrong != () for s in range(25))
     assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
+
+
+def test_a_report_that_could_see_nothing_does_not_pass():
+    "Ten rounds show no share of draft tokens; greedy rows show every other token, in one round too"
+    few = certify_sequentially(system(Chain(draft, 2), reject), target, (0,), most=10, n=9)
+    assert not few.passes and few.weak == ("distribution",) and "too weak: distribution" in few.title
+    sharp = [cold(m) for m in (target, draft)]
+    greedy = certify_sequentially(system(Chain(sharp[1], 2), reject), sharp[0], (0,), most=10, n=9)
+    assert greedy.passes and 0 < greedy.share < .6
 
 
 # Repeated random numbers
@@ -551,13 +560,13 @@ def test_texts_are_tested_as_returned(tmp_path, words, kind):
     save_log(file := tmp_path/f"rounds.{kind}", returned(CUTS[words]))
     found = certify_log(file, stop=(3,), n=12)
     assert found.wrong == (("text",) if words else ()) and words in found.words
-    assert certify_log(file).passes
-    if not words: assert certify_log(file, n=13).passes and "60 texts" in found.words
+    assert not certify_log(file).wrong
+    if not words: assert not certify_log(file, n=13).wrong and "60 texts" in found.words
 
 
 def test_without_the_numbers_of_texts_a_stop_token_ends_a_round():
     plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS[""])]
-    assert certify_rounds(plain, stop=(3,)).passes
+    assert not certify_rounds(plain, stop=(3,)).wrong
     plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS["after a stop token"])]
     assert certify_rounds(plain, stop=(3,)).wrong == ("text",)
 

@@ -387,7 +387,7 @@ def one_coin(name):
     "`reject` with the coin of node c from the uniform number of key `name(c)`"
     return reject_from(lambda rng, r, q, x, c: keyed_coin(rng, r[x] / q[x], name(c)))
 
-DRAFT, COIN = 0, -1   # keys of noise that is used twice; the draft's is its place in the block
+DRAFT, COIN = 0, 99   # keys of noise that is used twice; the draft's is its place in the block
 KEYED_DRAFT = replace(ONE_TOKEN, drafter=in_block(Chain(PAIR[1], 1)))
 COUPLED = Setting(PAIR[0], PositionKeyed(Chain(PAIR[1], 1)), coupled, 2, loop=whole_text)
 

@@ -8,10 +8,11 @@ __all__ = ['RIGHT_SAMPLERS', 'FIRST_CASE', 'THREE_CASES', 'BACKWARDS_CASE', 'WID
            'choose', 'exponential_race', 'padded_choice', 'chain_sampler', 'alias_choice', 'cut_drafts', 'more_noise',
            'by_sums', 'one_generator', 'one_for_each', 'batch_sampler', 'by_rows', 'tree_rejection', 'tree_match',
            'softmax_rows', 'from_logits', 'neighbours_row', 'wrong_at_15', 'padding_accepted', 'eight_bits', 'by_index',
-           'pairs_of', 'shared_by_two', 'one_coin_a_batch', 'first_seed', 'nan_spreads', 'in_place', 'strikes_out',
-           'scales_bonus', 'wrong_from', 'first_lanes', 'last_tile', 'copies_within', 'never_recovered',
-           'seed_of_few_bits', 'few_streams', 'hashed_bonus', 'spare_number', 'one_number_twice', 'tile_masked',
-           'first_child', 'first_ratio', 'one_coin_a_tree', 'unscaled', 'SamplerMutant']
+           'pairs_of', 'first_two_alike', 'rows_0_and_1', 'shared_by_two', 'one_coin_a_batch', 'first_seed',
+           'nan_spreads', 'in_place', 'strikes_out', 'scales_bonus', 'wrong_from', 'with_gate', 'first_lanes',
+           'last_tile', 'copies_within', 'never_recovered', 'seed_of_few_bits', 'few_streams', 'hashed_bonus',
+           'spare_number', 'one_number_twice', 'tile_masked', 'first_child', 'first_ratio', 'one_coin_a_tree',
+           'unscaled', 'SamplerMutant']
 
 # %% ../../nbs/17c_criteria.ipynb #c29ee8bd
 from dataclasses import dataclass, field
@@ -146,6 +147,8 @@ def padding_accepted(*a): return batch_sampler(*a, padding=False)
 def eight_bits(*a): return batch_sampler(*a, numbers=lambda s, n: one_generator(s & 255, n))
 def by_index(*a): return batch_sampler(*a, numbers=lambda s, n: one_generator(np.r_[s[0], 0*s[1:]], n))
 def pairs_of(seeds): return np.repeat(seeds[::2], 2)[:len(seeds)]
+def first_two_alike(s): return np.r_[s[:1], s[:1], s[2:]] if len(s) > 15 else s
+def rows_0_and_1(*a): return batch_sampler(*a, numbers=lambda s, n: one_for_each(first_two_alike(s), n))
 def shared_by_two(*a): return batch_sampler(*a, numbers=lambda s, n: one_for_each(pairs_of(s), n))
 
 def one_coin_a_batch(*a):
@@ -192,6 +195,15 @@ def wrong_from(depth):
         for i in range(len(x)):
             if rng.random()*q[i, x[i]] < p[i, x[i]]: continue
             return [*x[:i], choose(excess(p[i], q[i]) if i < depth else p[i], rng)]
+        return [*x, choose(p[-1], rng)]
+    return verify
+
+def with_gate(gate):
+    "Speculative sampling, but a draft token is accepted at once where `gate(p(x), q(x), i, gamma)`"
+    def verify(p, q, x, rng):
+        for i, v in enumerate(x):
+            if gate(p[i, v], q[i, v], i, len(x)) or rng.random()*q[i, v] < p[i, v]: continue
+            return [*x[:i], choose(excess(p[i], q[i]), rng)]
         return [*x, choose(p[-1], rng)]
     return verify
 
@@ -299,11 +311,18 @@ SAMPLER_MUTANTS = {name: SamplerMutant(*parts) for name, parts in {
     "wrong from depth 3": (wrong_from(3), padded_choice, 600, "position", dict(depth=16)),
     "wrong from depth 6": (wrong_from(6), padded_choice, 600, "position", dict(depth=16)),
     "wrong at depth 15": (wrong_at_15, batch_sampler, 8000, "position", LONG_BATCHES),
+    "accepted where p(x) is .6 or more": (with_gate(lambda p, q, i, n: p >= .6), padded_choice, 1000, "gates",
+                                          dict(depth=5)),
+    "accepted where p(x) > .8 q(x)": (with_gate(lambda p, q, i, n: p > .8*q), padded_choice, 4000, "gates",
+                                      dict(depth=5)),
+    "last draft of three not verified": (with_gate(lambda p, q, i, n: i == 2 and n == 3), padded_choice, 400,
+                                         "gates", dict(depth=5)),
     "a number kept for the next call": (spare_number, padded_choice, 100, "seeds"),
     "4,096 generators": (few_streams, padded_choice, 4000, "seeds"),
     "16 bits of the seed": (seed_of_few_bits, padded_choice, 100, "seeds"),
     "8 bits of each seed": (eight_bits, batch_sampler, 300, "seeds", IN_BATCHES),
     "seed of the first row": (first_seed, batch_sampler, 300, "seeds", IN_BATCHES),
+    "rows 0 and 1 share a seed": (rows_0_and_1, by_rows, 300, "seeds", IN_BATCHES),
     "two rows share a seed": (shared_by_two, by_rows, 300, "seeds", IN_BATCHES),
     "numbers by the first seed and the row": (by_index, batch_sampler, 300, "seeds", IN_BATCHES),
     "one set of numbers accepts in all rows": (one_coin_a_batch, batch_sampler, 300, "seeds", IN_BATCHES),

@@ -219,6 +219,8 @@ class Claim:
                 f"{event}: observed {b.hits:,}, expected {b.expected:,.1f}")
     def share(self, limit):  # -> scalar in (0, 1], or inf
         "The least detected share of tokens from the draft, or where there is no draft from another rival"
+        if self.tokens and not any(b.placed for name, b in self.bets.items() if name in RIVAL):
+            return 1 - MISS**(1/self.tokens)   # point masses alone: every other token has probability 0
         rivals = [name for name, b in self.bets.items() if name in RIVAL and name != "zeros" and b.placed]
         named = [name for name in rivals if name == "draft"] or rivals
         return min([np.inf, *(self.bets[name].share(limit/self.money[name]) for name in named)])
@@ -240,10 +242,11 @@ class Claim:
 # %% ../../nbs/17a_bets.ipynb #d91039ca
 @dataclass(frozen=True)
 class CheckResult:
-    "The result of one check: True, False, or None where it does not apply"
+    "The result of one check: True, False, or None where it does not apply or is too weak"
     check: str
     passes: bool
     words: str
+    weak: bool = False   # it ran, and no distance was detectable
     def __str__(self):
         mark = {True: "ok", False: "FAILED", None: "-"}[self.passes]
         line = f"{self.check:13}{mark:7}{self.words}"
@@ -255,9 +258,11 @@ class Report:
     title: str
     lines: tuple
     @property
-    def passes(self): return all(x.passes is not False for x in self.lines)
+    def passes(self): return not self.wrong and not self.weak
     @property
     def wrong(self): return tuple(x.check for x in self.lines if x.passes is False)
+    @property
+    def weak(self): return tuple(x.check for x in self.lines if x.weak)
     @property
     def words(self): return "\n".join([fill(self.title, 88, break_on_hyphens=False), *map(str, self.lines)])
     def __str__(self): return self.words
@@ -542,16 +547,20 @@ class SequentialTest:
     def report(self):
         claims = [("distribution", "output tokens", self.law), ("draft", "draft tokens", self.draft),
                   ("noise", "random numbers", self.noise)]
-        lines = [CheckResult(name, claim.wealth < self.limit, f"{what}: {claim.words(self.limit)}")
-                 for name, what, claim in claims if claim.tokens]
+        lines, share = [], self.law.share(self.limit)
+        for name, what, claim in claims:
+            fits, weak = claim.wealth < self.limit, claim is self.law and share > 1
+            words = f"{what}: {claim.words(self.limit)}"
+            if claim.tokens: lines.append(CheckResult(name, fits, words, fits and weak))
         found = Report("", (*lines, *self.text.finding(), self.tokens()))
-        wrong = ", ".join(found.wrong) or "none"
-        title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong}; threshold: wealth "
+        wrong, weak = (", ".join(names) for names in (found.wrong, found.weak))
+        title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong or 'none'}; threshold: wealth "
                  f"{self.limit:.0e} (false-alarm rate {self.alpha:.0e}, anytime-valid)")
+        if weak: title += f"; too weak: {weak}"
         if self.tolerance: title += f"; rows within a relative error of {self.tolerance:g}"
         bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
         wealth = max(float(b.wealth) for b in bets)
-        return RoundsReport(title, found.lines, self.rounds, wealth, self.law.share(self.limit))
+        return RoundsReport(title, found.lines, self.rounds, wealth, share)
     def tokens(self):  # -> CheckResult
         "Whether as many tokens are accepted as by the claimed rule"
         words, bets = f"{self.law.tokens / self.rounds:.3f} tokens per round", self.accepted

@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['check_at_least', 'check_between', 'check_rate', 'check_type', 'look_up', 'check_same_vocab', 'as_tokens',
-           'write_whole', 'write_json']
+           'error_words', 'write_whole', 'write_json']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
-import json, os, shutil
+import json, os, shutil, sys
+from linecache import getline
 from math import inf
 from numbers import Real
 from operator import index
 from pathlib import Path
+from traceback import walk_tb
 import numpy as np
 
 # %% ../../nbs/64_check.ipynb #09aa81ad
@@ -64,6 +66,15 @@ def as_tokens(V, deep=1, **given):  # -> tuples
     except (TypeError, ValueError):
         wanted = f"{'tuples of '*(deep - 1)}whole numbers from 0 to {V - 1}"
         raise ValueError(f"{name}: got {xs!r:.80}, wanted {wanted}") from None
+
+# %% ../../nbs/64_check.ipynb #633e9b7c
+def error_words(error):
+    "An error in one line: its type, its message, and the last line of the caller's own code on its way"
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
+              if not frame.f_globals.get("__name__", "").startswith("specref.")]
+    own = [(name, line) for name, line in frames if not name.startswith((sys.prefix, sys.base_prefix))]
+    where = f" (line {own[-1][1]}: {getline(*own[-1]).strip()})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 # %% ../../nbs/64_check.ipynb #670e43e0
 def write_whole(path, write):
