@@ -140,7 +140,8 @@ def exact_certificate(system, target, ctx, n=None, stop=(), limit=MAX_PATHS, pro
     most = n or max(least, system.drafter.depth + 2)
     want = long_law(target, ctx, n or least, most, stop, limit)   # before the system runs
     def after(m):
-        return certificate_of(system, target, ctx, m, stop, want.of(lambda y: y[:m]), limit, progress)
+        law = want.of(lambda y: y[:m])
+        return certificate_of(system, target, ctx, m, stop, law, limit, progress, m == (n or least))
     for m in range(n or least, want.n + 1):
         found = after(m)
         if not found.exact or found.paths > few: break
@@ -152,14 +153,14 @@ def with_tokens(found, system, target):
     "The certificate with E[tokens] of the first round"
     return replace(found, tokens=mean_tokens(*checked_parts(system, target), found.ctx))
 
-def certificate_of(system, target, ctx, n, stop, want, limit, progress):  # -> Certificate
+def certificate_of(system, target, ctx, n, stop, want, limit, progress, seeded=True):  # -> Certificate
     "The exact certificate of `n` tokens, whose target distribution is `want`"
     rows, drafter, verify = checked_parts(system, target)
     cost = round_cost(rows, drafter, verify, ctx, estimated_texts(target, ctx, n, stop)[0], limit)
     with Enumeration(cost, progress) as watch, own_errors("system"):
         got = loop_law(rows, drafter, verify, ctx, n, stop, limit, True, watch)
     check_fractions(got, "system")
-    check_seeded(got, rows, drafter, verify, ctx, n, stop)
+    if seeded: check_seeded(got, rows, drafter, verify, ctx, n, stop)
     y = max({**want, **got}, key=lambda y: abs(got.get(y, 0) - want.get(y, 0)))
     worst, off = (y, got.get(y, 0), want.get(y, 0)), tv_outcomes(got, want)
     return Certificate(off == 0, got.paths, len(want), off, worst, n=n, ctx=ctx, block=verify.deepest + 1)

@@ -333,9 +333,9 @@ JUDGE_CASES = (*TABLE_CASES,
     *(shaped_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=3)),
     *(shaped_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), repeat=3)),
     *(shaped_case("the end of a long draft", 3, gamma, (0, k), gamma - 2)
-      for gamma in range(3, 14) for k in range(2)),
+      for gamma in range(3, 14) for k in range(1)),
     *(shaped_case("inside a long draft", 3, 13, (1, k), place, place + 1)
-      for place in range(11) for k in range(2)))
+      for place in range(11) for k in range(1)))
 
 # %% ../../nbs/17d_judge.ipynb #eee5b8fb
 MOST_PATHS, MOST_LINES = 20_000, 20_000   # of a case; lines of the rule that one call may run
@@ -563,7 +563,8 @@ def edge_cases(rule, draw, laws, calls):  # -> lines
 
 def zero_accepted(rule, draw, laws, taken):  # -> at most one line
     "A token of probability 0 that is emitted where one random number is exactly 0"
-    for case in [c for c in laws if c.has_zeros and c.gamma]:
+    found = {c.name: c for c in reversed([*laws]) if c.has_zeros and c.gamma}   # one of each family
+    for case in found.values():
         usual = {out for _, out in laws[case]}
         for k in range(taken):
             for draft, out in law_of_calls(case, RuleCalls(rule, draw, zero=k), False):
@@ -637,7 +638,7 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     token of the draft, by default from q
 
     >>> print(judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]").verdict)
-    EXACT: equal to the target's in all 10 cases
+    EXACT: equal to the target's in all 123 cases
     """
     if isinstance(rule, str): rule, draw = one_draw(*load_rule(rule), draw)
     check_judged(rule, draw, cases)

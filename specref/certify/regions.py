@@ -30,7 +30,7 @@ def token_features(p, q, position, left, size=1):  # (n, k), (n, k), (n,), (n,),
     return dict(zip(THRESHOLDS, found))
 
 # %% ../../nbs/17aa_regions.ipynb #be70a8a4
-REGION_ODDS = np.array([1/4, 1/2, 4/5, 5/4, 2, 4])
+REGION_ODDS = np.array([1/2, 4/5, 5/4, 2])
 
 class RegionBets:
     "Bets that tokens of a region are more or less frequent than stated, for all regions of two conditions"
@@ -40,7 +40,9 @@ class RegionBets:
         for name, t in ((name, t) for name, thresholds in THRESHOLDS.items() for t in thresholds):
             self.names += [f"{name} >= {t:g}", f"{name} < {t:g}"]
             sides += [found[name] >= t, found[name] < t]
-        self.sides = np.array(sides)   # (conditions, n, k)
+        first = {side.tobytes(): i for i, side in reversed([*enumerate(sides)]) if side.any()}
+        self.names = [self.names[i] for i in sorted(first.values())]   # equal conditions once
+        self.sides = np.array([sides[i] for i in sorted(first.values())])   # (conditions, n, k)
     def regions(self, i):  # -> (j, 2, n, k)
         "The regions of condition i and each later one, of all tokens and of those that are over-proposed"
         both = self.sides[i] & self.sides[i:]

@@ -1510,7 +1510,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
 
     >>> def accept_all(p, q, x, rng): return [*x, rng.choice(len(p[-1]), p=p[-1])]   # p: (n + 1, V), x: (n,)
     >>> certify_rows(accept_all, runs=100, depth=2).wrong
-    ('distribution', 'position', 'noise', 'zeros', 'nan')
+    ('distribution', 'position', 'gates', 'noise', 'zeros', 'nan')
     """
     check_at_least(4, V=V)
     usual = default_size(V, isinstance(interface, Interface) and interface.tree)

@@ -136,8 +136,8 @@ def pointed_table(V: int, seed: int, peaks: Sequence[int] = (1, 2, 4, 8, 20, 60,
     0 1/2 1/4 1/4
     """
     def f(text):
-        at = V, len(text), *(x % 2**32 for x in text)
-        shared, own = (np.random.default_rng([CHOSEN, s, *at]) for s in (0, 1 + seed))
+        at = len(text), *(x % 2**32 for x in text)
+        shared, own = (np.random.default_rng([CHOSEN, V, s, *at]) for s in (0, 1 + seed))
         w = own.integers(0, own.choice([2, 4]), V)
         w[(own if own.random() < 1/6 else shared).integers(V)] = own.choice(peaks)
         return exact(*map(int, w))
