@@ -181,7 +181,7 @@ def own_errors(name):
         hints = [DRAWS]*no_draw + [hint for word, hint in HINTS.items() if word in str(e)]
         raise ValueError(f"{name}: raised {error_words(e)}{hints[0] if hints else ''}") from e
 
-SEEDED, NEVER = 16, 1e-9   # texts of each half; a probability
+SEEDED, NEVER = 8, 1e-9   # texts of each half; a probability
 
 def check_seeded(law, target, drafter, verify, ctx, n, stop):
     "Raise where texts with a seeded rng are not those of the enumerated `law`: the code examines its rng"
