@@ -7,11 +7,15 @@ from hypothesis import given, strategies as st
 
 from gates import Gate, judged_rows, random_gate, random_rows
 from helpers import laws, long, proves
+from specref.certify.certificates import certificate
 from specref.certify.judge import judge_rule
+from specref.certify.mutants import accept_by_ratio, reject_from
 from specref.certify.regions import REGION_ODDS, THRESHOLDS, RegionBets, token_features
 from specref.certify.samplers import SamplerChecks
 from specref.core.law import overlap, residual
+from specref.core.loop import System
 from specref.core.target import pointed_table
+from specref.verify.reject import Chain
 
 TABLES = pointed_table(4, 1), pointed_table(4, 2)
 
@@ -102,3 +106,11 @@ def test_gates_are_convicted(gate):
 def test_no_gate_passes():
     right = SamplerChecks(Gate((("p(x)", 2., True),), "accept").verify, runs=500, depth=5).result("gates")
     assert right.passes and "conditions" in right.words
+
+
+@pytest.mark.parametrize("least", [.3, .5, .6, .7, .8, .9])
+def test_the_default_certificate_finds_gates(least):
+    "A draft token accepted at once where its probability is high: the tables have one at every threshold"
+    def accept(rng, r, q, x, c): return r[x] >= least or accept_by_ratio(rng, r, q, x, c)
+    verify = reject_from(accept=accept)
+    assert certificate(lambda draft: System("gate", Chain(draft, 2), verify)).tv > .05
