@@ -15,7 +15,7 @@ from specref.core.target import Meter, run_in_thread
 from specref.core.tree import Tree
 from specref.draft.early_exit import ExitDraft, ExitTarget
 from specref.draft.lookup import PromptLookup
-from specref.draft.pipeline import InFlight, Pipeline, layer_stages
+from specref.draft.pipeline import Pipeline, layer_stages
 from specref.draft.shapes import StaticTree
 from specref.draft.skipping import SkippedModel, skip_mask
 from specref.gpu.engine import Engine
@@ -96,4 +96,4 @@ def test_each_thread_counts_its_own_work():
     work = Meter(calls=2)
     work.calls += 1
     with work.paused(): work.calls += 5
-    assert work == Meter(3) == pickle.loads(pickle.dumps(work)) and run_in_thread(lambda: [*work]) == [2, 0, 0, 0, 0]
+    assert work == Meter(3) == pickle.loads(pickle.dumps(work)) and run_in_thread(lambda: work.calls) == 2

@@ -732,8 +732,8 @@ def test_greedy_text_is_plain_text(system):
     "At temperature 0, on a random target, after one token, which has no state before it, and more, at once"
     name, make = TRAINED[system][0], trained_system(system)
     draft = drafting(name, temperature=0)
-    built, plain = make(draft, temperature=0, depth=draft.net.depth), HFModel(draft.target.model, 0, check=False)
-    ctxs = (3,), (1, 2, 0, 1)
+    built, ctxs = make(draft, temperature=0, depth=draft.net.depth), ((3,), (1, 2, 0, 1))
+    plain = HFModel(draft.target.model, 0, check=False)
     assert at_once(*(lambda ctx=ctx: built(draft.target, ctx, 16, Seeded(0)) for ctx in ctxs)) == [
         autoregressive(plain, ctx, 16, Seeded(0)) for ctx in ctxs]
 
