@@ -1,5 +1,7 @@
 "Shared by the tests: markers, strategies for distributions and models, statistics with stated error rates"
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -155,6 +157,16 @@ def tiny(V=3, layers=2, seed=0):
         eos_token_id=None, pad_token_id=None)).double()
     with torch.no_grad(): [w.mul_(24) for w in model.parameters() if w.dim() > 1]
     return model
+
+
+def at_once(*calls):
+    "The results of calls in as many threads, which change places after every few instructions"
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return [x.result() for x in [pool.submit(call) for call in calls]]
+    finally: sys.setswitchinterval(usual)
 
 
 # Randomness, recorded

@@ -145,14 +145,14 @@ def changes(path):
 
 # -- Exporting -------------------------------------------------------------------------------------
 
-def export(nbs, config, into, command):
-    "Export a copy of the notebooks, with that configuration alone beside it, by an `nbdev` command"
+EXPORT = 'from nbdev.doclinks import nbdev_export; nbdev_export()'   # of both versions of nbdev
+def export(nbs, config, into):
+    "Export a copy of the notebooks, with that configuration alone beside it"
     shutil.copytree(nbs, into/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
     shutil.copy(config, into)
-    tool = Path(sys.executable).with_name(command)
     env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}  # nbdev exports nothing where it stands
-    r = subprocess.run([tool], cwd=into, env=env, capture_output=True, text=True)
-    if r.returncode: raise RuntimeError(f'{command} failed:\n{r.stderr}')
+    r = subprocess.run([sys.executable, '-c', EXPORT], cwd=into, env=env, capture_output=True, text=True)
+    if r.returncode: raise RuntimeError(f'nbdev failed:\n{r.stderr}')
     return into/'specref'
 
 def sources(lib): return {f.relative_to(lib).as_posix(): f.read_bytes().decode() for f in modules(lib.parent)}
@@ -176,7 +176,7 @@ def unmarked(text): return '\n'.join(l for l in text.splitlines() if not l.start
 def compat(root=ROOT):
     "Whether this Python's nbdev 2 exports, given `settings.ini` alone, the sources in the package"
     with tempfile.TemporaryDirectory() as d:
-        lib = export(root/'nbs', root/'settings.ini', Path(d), 'nbdev_export')
+        lib = export(root/'nbs', root/'settings.ini', Path(d))
         exact = list(disagreements(root/'specref', lib))
         rest = list(disagreements(root/'specref', lib, unmarked))
         n = len(sources(lib))

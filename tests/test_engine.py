@@ -318,11 +318,11 @@ def test_a_row_of_its_own_pass_is_compared(who, monkeypatch):
     "A release whose forward pass returns the new row in every place of the static cache"
     def newest(cache, keys, values, *args, **kw):
         return (x.expand(-1, -1, cache.size, -1) for x in (keys, values))
-    own, model = module.tree_pass, pair()[who]
-    def changed(net, cache, *args):
-        if net is model: monkeypatch.setattr(module.StaticRows, "update", newest)
-        return own(net, cache, *args)
-    monkeypatch.setattr(module, "tree_pass", changed)
+    own, model = module.TreePass.__call__, pair()[who]
+    def changed(read, cache, *args):
+        if read.model is model: monkeypatch.setattr(module.StaticRows, "update", newest)
+        return own(read, cache, *args)
+    monkeypatch.setattr(module.TreePass, "__call__", changed)
     words = f"^{('target', 'draft')[who]}: .*static cache is .* off.*{transformers.__version__}"
     with pytest.raises(Unservable, match=words): Engine(*pair(), CHAIN)
 
@@ -368,7 +368,7 @@ def test_llamas_are_read_by_the_pass_of_07a(monkeypatch):
         with torch.inference_mode(), Asynchronous():
             found = run.target_rows(base, run.mask(), token)
             at, mask = base[:, None] + run.two, run.mask()[:, :, :2]
-            last = module.tree_pass(model, run.rows, token[:, :2], at, mask, 1)
+            last = run.target(run.rows, token[:, :2], at, mask, 1)
         return torch.cat([found, last], 1)
     theirs, ours = rows(False), rows(True)
     assert ours.shape == (3, 9, 64) and not torch.equal(ours, theirs)

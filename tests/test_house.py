@@ -19,7 +19,7 @@ def test_rule(rule): none(rule(), rule.__doc__)
 def test_package_is_its_notebooks(tmp_path):
     "An export gives the modules of the package, byte for byte"
     if any((ROOT/'nbs').glob('*.ipynb')):
-        made = export(ROOT/'nbs', ROOT/'pyproject.toml', tmp_path, 'nbdev-export')
+        made = export(ROOT/'nbs', ROOT/'pyproject.toml', tmp_path)
         none(disagreements(ROOT/'specref', made), '`make export` writes the package again')
 
 # -- The wheel -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import faithful, proves, refuses, tiny
+from helpers import at_once, faithful, proves, refuses, tiny
 from published import Published, drafted, verified
 from specref.core.loop import autoregressive, loop_law
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -729,11 +729,13 @@ def test_the_distribution_is_the_targets(subject):
 
 @systems
 def test_greedy_text_is_plain_text(system):
-    "At temperature 0, on a random target, from a context of one token, which has no state before it"
+    "At temperature 0, on a random target, after one token, which has no state before it, and more, at once"
     name, make = TRAINED[system][0], trained_system(system)
     draft = drafting(name, temperature=0)
-    out = make(draft, temperature=0, depth=draft.net.depth)(draft.target, (3,), 16, Seeded(0))
-    assert out == autoregressive(HFModel(draft.target.model, 0, check=False), (3,), 16, Seeded(0))
+    built, ctxs = make(draft, temperature=0, depth=draft.net.depth), ((3,), (1, 2, 0, 1))
+    plain = HFModel(draft.target.model, 0, check=False)
+    assert at_once(*(lambda ctx=ctx: built(draft.target, ctx, 16, Seeded(0)) for ctx in ctxs)) == [
+        autoregressive(plain, ctx, 16, Seeded(0)) for ctx in ctxs]
 
 # The branching source
 

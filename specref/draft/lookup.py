@@ -16,6 +16,7 @@ from math import inf
 from ..core.check import as_tokens, check_at_least, check_between
 from ..core.loop import Drafter
 from ..core.rng import Rng
+from ..core.target import PerThread
 from ..core.tree import Tokens, Tree, points
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
@@ -71,10 +72,11 @@ class NgramPlaces:
         return 0, []
 
 # %% ../../nbs/21_lookup.ipynb #15cdde4c
-class IncrementalReader:
+class IncrementalReader(PerThread, each=("text", "read")):
     """Called with a text, it returns a `make()` to which exactly its tokens were added, one by one;
     a text that continues the last one costs its new tokens only"""
-    def __init__(self, make): self.make, self.text, self.read = make, (), make()
+    def __init__(self, make): self.make = make
+    def begin(self): self.text, self.read = (), self.make()
     def __call__(self, text):
         text = tuple(text)
         if text[:len(self.text)] != self.text: self.text, self.read = (), self.make()

@@ -149,7 +149,7 @@ class SelectedRows(LentRows):
         return torch.cat([self.chosen[name], own], -2) if self.kept else own
 
 # %% ../../nbs/25b_sparse.ipynb #d9700e88
-class SparseModel(SkippedModel):
+class SparseModel(SkippedModel, each=("selecting", "selected")):
     "A target that reads only the rows of the text that `rule` selects (Theorem selection)"
     def __init__(self, target, rule, every=16, check=True):
         check_type(Selection, rule=rule)
@@ -162,6 +162,8 @@ class SparseModel(SkippedModel):
         if self.every + rule.fixed > rule.budget:
             wanted = f"{rule.fixed} rows and {self.every} newer ones at least"
             raise ValueError(f"budget: got {rule.budget}, wanted {wanted}")
+    def begin(self):
+        super().begin()
         self.selecting, self.selected = Meter(), ((), None)
 
     @torch.inference_mode()

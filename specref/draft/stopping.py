@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from ..core.check import check_at_least, check_between, look_up
 from ..core.loop import Round, Verdict
+from ..core.target import PerThread
 from ..core.tree import Tree
 from ..models.embedded import DOMAINS, domain_ids, raw_model, sample_texts, stored, windows
 from ..models.recipe import fit, write_network, write_samples
@@ -136,11 +137,12 @@ def rollouts(target, draft, prompts, most, gen):  # (n, prompt) -> Rollouts
     return Rollouts(x.numpy(), q.numpy(), a.numpy(), passed.numpy(), out.hidden_states[-1][:, n:].float(), n)
 
 # %% ../../nbs/24a_stopping.ipynb #bf53eb0c
-class StateHead:
+class StateHead(PerThread, each=("ctx", "seen")):
     "The predictions of a trained head for the tokens of a draft, from the states that the draft model keeps"
     def __init__(self, net, model):
         if len(model.keep) != 1: raise ValueError(f"model: got keep={model.keep}, wanted one layer")
-        self.net, self.model, self.ctx, self.seen = net, model, None, {}
+        self.net, self.model = net, model
+    def begin(self): self.ctx, self.seen = None, {}
     @torch.inference_mode()
     def __call__(self, tree, node):
         if tree.ctx != self.ctx: self.ctx, self.seen = tree.ctx, {}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['sort_by_level', 'Level', 'tree_levels', 'uniforms', 'tape_of', 'unit', 'inverse_cdf', 'remove_token', 'draw_children',
-           'tree_pass', 'batch_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text',
+           'TreePass', 'batch_pass', 'BatchRun', 'cuda_graph', 'Request', 'rename_argument', 'per_text',
            'check_temperature', 'check_cut', 'check_models', 'check_static_rows', 'served_model', 'Engine']
 
 # %% ../../nbs/44_engine.ipynb #49b7b4cb
@@ -106,13 +106,18 @@ def draw_children(z, u, temperature, without_replacement):  # (B, m, V), (B, m, 
     return torch.cat(tokens, 1).view(B, m*K)
 
 # %% ../../nbs/44_engine.ipynb #3e32660a
-def tree_pass(model, cache, token, at, mask, last=0):  # (B, N) twice, (B, 1, N, size) -> (B, N or last, V)
-    "One pass over new tokens behind every text; of a Llama by the pass of chapter 07a"
-    hide = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
-    if has_fast_pass(model): return batch_pass(llama_pass(model), cache, token, at, hide, last)
-    out = model(input_ids=token, position_ids=at, attention_mask=hide, **given_cache(model, cache),
-                use_cache=True, logits_to_keep=last)
-    return out.logits
+class TreePass:
+    "Passes over new tokens behind every text of a batch; of a Llama by the pass of chapter 07a, packed once"
+    def __init__(self, model):
+        self.model = model
+        self.network = llama_pass(model) if has_fast_pass(model) else None
+    def __call__(self, cache, token, at, mask, last=0):  # (B, N) twice, (B, 1, N, size) -> (B, N or last, V)
+        model = self.model
+        hide = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
+        if self.network: return batch_pass(self.network, cache, token, at, hide, last)
+        out = model(input_ids=token, position_ids=at, attention_mask=hide, **given_cache(model, cache),
+                    use_cache=True, logits_to_keep=last)
+        return out.logits
 
 def batch_pass(network, cache, token, at, hide, last):
     "The rows of all texts one behind another, but for attention, where each text has its own"
@@ -134,6 +139,7 @@ class BatchRun:
         self.B, self.N, self.height = len(requests), len(engine.plan), engine.plan.depth[-1]
         self.size = max(engine.slots(r) for r in requests)
         self.rows, self.drafts = (StaticRows(m, self.B, self.size) for m in (engine.target, engine.draft))
+        self.target, self.drafter = map(TreePass, (engine.target, engine.draft))
         self.place_texts()
         self.place_trees()
         self.prefill()
@@ -175,8 +181,8 @@ class BatchRun:
         longest = max(lengths)
         token = self.new([[*r.ctx[:-1], *[0]*(longest - k)] for r, k in zip(self.requests, lengths)])
         at = self.new([[*range(longest)]]*self.B)
-        for model, cache in (self.engine.target, self.rows), (self.engine.draft, self.drafts):
-            if longest: tree_pass(model, cache, token, at, (cache.places <= at[..., None])[:, None], 1)
+        for read, cache in (self.target, self.rows), (self.drafter, self.drafts):
+            if longest: read(cache, token, at, (cache.places <= at[..., None])[:, None], 1)
             cache.lengths.copy_(self.new(lengths))
 
     @torch.inference_mode()
@@ -191,7 +197,7 @@ class BatchRun:
     def mask(self): return slot_mask(self.rows.lengths, self.visible, self.size)
 
     def target_rows(self, base, mask, token):  # (B,), (B, 1, N, size), (B, N) -> (B, N, V)
-        return tree_pass(self.engine.target, self.rows, token, batch_positions(base, self.depth), mask)
+        return self.target(self.rows, token, batch_positions(base, self.depth), mask)
 
     def verdict(self, token, p, q, coins, picks):  # -> BatchVerdict
         p, q = (Logits(z.flatten(0, 1), self.temperature, **cut) for z, cut in ((p, self.cut), (q, {})))
@@ -200,14 +206,14 @@ class BatchRun:
 
     def draft(self, base, mask, u):  # (B,), (B, 1, N, size), (B, N) -> tokens (B, N), logits
         "A tree behind every text, level by level, each from one pass of the draft model"
-        model = self.engine.draft
-        tokens, z = [self.root[:, None]], [self.root.new_zeros(self.B, 0, self.engine.V, dtype=model.dtype)]
+        none = self.root.new_zeros(self.B, 0, self.engine.V, dtype=self.engine.draft.dtype)
+        tokens, z = [self.root[:, None]], [none]
         for level in self.levels:
             own = slice(level.start, level.end)
             if level.start:
                 self.drafts.lengths.copy_(base + level.start)
                 at = batch_positions(base, self.depth[own])
-                z.append(tree_pass(model, self.drafts, tokens[-1], at, mask[:, :, own]))
+                z.append(self.drafter(self.drafts, tokens[-1], at, mask[:, :, own]))
             else: z.append(self.catch_up(base))
             tokens.append(self.children(z[-1][:, level.inner], u[:, level.kids])[:, level.there])
         return torch.cat(tokens, 1), torch.cat(z, 1)
@@ -218,7 +224,7 @@ class BatchRun:
         first = torch.where(lag > 0, self.last[:, None], self.root[:, None])
         token = torch.cat([first, self.root[:, None]], 1)
         mask = (self.drafts.places <= at[..., None])[:, None]
-        z = tree_pass(self.engine.draft, self.drafts, token, at, mask)
+        z = self.drafter(self.drafts, token, at, mask)
         return z.gather(1, lag[..., None].expand(-1, -1, z.shape[2]))
 
     def children(self, z, u):  # (B, m, V), (B, m, K) -> tokens (B, m*K)
@@ -337,12 +343,12 @@ def check_models(target, draft):
 
 @torch.inference_mode()
 def check_static_rows(served):  # HFModel
-    "Raise `Unservable` where a row of `tree_pass`, behind a stored one, is not that of a plain pass"
+    "Raise `Unservable` where a row of a `TreePass`, behind a stored one, is not that of a plain pass"
     model, text = served.model, (served.V // 3, served.V // 2)
-    cache = StaticRows(model, 1, len(text))
+    cache, read = StaticRows(model, 1, len(text)), TreePass(model)
     for i, x in enumerate(text):
         at = torch.tensor([[i]], device=model.device)
-        z = tree_pass(model, cache, torch.full_like(at, x), at, (cache.places <= i)[None, None, None])
+        z = read(cache, torch.full_like(at, x), at, (cache.places <= i)[None, None, None])
         cache.lengths += 1
     want, before = served.alone(text), served.alone(text[:1])
     off = abs(z[0, -1].double().cpu().numpy() - want).max()

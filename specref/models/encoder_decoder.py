@@ -17,7 +17,8 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 from ..core.check import as_tokens
 from ..core.loop import WrappedDrafter
-from .transformer import HFModel, RowCache, Unservable, cache_name, given_cache
+from ..core.target import PerThread
+from .transformer import HFModel, RowCache, Unservable, cache_name, given_cache, network_lock
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #de4ad4df
 @contextmanager
@@ -38,13 +39,12 @@ def stated_positions(decoder, at, m):  # (n,), of which the last m rows are fed
         yield
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #575f0a8d
-class SourceDecoder(nn.Module):
+class SourceDecoder(PerThread, nn.Module, each=("encoded", "cross")):
     "An encoder-decoder with a fixed source, as a causal language model (Theorem conditional)"
     def __init__(self, model, source):
         super().__init__()
         self.model, self.source, self.config = model, source, decoder_config(model)
-        self.forget()
-    def forget(self): self.encoded, self.cross = None, DynamicCache()
+    def begin(self): self.encoded, self.cross = None, DynamicCache()
     def get_input_embeddings(self): return self.model.get_decoder().get_input_embeddings()
     def get_output_embeddings(self): return self.model.get_output_embeddings()
     @property
@@ -63,7 +63,7 @@ class SourceDecoder(nn.Module):
         memory, m = cache, input_ids.shape[1]
         at = torch.arange(m) if position_ids is None else all_positions(position_ids[0], memory)
         if isinstance(memory, RowCache): cache = EncoderDecoderCache(memory, self.cross)
-        with stated_positions(self.model.get_decoder(), at, m):
+        with network_lock(self.model), stated_positions(self.model.get_decoder(), at, m):
             out = self.model(encoder_outputs=self.states(), decoder_input_ids=input_ids,
                              decoder_attention_mask=attention_mask, **given_cache(self.model, cache),
                              use_cache=use_cache, output_hidden_states=output_hidden_states)
@@ -84,7 +84,7 @@ def decoder_config(model):
     return config
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #8e91bb79
-class EncoderDecoderModel(HFModel):
+class EncoderDecoderModel(HFModel, each=("counted",)):
     """An encoder-decoder with a source as target or draft; `options` are those of `HFModel`
 
     >>> from transformers import T5Config, T5ForConditionalGeneration
@@ -107,10 +107,12 @@ class EncoderDecoderModel(HFModel):
         "The same model and options for another source, with an empty cache"
         paths = self.by_paths or self.options.get("paths")
         return type(self)(self.network, source, **self.options | dict(check=None, paths=paths))
+    def begin(self):
+        super().begin()
+        self.counted = False
     def forget(self):
         super().forget()
         self.model.forget()
-        self.counted = False
     def warn_numbering(self): pass   # the decoder counts as its `generate` does
     def count(self, start, m):
         "Cross-attention reads the rows of the source in every pass; the encoder is counted once"

@@ -152,16 +152,18 @@ class LlamaPass(nn.Module):
     def seen(self, mask, m, n):  # -> mask, causal
         "What `m` new rows behind `n` attend to: a mask of a tree, or every row before them in a plain text"
         if mask is not None or m == 1 or not n: return mask, mask is None and m > 1
-        rows, columns = self.later.shape
+        later = self.later
+        rows, columns = later.shape
         if m > rows: return self.causal_strip(m, n), False
-        if n > columns - rows: self.later = self.causal_strip(rows, 2*n)
-        start = self.later.shape[1] - rows - n
-        return self.later.narrow(0, 0, m).narrow(1, start, n + m), False
+        if n > columns - rows: self.later = later = self.causal_strip(rows, 2*n)
+        start = later.shape[1] - rows - n
+        return later.narrow(0, 0, m).narrow(1, start, n + m), False
 
     def turn(self, at, end):  # (m,) -> (m, 1, width) twice
         "Cosines and signed sines of positions `at`, all before `end`"
-        if end > len(self.turns): self.turns = self.rotations(2*end)
-        return self.turns.index_select(0, at).unbind(1)
+        turns = self.turns   # another thread may write the attribute
+        if end > len(turns): self.turns = turns = self.rotations(2*end)
+        return turns.index_select(0, at).unbind(1)
 
     def forward(self, ids, at, memory, k, mask=None, keep=()):  # (m,), (m,) -> (k, V)
         "The logits of the last k of the new rows, at positions `at` and behind those of the memory"
@@ -269,7 +271,11 @@ class PackedLlama(HFModel):
         check_llama(model)
         self.network = llama_pass(model.eval())
         super().__init__(model, temperature, **options)
-    def forget(self) -> None:
+    def __getstate__(self) -> dict: return {k: x for k, x in super().__getstate__().items() if k != "network"}
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self.network = llama_pass(self.model)   # packed weights have no copy
+    def begin(self) -> None:
         net = self.network
         self.trie, self.memory = RowTrie(), JoinedRows(len(net.layers), net.groups, net.width)
 

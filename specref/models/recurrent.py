@@ -10,6 +10,7 @@ __all__ = ['INSIDE', 'REPLACED', 'keeps_state', 'why_stateless', 'state_holders'
 # %% ../../nbs/07c_recurrent.ipynb #dcaec9e8
 import os, warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from inspect import signature
 from math import inf
@@ -21,7 +22,7 @@ from ..core.check import check_at_least, check_between
 from ..core.cost import Number
 from ..core.tree import Tokens, Tree
 from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
-                                        leaf_paths, why_rowless)
+                                        leaf_paths, network_lock, why_rowless)
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/07c_recurrent.ipynb #56e26e3d
@@ -108,17 +109,18 @@ class StatePasses(HFModel):
         self.lag, self.slots, self.stepwise, self.refed = lag, slots, stepwise, 0
         super().__init__(model, temperature, top_k, top_p, processors, keep, chunk, check, V, bool(paths))
     def refusal(self, model, paths): return why_stateless(model)
-    def forget(self) -> None:
-        super().forget()
+    def begin(self) -> None:
+        super().begin()
         self.trie, self.holders = StateCache(), state_holders(self.model)
 
     def pass_over(self, start: int, end: int, first: int) -> None:
         "One pass over the tokens from `start` to `end`, from a copy of the state of those before"
         tokens, state = self.trie.text[start:end], self.trie.states[start].copy()
         self.check_request(tokens, end)
-        out = self.model(input_ids=self.tensor([tokens]), use_cache=True, **self.given(state),
-                         output_hidden_states=bool(self.keep), **self.options(start, end, first))
-        state = CachedState(getattr(out, self.named, state.cache), self.take_inside())
+        with network_lock(self.model) if self.holders else nullcontext():
+            out = self.model(input_ids=self.tensor([tokens]), use_cache=True, **self.given(state),
+                             output_hidden_states=bool(self.keep), **self.options(start, end, first))
+            state = CachedState(getattr(out, self.named, state.cache), self.take_inside())
         self.trie.states[end], self.memory.n = state, start
         for k in self.keep: self.memory.put(k, out.hidden_states[k])
         self.trie.answers.update((n, RowAnswer(out.logits[0, n - end - 1, :self.V]))
@@ -204,7 +206,9 @@ class StateReader(StatePasses):
         return {k: reader.memory.buffer[k][0, :len(ctx)].clone() for k in layers}
     def alone(self, text: Tokens, **options) -> np.ndarray:  # (V,)
         "The raw logits after one text, by a plain pass without a cache, at the positions of `generate`"
-        return super().alone(text, **(dict(use_cache=False) | options))
+        with network_lock(self.model): return super().alone(text, **(dict(use_cache=False) | options))
+    def decoded(self, text: Tokens) -> np.ndarray:  # (V,)
+        with network_lock(self.model): return super().decoded(text)
 
 # %% ../../nbs/07c_recurrent.ipynb #c0965115
 class RecurrentModel(StateReader):

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from ..core.check import check_at_least
+from ..core.target import PerThread
 from ..models.embedded import DOMAINS, corpus, stored, windows
 from ..models.recipe import fit, write_network
 from ..models.transformer import RowCache, common_prefix_len, given_cache
@@ -105,11 +106,11 @@ def row_entropy(z):  # (..., V) logits -> (...) nats
     return -(logp.exp() * logp).sum(-1)
 
 # %% ../../nbs/52a_bytes.ipynb #41ab0a59
-class Patcher:
+class Patcher(PerThread, each=("x", "memory", "entropies")):
     "The patch starts of a text, by a byte model with a cache (Theorem incremental)"
     def __init__(self, model, rule):
         self.model, self.rule = model.eval(), rule
-        self.x, self.memory, self.entropies = (), RowCache(), []
+    def begin(self): self.x, self.memory, self.entropies = (), RowCache(), []
     @torch.inference_mode()
     def __call__(self, text):  # -> len(text) + 2 bools: begin, bytes, and the byte that follows
         x = (BOS, *text)

@@ -14,7 +14,7 @@ import torch
 from ..core.check import check_at_least, check_type
 from ..core.law import check_warp
 from ..core.loop import System
-from ..core.target import Meter, Rows, Target, check_context
+from ..core.target import Meter, PerThread, Rows, Target, check_context
 from ..core.tree import Tree
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
@@ -128,7 +128,7 @@ class PatchReading(PatchMemory):
         return self.net.decode(h, o, use, self.decoder, **how)
 
 # %% ../../nbs/52b_patches.ipynb #b205dac3
-class ByteTarget(PatchTarget):
+class ByteTarget(PerThread, PatchTarget, each=("reading", "drafting")):
     """A byte latent transformer as target, with its local decoder as draft; tokens are bytes
 
     >>> target = byte_target(temperature=0)
@@ -139,8 +139,7 @@ class ByteTarget(PatchTarget):
     def __init__(self, net, patcher, temperature=1.):
         check_warp(temperature, None, None)
         self.V, self.net, self.patcher, self.temperature = BOS, net, patcher, temperature
-        self.forget()
-    def forget(self): self.reading, self.drafting = PatchReading(self.net, self.patcher), ((), None)
+    def begin(self): self.reading, self.drafting = PatchReading(self.net, self.patcher), ((), None)
     def law(self, text): return self(Tree(text))[0]
     def __call__(self, tree): return self.rows(tree, lambda text: self.reading.turn(text, self.meter))
     def local(self, tree, meter):
@@ -177,14 +176,15 @@ def hidden_block(reading, last, size, meter):  # -> size logits (256,)
     reading.count(meter, 1 + size)
     return [z[0, 0], *z[0, 2:]]
 
-class HiddenBlockDraft(Target):
+class HiddenBlockDraft(PerThread, Target, each=("last",)):
     "Blocks of `size` bytes from one pass of the local decoder, which do not depend on each other (BLT-DV)"
     def __init__(self, target, size=8):
         check_type(ByteTarget, target=target)
         check_at_least(1, size=size)
         if size > target.net.block:
             raise ValueError(f"size: got {size}, wanted at most {target.net.block}, as in the training")
-        self.target, self.size, self.V, self.meter, self.last = target, size, target.V, Meter(), ((), ())
+        self.target, self.size, self.V, self.meter = target, size, target.V, Meter()
+    def begin(self): self.last = (), ()
     @torch.inference_mode()
     def __call__(self, tree):
         if max(tree.depth) >= self.size:

@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['rollout_mask', 'rows_at', 'cod_counts', 'nested_rows', 'with_text', 'MaskNetwork', 'kept_mean', 'PEagle', 'MaskDraft',
-           'PEagleDraft', 'additive_mask', 'Pard', 'PardDraft', 'GatedLinear', 'MaskEmbedding', 'gated_model', 'Uno',
-           'UnoDraft', 'parallel_gain', 'MaskedModel']
+           'PEagleDraft', 'additive_mask', 'Pard', 'PardDraft', 'MaskGate', 'GatedLinear', 'MaskEmbedding',
+           'gated_model', 'Uno', 'UnoDraft', 'parallel_gain', 'MaskedModel']
 
 # %% ../../nbs/33a_blocks.ipynb #629cca11
 from copy import deepcopy
 from functools import partial
-from types import SimpleNamespace
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import DynamicCache
 from ..core.check import check_at_least, check_between
-from ..core.target import Meter, ModelView, Rows
+from ..core.target import Meter, ModelView, PerThread, Rows
 from ..core.tree import Tree
 from ..models.recipe import llama
 from ..models.transformer import CachedModel, HFModel, RowAnswer, given_cache
@@ -235,6 +234,10 @@ class PardDraft(MaskDraft):
         return [self.model.trie.answers[r] for r in rows]
 
 # %% ../../nbs/33a_blocks.ipynb #1fe91bf0
+class MaskGate(PerThread, each=("rows",)):
+    "Which rows of the pass of a thread are masks"
+    def begin(self): self.rows = None
+
 class GatedLinear(nn.Module):
     "A linear layer with a low-rank change that is added at mask rows alone (gated LoRA)"
     def __init__(self, linear, gate, rank, alpha):
@@ -263,7 +266,7 @@ class MaskEmbedding(nn.Module):
 
 def gated_model(base, rank, alpha):  # -> model
     "The target with gated adapters in its linear layers and a mask; the weights themselves are shared"
-    gate = SimpleNamespace(rows=None)
+    gate = MaskGate()
     model = deepcopy(base.model, {id(w): w for w in base.model.parameters()})
     model.set_input_embeddings(MaskEmbedding(model.get_input_embeddings(), gate))
     head, found = model.get_output_embeddings(), [*model.named_modules()]
@@ -336,13 +339,14 @@ def parallel_gain(parallel, sequential, gamma, c, c_parallel=None):
     return parallel / sequential * (1 + gamma*c) / (1 + c_parallel)
 
 # %% ../../nbs/33a_blocks.ipynb #75dec620
-class MaskedModel(ModelView):
+class MaskedModel(PerThread, ModelView, each=("last",)):
     "A model as a parallel draft: at depth j < k its row after the context and j masks, from one call"
     def __init__(self, model, k, mask):
         super().__init__(model)
         check_at_least(1, k=k)
         check_between(0, model.V - 1, mask=mask)
-        self.k, self.mask, self.last = k, mask, (None, None)
+        self.k, self.mask = k, mask
+    def begin(self): self.last = None, None
     def __call__(self, tree):
         if max(tree.depth) >= self.k:
             raise ValueError(f"tree: got a node at depth {max(tree.depth)}, wanted less than {self.k}")

@@ -185,11 +185,9 @@ def cross_entropy_to(p, z):  # (..., V), (..., V) -> (...)
     return -(p * z.log_softmax(-1)).sum(-1)
 
 # %% ../../nbs/33b_diffusion.ipynb #cbfb2e39
-class DiffusionDraft(NetworkDraft):
+class DiffusionDraft(NetworkDraft, each=("memory", "ctx", "h", "known")):
     "A block drafter as a draft model: one pass a context, over cached rows (Theorem injected)"
-    def __init__(self, net, target):
-        super().__init__(net, target)
-        self.memory, self.ctx, self.h, self.known = RowCache(), (), None, {}
+    def begin(self): self.memory, self.ctx, self.h, self.known = RowCache(), (), None, {}
 
     @torch.inference_mode()
     def answers(self, tree):

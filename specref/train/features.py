@@ -15,13 +15,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (LlamaDecoderLayer, LlamaRotaryEmbedding,
                                                       apply_rotary_pos_emb)
 from ..core.check import check_at_least
-from ..core.target import Meter, Rows, Target
+from ..core.target import Meter, PerThread, Rows, Target
 from .harness import TargetModel, check_same_target
 from ..models.transformer import RowAnswer, HFModel, RowCache, RowTrie, raw_weights, tree_mask
 from ..core.tree import Tree
 
 # %% ../../nbs/30c_features.ipynb #5e176616
-class NetworkDraft(Target):
+class NetworkDraft(PerThread, Target):
     "A trained network as a draft model: `target` has the states, a subclass computes the `answers`"
     def __init__(self, net, target):
         if not isinstance(target, HFModel):
@@ -127,11 +127,9 @@ def unroll(net, batch, depth, true=None, between=lambda f: f):  # -> depth tenso
     return outs
 
 # %% ../../nbs/30c_features.ipynb #20ae2aa3
-class FeatureDraft(NetworkDraft):
+class FeatureDraft(NetworkDraft, each=("trie", "memory", "first_token")):
     "A network on features as a draft model, with a KV cache (Proposition refreshed)"
-    def __init__(self, net, target):
-        super().__init__(net, target)
-        self.trie, self.memory, self.first_token = RowTrie(), RowCache(), ()
+    def begin(self): self.trie, self.memory, self.first_token = RowTrie(), RowCache(), ()
 
     def __call__(self, tree):
         "Empty the cache if the first token, which influences every feature and has no row, has changed"

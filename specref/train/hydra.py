@@ -79,11 +79,9 @@ class Hydra(PathNetwork):
         return module_at(self.lm, i)(h)
 
 # %% ../../nbs/31a_hydra.ipynb #c8b0228e
-class PathDraft(NetworkDraft):
+class PathDraft(NetworkDraft, each=("ctx", "state", "answered")):
     "A network on paths as a draft model: a head is run once for every path of a context (Theorem paths)"
-    def __init__(self, net, target):
-        super().__init__(net, target)
-        self.ctx, self.state, self.answered = None, {}, {}
+    def begin(self): self.ctx, self.state, self.answered = None, {}, {}
     def start_state(self, ctx):  # -> (d,)
         "The initial state of every path: the state that gave the last token of the context"
         return self.net.enter({k: s[-1] for k, s in self.states(ctx).items()})
@@ -125,10 +123,10 @@ class HydraPlus(Hydra):
         with torch.no_grad(): p = to_float32(self.base[0].head(batch.states[self.reads[0]])).softmax(-1)
         return law_loss(self.guesses(batch, self.depth), p, batch.counts)
 
-class PrefixDraft(PathDraft):
+class PrefixDraft(PathDraft, each=("trie", "memory")):
     "Paths that begin with a row of prefix attention, from a cache of the prefix (Proposition prefix-rows)"
-    def __init__(self, net, target):
-        super().__init__(net, target)
+    def begin(self):
+        super().begin()
         self.trie, self.memory = RowTrie(), RowCache()
     def start_state(self, ctx):
         try:

@@ -21,7 +21,7 @@ from ..core.check import check_at_least, check_same_vocab, check_type
 from ..core.law import residual
 from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
-from ..core.target import Meter, Rows, Target
+from ..core.target import Meter, PerThread, Rows, Target
 from ..core.tree import Tokens, Tree, iid
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
@@ -37,7 +37,7 @@ def slot_chain(ctx, slots):  # -> tree of probes
     for i, x in enumerate(slots): tree.add(i, x)
     return tree
 
-class SlotRows(Target):
+class SlotRows(PerThread, Target, each=("last",)):
     """A model's row after the context, then those after its slots, as a draft model: one call a context
 
     >>> draft = SlotRows(random_table(3, seed=0), slots=(3, 4))
@@ -47,7 +47,7 @@ class SlotRows(Target):
     def __init__(self, target, slots):
         check_type(Target, target=target)
         self.target, self.slots, self.V, self.meter = target, tuple(slots), target.V, Meter()
-        self.last = None, ()   # the last context, and its rows
+    def begin(self): self.last = None, ()   # the last context, and its rows
     @property
     def most(self): return self.target.most - len(self.slots)
     def __call__(self, tree):
@@ -156,15 +156,16 @@ def extend_table(model, rows):  # (L, d) -> model
     return model
 
 # %% ../../nbs/33_masks.ipynb #a09f5254
-class PassDraft(NetworkDraft):
+class PassDraft(NetworkDraft, each=("last",)):
     "PaSS as a draft model: the row after the context is the target's, the row at depth j that of slot j"
     def __init__(self, net, target):
         super().__init__(net, target)
-        self.last, wanted = ((), []), int(net.ids[-1]) + 1
+        wanted = int(net.ids[-1]) + 1
         if target.table.num_embeddings != wanted:
             raise ValueError(f"target: got one with a table of {target.table.num_embeddings} tokens, "
                              f"wanted {wanted}: `extended` returns it")
         self.slots = tuple(net.ids.tolist())
+    def begin(self): self.last = (), []
     @property
     def depth(self): return self.net.depth
     @property

@@ -55,11 +55,9 @@ class Medusa(DraftNetwork):
         return medusa_loss(self.guesses(batch, self.depth), batch.x, counts=batch.counts)
 
 # %% ../../nbs/31_medusa.ipynb #04ae5ffa
-class MedusaDraft(NetworkDraft):
+class MedusaDraft(NetworkDraft, each=("last",)):
     "Medusa's heads as a draft model: after a node of depth j the row of head j + 1, one pass a context"
-    def __init__(self, net, target):
-        super().__init__(net, target)
-        self.last = ((), [])   # the last context, and the logits of all heads there
+    def begin(self): self.last = ((), [])   # the last context, and the logits of all heads there
     @property
     def depth(self): return self.net.depth
     def answers(self, tree):

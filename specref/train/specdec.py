@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from transformers import MarianConfig, MarianMTModel
 from ..core.check import as_tokens, check_at_least, check_between, write_json
 from ..core.loop import Drafter
-from ..core.target import Meter
+from ..core.target import Meter, PerThread
 from ..core.tree import Tree, likeliest_points
 from ..models.embedded import corpus, stored
 from ..models.encoder_decoder import EncoderDecoderModel
@@ -156,7 +156,7 @@ def spec_drafter(target, layers=1):  # -> SpecDrafter
     return SpecDrafter(new)
 
 # %% ../../nbs/33c_specdec.ipynb #5f9314ff
-class SlotModel:
+class SlotModel(PerThread, each=("states",)):
     "The distributions of k slots behind a text, by one pass of a Spec-Drafter with its source"
     why = "the drafter has no later position"
     def __init__(self, net, source, k=25, temperature=1.):
@@ -165,7 +165,8 @@ class SlotModel:
         self.net, self.config, self.depth, self.temperature = net.eval(), net.body.config, k, temperature
         self.V, self.most = self.config.vocab_size, self.config.max_position_embeddings
         self.x = torch.tensor([self.within(source=as_tokens(self.V, source=source))])
-        self.meter, self.states = Meter(), None
+        self.meter = Meter()
+    def begin(self): self.states = None
     def within(self, more=0, **given):  # -> the tokens given
         "Refuse none, and more than there are positions for them and `more` tokens"
         (name, tokens), = given.items()

@@ -137,12 +137,11 @@ def mixed_loss(p, logq, omega, counts=None):  # (..., V), (..., V), (...) -> sca
     return (terms * counts).sum() / counts.sum().clamp(min=1)
 
 # %% ../../nbs/31c_spire.ipynb #823790fc
-class SpireDraft(NetworkDraft):
+class SpireDraft(NetworkDraft, each=("memory", "ctx", "at", "node", "logits_after", "stored")):
     "SPIRe as a draft model: rows of the window and of draft tokens, no others (Theorem constant-cache)"
-    def __init__(self, net, target):
-        super().__init__(net, target)
+    def begin(self):
         self.memory, self.ctx, self.at, self.node = RowCache(), (), [], {}   # at: the position of each row
-        self.logits_after = {}   # path below the context -> answer
+        self.logits_after, self.stored = {}, 0   # path below the context -> answer
 
     @torch.inference_mode()
     def answers(self, tree):
