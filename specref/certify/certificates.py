@@ -30,6 +30,7 @@ import sys
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_rate, check_type, error_words
 from ..core.law import exact as exact_law, normalize
+from ..core.picture import words_table
 from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Rng, Seeded
 from ..core.rng import estimated_paths, step_law, too_many, tv_outcomes
 from ..core.tree import Tree
@@ -67,6 +68,7 @@ class Certificate:
         equal = "output distribution equals the target distribution: total variation 0"
         if self.exact: return f"{equal}{f' on texts of {self.n} tokens{short}' if short else ''}"
         return f"{DIFFERS}: total variation {in_words(self.tv)}"
+    def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict} (exact: {self.texts} texts, {self.paths} paths)"
     @property
     def words(self):
@@ -442,6 +444,7 @@ class Evidence:
         return min(1., float(self.test.tv + self.mass_in_shared_cells))
     @property
     def verdict(self): return "no difference detected" if self.passes else DIFFERS
+    def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict}: {self.test}"
     def where(self, of=""):
         "The cell with the largest difference; `of` names its numbers, if they are not tokens"

@@ -829,6 +829,8 @@ class SamplerReport(Report):
     def words(self):
         note = fill(self.note, 88, subsequent_indent=" "*20, break_on_hyphens=False)
         return f"{super().words}\n{note}" if self.note and self.passes else super().words
+    @property
+    def rows(self): return super().rows + [("", "", self.note)]*bool(self.note and self.passes)
     def failed(self, group): return tuple(name for name in self.wrong if CHECKS[name] == group)
     @property
     def passes_distribution(self): return not self.failed("distribution")
