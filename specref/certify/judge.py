@@ -648,6 +648,18 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     """The exact verdict on `rule(p, q, draft, u)`, a function or its pasted text; `draw(q, u)` samples a
     token of the draft, by default from q
 
+    Args:
+        rule: a function `(p, q, draft, u) -> tokens` of p (gamma + 1, V), q (gamma, V), draft (gamma,) and
+            u, which draws a number of [0, 1) a call; or the text of one
+        draw: a function `(q, u) -> token` that drafts, or None to draft from q
+        cases: pairs of tables and numbers of draft tokens
+        known: rules with which it is compared
+        name: what the report calls it
+    Returns: a `Judgement`: exact or wrong, the distance in each case as a fraction, the nearest known rules
+    Raises: ValueError for what is no rule, and for a rule that returns tokens in no call
+    Source: this book (Theorem boxes)
+    See also: certify_rows, certificate
+
     >>> print(judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]").verdict)
     EXACT: equal to the target's in all 123 cases
     """

@@ -61,6 +61,17 @@ class Round:
 def rounds(target: Target, drafter: "Drafter", verify: "Verifier", ctx: Tokens, rng: Rng) -> Iterator[Round]:
     """Draft, evaluate, verify, repeat: yields each `Round`, without end
 
+    Args:
+        target: the model whose distribution the text has; `target(tree)` gives (n, V) rows, one a node
+        drafter: a `Drafter`; the next round has the one that its `learn(round)` returns
+        verify: decides which nodes are accepted: a function `(p, tree, rng) -> Verdict`, as `reject`
+        ctx: tokens before the first round, at least one
+        rng: random numbers; round i drafts by `rng.at(i).draft` and verifies by `rng.at(i).verify`
+    Returns: an iterator of `Round`: tree, rows, verdict and tokens; the context grows by the tokens of each
+    Raises: nothing of its own, and it checks nothing; `generate` checks its arguments
+    Source: Leviathan et al. 2023, Algorithm 1, for any tree and verifier (Theorem learning)
+    See also: generate, loop_law, Round
+
     >>> target, drafter = random_table(4, seed=0), Chain(random_table(4, seed=1), 3)
     >>> run = rounds(target, drafter, reject, ctx=(0,), rng=Seeded(0))
     >>> next(run).tokens, next(run).tokens
@@ -241,6 +252,22 @@ def generate(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx:
              progress: bool = False) -> Generation:
     """At most `n` new tokens after `ctx`, fewer if one is in `stop`; calls `watch(tokens)` after every round
 
+    Args:
+        target: the model whose distribution the text has; `target(tree)` gives (n, V) rows, one a node
+        drafter: proposes a tree after the context: a `Drafter`, or a function `(ctx, rng) -> Tree`
+        verify: decides which nodes are accepted: a function `(p, tree, rng) -> Verdict`, as `reject`
+        ctx: tokens before the new ones, at least one
+        n: the number of new tokens, at most
+        rng: random numbers, as `Seeded(0)`; the same seed gives the same text
+        stop: tokens that end the text; the one that is sampled is its last token
+        watch: called as `watch(tokens)` with the new tokens of every round
+        progress: show a bar of tokens
+    Returns: a `Generation`: a tuple of the new tokens, with the step of each and the ledger of the run
+    Raises: ValueError for a wrong argument, before the first round. Any error in a round, or an interrupt,
+        has the text so far as its attribute `decoded`
+    Source: Leviathan et al. 2023, Algorithm 1 (Theorems learning, cutting)
+    See also: generate_texts, rounds, System, Engine
+
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> generate(target, Chain(draft, 3), reject, ctx=(0,), n=8, rng=Seeded(0))
     (2, 2, 2, 1, 3, 1, 0, 1)
@@ -261,6 +288,21 @@ def generate_texts(target: Target, drafter: Drafter | Callable, verify: Verifier
                    prompts: Sequence[Sequence[int]], n: int, seeds: Sequence[int],
                    stop: Container[int] = (), progress: bool = False) -> list[Generation]:
     """`generate` after each of `prompts`, one after the other, with a seed for each
+
+    Args:
+        target: the model whose distribution the text has; `target(tree)` gives (n, V) rows, one a node
+        drafter: proposes a tree after the context: a `Drafter`, or a function `(ctx, rng) -> Tree`
+        verify: decides which nodes are accepted: a function `(p, tree, rng) -> Verdict`, as `reject`
+        prompts: the context of each text, at least one token in each
+        n: the number of new tokens of each text, at most
+        seeds: one whole number for each prompt; text i is that of `generate` with `Seeded(seeds[i])`
+        stop: tokens that end a text; the one that is sampled is its last token
+        progress: show a bar of the tokens of all texts
+    Returns: a list of `Generation`, one for each prompt
+    Raises: ValueError for a wrong argument, before the first text. Any later error, or an interrupt, has the
+        texts so far as its attribute `decoded`, the unfinished one at the end
+    Source: this book (Theorem cutting)
+    See also: generate, Engine
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> generate_texts(target, Chain(draft, 3), reject, prompts=[(0,), (0, 2)], n=4, seeds=[0, 1])
@@ -377,6 +419,17 @@ def in_braces(labels):
 class Ledger:
     """Counts and seconds of one generation, round by round, and what each model did
 
+    Args:
+        rounds: the `RoundCounts` of each round: draft tokens, depth, accepted and emitted tokens, seconds by
+            part
+        models: the work of each model in the run, a `Meter`: calls, tokens, tokens x layers, bytes of its
+            cache
+        meters: the meters of the models now, and as they were when the run began
+        clock: the seconds of the round that is running, by part: draft, target, verify
+    Raises: nothing
+    Source: the names are those of vLLM's metrics; mean_acceptance_length counts emitted tokens a round
+    See also: generate, explain, Rates
+
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> ledger = generate(target, Chain(draft, 3), reject, ctx=(0,), n=11, rng=Seeded(0)).ledger
     >>> print(len(ledger.rounds), ledger.num_accepted_tokens, ledger.mean_acceptance_length)
@@ -483,6 +536,15 @@ def part_words(part):
 @dataclass(frozen=True, repr=False)
 class System:
     """A way of decoding: a drafter, a verifier, and the papers they come from
+
+    Args:
+        name: what tables and reports call it
+        drafter: proposes a tree after the context: a `Drafter`, or a function `(ctx, rng) -> Tree`
+        verify: decides which nodes are accepted: a function `(p, tree, rng) -> Verdict`, as `reject`
+        cites: keys of the bibliography
+    Raises: ValueError for a drafter that is none, such as a model without the drafter that calls it
+    Source: this book (Theorem learning)
+    See also: generate, certify_system, SYSTEMS
 
     >>> sampling = System("speculative sampling", Chain(random_table(4, seed=1), 3), reject)
     >>> sampling(random_table(4, seed=0), (0,), n=8, rng=Seeded(0))

@@ -190,7 +190,7 @@ def draw_text(runs):  # [(status, number of tokens, text), ...] -> HTML
     def marked(status, text): return "<{0}>{1}</{0}>".format(TEXT_TAG[status][0], escape(text))
     count = {status: sum(n for s, n, _ in runs if s == status) for status in TEXT_TAG}
     shown = " ".join(marked(status, f"{n} {TEXT_TAG[status][1]}") for status, n in count.items() if n)
-    text = "".join(marked(status, text) for status, _, text in runs)
+    text = "".join(marked(status, text) for status, _, text in runs if text)
     return f'{TEXT_STYLE}<div class="specref-text">{shown}\n\n{text}</div>'
 
 # %% ../../nbs/02a_picture.ipynb #51c7e881
