@@ -102,10 +102,10 @@ def draw_tree(tree: Any, verdict: Any = None, show: Callable[[int], str] = str) 
 
 # %% ../../nbs/02a_picture.ipynb #868ae749
 def svg(wide, high, title, body):  # -> Picture
-    "A drawing with its text alternative"
-    title = escape(title)
+    "A drawing with its text alternative; a high one is made smaller"
+    title, scale = escape(title), min(1, max(.6, 900/high))
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high:g}" '
-            f'width="{wide}" height="{high:g}" role="img" aria-label="{title}" '
+            f'width="{scale*wide:g}" height="{scale*high:g}" role="img" aria-label="{title}" '
             'font-family="sans-serif" font-size="12">')
     return Picture(f"{head}<title>{title}</title>{''.join(body)}</svg>")
 
@@ -191,7 +191,7 @@ def draw_text(runs):  # [(status, number of tokens, text), ...] -> HTML
     count = {status: sum(n for s, n, _ in runs if s == status) for status in TEXT_TAG}
     shown = " ".join(marked(status, f"{n} {TEXT_TAG[status][1]}") for status, n in count.items() if n)
     text = "".join(marked(status, text) for status, _, text in runs if text)
-    return f'{TEXT_STYLE}<div class="specref-text">{shown}\n\n{text}</div>'
+    return f'{TEXT_STYLE}<div class="specref-text">{shown or "no tokens"}\n\n{text}</div>'
 
 # %% ../../nbs/02a_picture.ipynb #51c7e881
 ROUND_STYLE = {   # of the bars of a round
@@ -230,17 +230,17 @@ def draw_rounds(rounds, title, most=360):  # [(depth, accepted, emitted), ...] -
     return svg(round(max(end, right)), round(low + 20), title, body)
 
 # %% ../../nbs/02a_picture.ipynb #8bab66bb
-TABLE_STYLE = ("<style>.specref-table caption{caption-side:top;text-align:left;font-weight:bold;"
-               "color:inherit}.specref-table th,.specref-table td{text-align:left!important;"
-               "vertical-align:top;white-space:pre-wrap}</style>")
+TABLE_STYLE = ("<style>.specref-table{margin:.2em 0!important}.specref-table th,.specref-table td{"
+               "text-align:left!important;vertical-align:top;white-space:pre-wrap;padding:.1em 1.5em .1em 0}"
+               "</style>")
 
 def html_table(rows, head=(), title=""):  # rows of cells -> HTML
     "A table of texts, below its title"
     def line(cells, tag): return f"<tr>{''.join(f'<{tag}>{escape(str(x))}</{tag}>' for x in cells)}</tr>"
-    top = f"<caption>{escape(title)}</caption>"*bool(title)
+    top = f"<b>{escape(title)}</b>"*bool(title)
     names = f"<thead>{line(head, 'th')}</thead>"*bool(head)
     body = "".join(line(row, "td") for row in rows)
-    return f'{TABLE_STYLE}<table class="specref-table">{top}{names}<tbody>{body}</tbody></table>'
+    return f'{TABLE_STYLE}{top}<table class="specref-table">{names}<tbody>{body}</tbody></table>'
 
 def words_table(words, passes):  # -> HTML
     "A result as a table: its first line is the title, every other is split at its first colon"
