@@ -447,21 +447,25 @@ def works(said, keys):  # -> {work: its key, or None}
     def key(start): return next((k for k in sorted(keys) if k.startswith(start)), None)
     return {work: key(f'{author.lower()}{year}') for work, author, year in named}
 
-def undescribed(doc, parameters, returns, names, stated, keys):
-    """What the docstring of a main name lacks: a part, a parameter, a name of `names`, a source (a statement of
-    `stated`, a work under `keys` of the bibliography), an example"""
-    parts = doc_parts(doc)
-    wanted = [part for part in DOC_PARTS if part != 'Returns' or returns]
-    yield from (f'no part {part}' for part in wanted if not (parts.get(part) or part == 'Args'))
-    if [*parts['Args']] != parameters: yield f'describes {[*parts["Args"]]}, takes {parameters}'
-    source = parts.get('Source', '')
+def uncited(source, stated, keys):
+    "Works that no bibliography has, statements that no notebook makes, or that there is neither"
     found = works(source, keys)
-    cited = re.findall(r'(?:Theorem|Proposition|Lemma)s? ((?:[a-z][\w-]*(?:, )?)+)', source)
-    said = {name for group in cited for name in group.rstrip(', ').split(', ')}
-    yield from (f'{x} is in no bibliography' for x, key in found.items() if not key)
-    yield from (f'no statement is called {name}' for name in said - stated)
-    if not (found or said or re.search('this book|vLLM', source)): yield 'names no source'
-    yield from (f'{name} does not exist' for name in parts.get('See also', '').split(', ') if name not in names)
+    lists = re.findall(r'(?:Theorem|Proposition|Lemma)s? ((?:[a-z][\w-]*(?:, )?)+)', source)
+    named = {name for names in lists for name in names.rstrip(', ').split(', ')}
+    yield from (f'{work} is in no bibliography' for work, key in found.items() if not key)
+    yield from (f'no statement is called {name}' for name in named - stated)
+    if not (found or named or re.search('this book|vLLM', source)): yield 'names no source'
+
+def undescribed(doc, parameters, returns, names, stated, keys):
+    """What the docstring of a main name lacks: a part, a parameter, a source (a statement of `stated`, a work
+    under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
+    parts = doc_parts(doc)
+    wanted = [part for part in DOC_PARTS[1:] if part != 'Returns' or returns]
+    yield from (f'no part {part}' for part in wanted if part not in parts)
+    if [*parts['Args']] != parameters: yield f'describes {[*parts["Args"]]}, takes {parameters}'
+    yield from uncited(parts.get('Source', ''), stated, keys)
+    others = parts.get('See also', '').split(', ')
+    yield from (f'{name} does not exist' for name in others if name not in names)
     if '>>> ' not in doc: yield 'no example'
 
 # -- Commands --------------------------------------------------------------------------------------

@@ -630,8 +630,8 @@ class Judgement:
         return [*witness, *edges, self.likeness, *[self.asked]*self.exact]
     def _repr_html_(self):
         head = "case", "drafts", "distance", "tokens", "sampling", "block"
-        rows = [(c.name, c.gamma, in_words(c.tv), *(f"{float(x):.3f}" for x in (c.tokens, c.sampling, c.block)))
-                for c in self.families]
+        def tokens(c): return (f"{float(x):.3f}" for x in (c.tokens, c.sampling, c.block))
+        rows = [(c.name, c.gamma, in_words(c.tv), *tokens(c)) for c in self.families]
         notes = words_table("\n".join([f"{self.name}  {self.verdict}", *self.notes]), self.passes)
         return notes + html_table(rows, head)
     def lines(self):

@@ -306,7 +306,7 @@ def generate_texts(target: Target, drafter: Drafter | Callable, verify: Verifier
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> generate_texts(target, Chain(draft, 3), reject, prompts=[(0,), (0, 2)], n=4, seeds=[0, 1])
-    [(2, 2, 2, 1), (1, 0, 2, 2)]
+    [(2, 2, 2, 1), (2, 1, 0, 2)]
     """
     prompts = check_prompts(target, drafter, verify, prompts, n, seeds, stop)
     texts, bar = [], ProgressBar(n * len(prompts), progress)
@@ -371,7 +371,8 @@ def check_prompts(target, drafter, verify, prompts, n, seeds, stop):  # -> conte
     check_target(target)
     prompts = as_tokens(target.V, deep=2, prompts=prompts)
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
-        raise ValueError(f"seeds: got {seeds!r:.60}, wanted {len(prompts)} whole numbers, one for each prompt")
+        wanted = f"{len(prompts)} whole numbers, one for each prompt"
+        raise ValueError(f"seeds: got {seeds!r:.60}, wanted {wanted}")
     for ctx, seed in zip(prompts, seeds): check_run(target, drafter, verify, ctx, n, Seeded(seed), stop)
     return prompts
 
@@ -501,8 +502,8 @@ class Ledger:
             _, axes = require("matplotlib.pyplot").subplots(2, **figure)
         accepted, emitted = (np.array(self.column(name)) for name in ("accepted", "emitted"))
         stack_bars(axes[0], "tokens", {"accepted": accepted, "recovered or bonus": emitted - accepted})
-        seconds = self.column("seconds")
-        stack_bars(axes[1], "ms", {part: np.array([1e3 * row[part] for row in seconds]) for part in no_time()})
+        def ms(part): return np.array([1e3 * row[part] for row in self.column("seconds")])
+        stack_bars(axes[1], "milliseconds", {part: ms(part) for part in no_time()})
         axes[1].set_xlabel("round")
         return axes
     def _repr_html_(self):
