@@ -10,7 +10,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
-from house import Notebook, marked, notebooks, order, text   # noqa: F401  conf.py reads `stage.order`
+from house import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
+from house import order   # noqa: F401  conf.py reads `stage.order`
 
 PARTS = {   # the last chapter of each
     'Foundations': 6, 'Models': 9, 'Verification': 15, 'Testing': 19, 'Drafting, untrained': 29,
@@ -254,9 +255,31 @@ def contents(nbs, pages):
     made = {*pages, 'theorems', 'api', 'bibliography'}
     yield tree('Look up', [p for p in LOOK_UP if p in made])
 
+def described(module, name, sig, doc, keys):
+    "A main name: how it is called, its parameters, result, errors, source, related names and an example"
+    parts, (said, *_), example = doc_parts(doc), doc.partition('\n\n'), doc[doc.find('>>> '):]
+    for work, key in works(parts['Source'], keys).items():
+        parts['Source'] = parts['Source'].replace(work, f'{work} {{cite}}`{key}`')
+    parts['See also'] = ', '.join(f'`{x}`' for x in parts['See also'].split(', '))
+    first = f'{{py:obj}}`{name} <specref.{module}.{name}>`: {" ".join(said.split())}.'
+    args = [f'- **{arg.replace("*", chr(92) + "*")}**: {text}' for arg, text in parts.pop('Args').items()]
+    rest = [f'- *{part}*: {text}' for part, text in parts.items()]
+    return '\n'.join([f'### {name}\n\n{first}\n\n```python\n{name}{sig}\n```\n', *args, '', *rest,
+                      f'\n```pycon\n{example}\n```'])
+
+def main_names(nbs):
+    "The part of the page of names that describes the main ones"
+    keys = references(ROOT)
+    yield '\n## What one calls first'
+    for nb in nbs:
+        mine = MAIN.get(nb.module, '').split()
+        found = (d for c in nb.exported for d in definitions(c) if d[0] in mine)
+        yield from (described(nb.module, name, sig, doc, keys) for name, _, sig, doc in found)
+
 def api(nbs):
     "The page of every public name"
     yield '# Every public name\n\nEach name leads to the cell that defines it.'
+    yield from main_names(nbs)
     for nb in nbs:
         found = [d for c in nb.exported if nb.module for d in definitions(c)]
         if found: yield f'\n## specref.{nb.module}\n\n| | |\n|---|---|'

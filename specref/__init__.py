@@ -14,8 +14,8 @@ PUBLIC = {   # module: the names that stand here as well
     "core.tree": "Tree iid without_replacement points in_sequence add_paths",
     "core.picture": "draw_tree",
     "core.target": "Rows TableModel NgramModel random_table target_law",
-    "core.loop": "Drafter Verdict Round rounds match generate Generation Ledger System autoregressive "
-                 "no_draft trace loop_law",
+    "core.loop": "Drafter Verdict Round rounds match generate generate_texts Generation Ledger System "
+                 "autoregressive no_draft trace loop_law",
     "core.cost": "speedup Costs best_gamma",
     "core.rates": "Rates",
     "core.timing": "measure explain",

@@ -36,6 +36,7 @@ from .core.loop import Round as Round
 from .core.loop import rounds as rounds
 from .core.loop import match as match
 from .core.loop import generate as generate
+from .core.loop import generate_texts as generate_texts
 from .core.loop import Generation as Generation
 from .core.loop import Ledger as Ledger
 from .core.loop import System as System

@@ -422,6 +422,52 @@ def unfaithful(root=ROOT):
         yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
+# -- Docstrings of the main names ------------------------------------------------------------------
+
+MAIN = {   # module: what a user calls first; the page of names describes them
+    'core.loop': 'generate generate_texts rounds System Ledger', 'verify.reject': 'Chain reject',
+    'verify.block': 'block', 'verify.coupled': 'coupled', 'draft.shapes': 'StaticTree DynamicTree',
+    'draft.lookup': 'PromptLookup', 'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
+    'models.encoder_decoder': 'EncoderDecoderModel', 'models.embedded': 'embedded',
+    'models.bridge': 'speculate', 'gpu.engine': 'Engine',
+    'certify.certificates': 'certificate certify_system', 'certify.samplers': 'certify_rows',
+    'certify.judge': 'judge_rule'}
+DOC_PARTS = 'Args', 'Returns', 'Raises', 'Source', 'See also'
+
+def doc_parts(doc):  # -> {part: text}, where Args is {parameter: text}
+    "The parts of a docstring: `Args:` with a line for each parameter, then the others of `DOC_PARTS`"
+    def joined(found): return {name: ' '.join(said.split()) for name, said in found}
+    parts = dict(re.findall(rf'^({"|".join(DOC_PARTS)}):(.*(?:\n +.*)*)', doc, re.M))
+    args = re.findall(r'^ {4}(\*{0,2}\w+): (.*(?:\n {8}.*)*)', parts.get('Args', ''), re.M)
+    return joined(parts.items()) | dict(Args=joined(args))
+
+def works(said, keys):  # -> {work: its key, or None}
+    "The works that a text names as `Leviathan et al. 2023`, with their keys in the bibliography"
+    named = re.findall(r'(([A-Z]\w+)(?: et al\.)? (\d{4}))', said)
+    def key(start): return next((k for k in sorted(keys) if k.startswith(start)), None)
+    return {work: key(f'{author.lower()}{year}') for work, author, year in named}
+
+def uncited(source, stated, keys):
+    "Works that no bibliography has, statements that no notebook makes, or that there is neither"
+    found = works(source, keys)
+    lists = re.findall(r'(?:Theorem|Proposition|Lemma)s? ((?:[a-z][\w-]*(?:, )?)+)', source)
+    named = {name for names in lists for name in names.rstrip(', ').split(', ')}
+    yield from (f'{work} is in no bibliography' for work, key in found.items() if not key)
+    yield from (f'no statement is called {name}' for name in named - stated)
+    if not (found or named or re.search('this book|vLLM', source)): yield 'names no source'
+
+def undescribed(doc, parameters, returns, names, stated, keys):
+    """What the docstring of a main name lacks: a part, a parameter, a source (a statement of `stated`, a work
+    under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
+    parts = doc_parts(doc)
+    wanted = [part for part in DOC_PARTS[1:] if part != 'Returns' or returns]
+    yield from (f'no part {part}' for part in wanted if part not in parts)
+    if [*parts['Args']] != parameters: yield f'describes {[*parts["Args"]]}, takes {parameters}'
+    yield from uncited(parts.get('Source', ''), stated, keys)
+    others = parts.get('See also', '').split(', ')
+    yield from (f'{name} does not exist' for name in others if name not in names)
+    if '>>> ' not in doc: yield 'no example'
+
 # -- Commands --------------------------------------------------------------------------------------
 
 def main(command, *paths):

@@ -10,7 +10,7 @@ from specref.core.cost import llama_size, pass_seconds, sparse_speedup, speedup
 from specref.core.rates import Rates
 from specref.core.timing import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
-from specref.core.loop import Ledger, RoundCounts, generate, loop_law, match, no_draft
+from specref.core.loop import Ledger, RoundCounts, generate, generate_texts, loop_law, match, no_draft
 from specref.core.rng import Seeded, merged_law, law_of, verdict_tape
 from specref.core.target import NgramModel, Rows, TableModel, random_table, target_law
 from specref.core.tree import Tree, from_choices, from_links, iid, points, to_choices, to_links
@@ -37,6 +37,11 @@ def run(**kw):
 
 
 def decode(name, *values): return each(name, lambda x: run(**{name: x}), *values)
+
+
+def texts(**kw):
+    usual = dict(target=table(), drafter=no_draft, verify=reject, prompts=[(0,), (1,)], n=3, seeds=[0, 1])
+    return generate_texts(**{**usual, **kw})
 
 
 def bounded_table():
@@ -130,6 +135,10 @@ LOOP = [
     ("drafter", lambda: run(drafter=table()), "wanted a drafter that calls it, such as Chain"),
     ("n", lambda: run(target=bounded_table(), n=7), "at most 6 after a context of 1 tokens: the model reads"),
     *decode("verify", None, "reject"),
+    *each("seeds", lambda seeds: texts(seeds=seeds), [0], 3, None),
+    *each("prompts", lambda prompts: texts(prompts=prompts), [(0,), (3,)], (0, 1), None),
+    ("ctx", lambda: texts(prompts=[(0,), ()])),
+    ("seed", lambda: texts(seeds=[0, -1])),
     *each("drafter", lambda depth: run(target=bounded_table(), drafter=Chain(table(), depth)), 6, 7),
     ("drafter", lambda: loop_law(bounded_table(), Chain(table(), 6), match, (0,), 1), "below the 6 tokens"),
     ("drafter", lambda: loop_law(table(), Chain(table(4), 2), match, (0,), 1)),

@@ -19,7 +19,10 @@ from specref.app.systems import SYSTEMS
 from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
 from specref.certify.certificates import exact_certificate, log_moment, partition, safe_limit, sparse_table
 from specref.certify.certificates import split_row
+from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
+from specref.certify.samplers import SamplerReport
+from specref.certify.sequential import CheckResult
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import Enumerator, numpy_generator, tv_outcomes
@@ -569,3 +572,24 @@ def test_the_worst_cell():
     impossible = evidence(cells, {first: 100, ((9, 9),): 1}).where
     text = "the text (9, 9), impossible under the target: observed 1 of 101, expected 0.0"
     assert impossible("classes ") == impossible() == text
+
+
+# What a notebook shows
+
+def test_results_are_tables():
+    "Verdict and lines of a certificate, of evidence, of a report and of a judgement; escaped"
+    target, draft = (random_table(3, s, zeros=False) for s in (1, 2))
+    sampled = certify(reject, *(tempered(m, 1.) for m in (target, draft)), runs=500)
+    for found in certify(reject, target, draft), sampled:
+        html = found._repr_html_()
+        title, *lines = found.words.split("\n")
+        assert f"<b>✓ {title}</b>" in html and html.count("<tr>") == len(lines)
+    lines = CheckResult("form", True, "a < b"), CheckResult("noise", False, "c")
+    report = SamplerReport("a <title>", lines)
+    shown = "<td>noise</td><td>FAILED</td><td>c</td>", "a &lt; b", "<b>a &lt;title&gt;</b>"
+    assert all(part in report._repr_html_() for part in shown) and "special" not in report._repr_html_()
+    passed = replace(report, lines=report.lines[:1], note="not called with special tokens")
+    assert "<td>not called with special tokens</td>" in passed._repr_html_()
+    judged = judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]", cases=JUDGE_CASES[:2], known=())
+    assert "<td>four tokens</td><td>1</td><td>0</td>" in judged._repr_html_()
+    assert "<b>✓ rule  EXACT: equal to the target&#x27;s in all 2 cases" in judged._repr_html_()

@@ -1,20 +1,22 @@
 "Chapter 04: the loop, match, what generate returns"
-import copy, json, pickle
+import copy, json, pickle, re, sys
 from dataclasses import FrozenInstanceError, dataclass
 from fractions import Fraction
 from functools import partial
+from html import unescape
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers import constant, models, proves, random_table, seeds
+from helpers import constant, models, proves, random_table, refuses, seeds
 from specref.core import loop
 from specref.core.rng import Irreproducible, Seeded, tv_outcomes
 from specref.core.law import exact, one_hot
 from specref.core.loop import Drafter, Verdict, as_drafter, autoregressive, bounded, clip
-from specref.core.loop import generate, loop_law, match, no_draft, rounds, trace
+from specref.core.loop import Generation, Ledger, RoundCounts, System, generate, generate_texts, loop_law
+from specref.core.loop import match, no_draft, rounds, trace
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.app.systems import SYSTEMS
@@ -86,7 +88,7 @@ def runs(draw):
 @settings(max_examples=25)
 @given(runs())
 def test_the_steps_of_a_generation(run):
-    "Token, log-probability, round and status of each step, also in the trace"
+    "Token, log-probability, round and status of each step, also in the trace and in a notebook"
     target, text, seen, again = run
     rows = [float(target.law((0, 1, *text[:t]))[x]) for t, x in enumerate(text)]
     ends = ["A" * (len(r.tokens) - 1) + ("Y" if r.tree.children(r.verdict.node) else "B") for r in again]
@@ -95,6 +97,10 @@ def test_the_steps_of_a_generation(run):
     assert text.logprobs == tuple(s.logprob for s in text.steps) == pytest.approx([np.log(w) for w in rows])
     shown = [part for part in trace(text, "<{}>".format).replace("\n", "  ").split("  ") if ":" in part]
     assert shown == [f"{s.status}:<{s.token}> ({np.exp(s.logprob):.2f})" for s in text.steps]
+    for status, tag in dict(A="span", Y="b", B="u").items():
+        count, *marked = re.findall(f"<{tag}>(.*?)</{tag}>", text._repr_html_()) or ["0 "]
+        mine = [str(s.token) for s in text.steps if s.status == status]
+        assert " ".join(marked).split() == mine and count.startswith(f"{len(mine)} ")
 
 @settings(max_examples=25)
 @given(runs())
@@ -231,3 +237,75 @@ def test_the_times_of_each_part(monkeypatch):
         def learn(self, round): return taking(8., lambda: self)
     ledger = generate(model, Learning(), match, (0,), 9, Seeded(0)).ledger
     assert [row["draft"] for row in ledger.column("seconds")] == [1., *[9.] * (len(ledger.rounds) - 1)]
+
+# What a notebook shows
+
+class Bytes:
+    "A tokenizer whose tokens are bytes: two of them make an accented letter"
+    def decode(self, tokens, skip=()):
+        return bytes(x for x in tokens if x not in skip).decode(errors="replace")
+
+@given(st.text("aé<&\n\ufffd", max_size=12), st.data())
+@settings(max_examples=30)
+def test_a_text_in_words(words, data):
+    "`decode` is the tokenizer's text with its options; shown in parts, escaped, no letter cut in two"
+    tokens = words.encode()
+    steps = [loop.Step(x, 0., data.draw(st.sampled_from("AYB")), i//3) for i, x in enumerate(tokens)]
+    found = Generation(tokens, steps).decode(Bytes())
+    shown = found.html.partition('<div class="specref-text">')[2].partition("\n\n")[2].removesuffix("</div>")
+    assert found == words == unescape(re.sub("</?[sbui]\\w*>", "", shown))
+    assert pickle.loads(pickle.dumps(found)).html == found.html
+    parts = re.findall("<(?:span|b|u)>(.*?)</", shown, re.S)
+    assert all(set(unescape(part)) <= set(words) for part in parts)
+    assert Generation(b"abc").decode(Bytes(), skip=b"b") == "ac"
+    refuses("tokenizer", Generation(b"abc").decode, None)
+
+def ledger(n, seconds=1.):
+    time = dict(draft=seconds, target=2., verify=0.)
+    return Ledger([RoundCounts(4, 4, i % 5, i % 5 + 1, time) for i in range(n)])
+
+def test_a_ledger_in_a_notebook():
+    "A bar and a row for each round, small also where there are many; no times, which no other run would have"
+    html = ledger(200)._repr_html_()
+    assert html == ledger(200, 5.)._repr_html_() and len(html) < 40_000
+    assert html.count("<tr><td>200</td><td>4</td><td>4</td><td>4</td><td>5</td></tr>") == 1
+    drawn = re.findall('<path d="(.*?)"', html)
+    assert [path.count("M") for path in drawn] == [200, 160, 200]   # of five rounds one accepts nothing
+    assert "the first 400 rounds" in ledger(5000)._repr_html_() and len(ledger(5000)._repr_html_()) < 80_000
+    assert "0 tokens in 0 rounds" in ledger(0)._repr_html_()
+
+def test_a_ledger_is_plotted(monkeypatch):
+    "Tokens and milliseconds of each round; without matplotlib the error says what to install"
+    heights = [[bar.get_height() for bar in ax.patches] for ax in ledger(5).plot()]
+    assert heights == [[*range(5), *[1]*5], [*[1000.]*5, *[2000.]*5, *[0.]*5]]
+    for name in "matplotlib", "matplotlib.pyplot": monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"^matplotlib: .*'specref\[plots\]'"): ledger(5).plot()
+
+def test_a_system_in_a_notebook():
+    "Drafter, verifier and papers in words, without addresses"
+    nested = System("a <b>", partial(no_draft), partial(match), ("x2023",))
+    deep = SYSTEMS["Gumbel coupling"](random_table(3, 1), gamma=2)
+    parts = "PositionKeyed(Chain(gamma=2)), coupled, ('daliri2024',)"
+    assert repr(deep) == f"System('chain of 2, coupled', {parts})"
+    assert repr(nested) == "System('a <b>', no_draft, match, ('x2023',))"
+    assert "<b>a &lt;b&gt;</b>" in nested._repr_html_() and "<td>no_draft</td>" in nested._repr_html_()
+
+# Several texts
+
+def test_several_texts(capsys):
+    "Each is that of `generate` with its seed; one bar; all arguments are checked before the first text"
+    target, drafter, prompts = random_table(3, 1), Chain(random_table(3, 2), 2), [(0,), (1, 2), (0,)]
+    texts = generate_texts(target, drafter, reject, prompts, 5, seeds=[3, 4, 4], progress=True)
+    assert texts == [generate(target, drafter, reject, p, 5, Seeded(s)) for p, s in zip(prompts, [3, 4, 4])]
+    assert "15/15" in capsys.readouterr().err and all(type(text) is Generation for text in texts)
+
+def test_an_error_keeps_the_texts():
+    "Those before, and the unfinished one"
+    target, made = random_table(4, 1), []
+    def failing(ctx, rng):
+        if len(made) == 4: raise KeyboardInterrupt
+        made.append(ctx)
+        return Tree(ctx)
+    with pytest.raises(KeyboardInterrupt) as e:
+        generate_texts(target, failing, match, [(0,), (1,)], 3, seeds=[0, 1])
+    assert [len(text) for text in e.value.decoded] == [3, 1]

@@ -1,5 +1,6 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
 import inspect, json, os, re, runpy, shutil, subprocess, sys, tomllib
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from house import ROOT, tracked
+from house import MAIN, ROOT, anchors, references, tracked, undescribed
 
 PINS = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
 PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
@@ -102,6 +103,20 @@ def test_missing_annotations_are_found():
         def law(self) -> int: return 1
     assert bare(f) == ['y', 'its result']
     assert [bare(g) for g in functions(Rule)] == [['p', 'its result'], []]
+
+def test_main_names_describe_their_parameters():
+    "By the names of the signature, with result, errors, source and see also; a planted fault is found"
+    stated, keys = {a.partition('-')[2] for a, _ in anchors()}, references()
+    found = [getattr(import_module(f'specref.{m}'), n) for m, names in MAIN.items() for n in names.split()]
+    names = {*specref.__all__, *(x.__name__ for x in found)}
+    def lacking(x, doc):
+        call = [f'{"**"*(p.kind is p.VAR_KEYWORD)}{p.name}' for p in inspect.signature(x).parameters.values()]
+        return [*undescribed(doc, call, not inspect.isclass(x), names, stated, keys)]
+    assert not {x.__name__: lacks for x in found if (lacks := lacking(x, inspect.getdoc(x)))}
+    right, plants = inspect.getdoc(specref.generate), {
+        '    ctx: ': '    text: ', 'Raises:': 'Errors:', 'Returns:': 'Gives:', 'rounds,': 'round,',
+        'et al. 2023': 'et al. 2022', 'learning,': 'earning,', '>>> ': '> '}
+    for part, wrong in plants.items(): assert len(lacking(specref.generate, right.replace(part, wrong))) == 1
 
 def test_a_users_script_runs(capsys): runpy.run_path(str(ROOT/'tests'/'typed.py'))
 

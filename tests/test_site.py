@@ -4,7 +4,7 @@ from html import unescape
 
 import pytest
 from browser import Browser
-from house import PLAIN, ROOT, anchors, marked, modules, notebooks
+from house import MAIN, PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.core.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
@@ -250,7 +250,7 @@ def public_names():
 
 
 def test_every_public_name_is_found(site):
-    "objects.inv and the page of names hold each public name, and lead to where it is defined"
+    "objects.inv and the page of names hold each public name, and lead to its cell; main ones are described"
     from sphinx.util.inventory import InventoryFile
     data, api = InventoryFile.loads((site/'objects.inv').read_bytes(), uri='').data, html(site, 'api')
     kinds = 'py:function', 'py:class', 'py:data'
@@ -260,6 +260,8 @@ def test_every_public_name_is_found(site):
         page, _, anchor = uri.lstrip('/').partition('#')
         defined = f'id="{anchor}"' in html(site, page.removesuffix('.html'))
         assert defined and f'href="{page}#{anchor}"' in api, name
+    described = re.findall(r'<h3>(\w+)<', api)
+    assert sorted(described) == sorted(' '.join(MAIN.values()).split()) and '<strong>watch</strong>' in api
 
 
 def test_hidden_code_is_hidden(site):

@@ -12,9 +12,9 @@ from specref.core.rng import Seeded, law_of
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import Verdict
 from specref.core.tree import Tree, add_paths, ancestor_mask, chain_nodes, edge_laws, from_choices, from_links
-from specref.core.tree import iid, in_sequence, likeliest_points, node_status, points, positions
+from specref.core.tree import iid, in_sequence, likeliest_points, points, positions
 from specref.core.tree import to_choices, to_links, without_replacement
-from specref.core.picture import draw_tree
+from specref.core.picture import draw_tree, node_status
 
 def grown(parent, token=lambda i: i, ctx=(0,), probe=()):
     "The tree of a parent list, node i with a token of its own, offered as a point mass unless it is a probe"
@@ -201,3 +201,11 @@ def test_status_and_picture(case):
     assert [shown[k] for k in "ARY"] == [count["A"], count["R"], 1] and svg.find("{*}title").text == title
     assert [title.count(w) for w in ("accepted", "rejected", "not reached")] == [count[k] for k in "AR-"]
     assert len(svg.findall("{*}g")) == len(tree) + 1 and title.endswith("then " + show(0))
+
+def test_a_tree_draws_itself():
+    "Its text has no address and no long context; sixty leaves fit on a screen"
+    tree = Tree(range(99))
+    for x in range(60): tree.add(0, x)
+    drawn = ElementTree.fromstring(tree._repr_svg_())
+    assert len(drawn.findall("{*}g")) == 61 and float(drawn.get("height")) < 1000
+    assert repr(tree).startswith("Tree(ctx=<99 tokens>, parent=[-1, 0, 0,") and "at 0x" not in repr(tree)

@@ -30,6 +30,7 @@ import sys
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_rate, check_type, error_words
 from ..core.law import exact as exact_law, normalize
+from ..core.picture import words_table
 from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Rng, Seeded
 from ..core.rng import estimated_paths, step_law, too_many, tv_outcomes
 from ..core.tree import Tree
@@ -67,6 +68,7 @@ class Certificate:
         equal = "output distribution equals the target distribution: total variation 0"
         if self.exact: return f"{equal}{f' on texts of {self.n} tokens{short}' if short else ''}"
         return f"{DIFFERS}: total variation {in_words(self.tv)}"
+    def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict} (exact: {self.texts} texts, {self.paths} paths)"
     @property
     def words(self):
@@ -442,6 +444,7 @@ class Evidence:
         return min(1., float(self.test.tv + self.mass_in_shared_cells))
     @property
     def verdict(self): return "no difference detected" if self.passes else DIFFERS
+    def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict}: {self.test}"
     def where(self, of=""):
         "The cell with the largest difference; `of` names its numbers, if they are not tokens"
@@ -527,6 +530,24 @@ def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | 
     """Where the target's rows are fractions the exact certificate of `n` tokens (by default of one block and
     one token more), from about `limit` paths; else evidence from `runs` counts (by default of 3 tokens)
 
+    Args:
+        system: the drafter and the verifier under test
+        target: a model; rows of fractions are enumerated, rows of floats are sampled
+        ctx: tokens before the text, at least one
+        n: tokens of a text, or None: with fractions about one block and one more, with floats 3
+        stop: tokens that end a text
+        runs: texts that are sampled
+        seed: of the random numbers
+        due: the least expected count of a cell of texts
+        alpha: the rate of false alarms
+        progress: show a bar of runs or paths
+        limit: paths that are enumerated, about
+    Returns: a `Certificate`, which is a proof on its table, or `Evidence` with its error rates
+    Raises: ValueError for a wrong argument, for a system that keeps state, writes into rows or is random
+        outside its rng, for more than `limit` paths, and for too few runs to detect anything
+    Source: this book (Proposition certificate, Theorem false-alarm); Agrawal 2020
+    See also: certificate, certify_sampler, certify_rounds
+
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> certify_system(System("mine", Chain(draft, 2), reject), target, (0,)).exact
     True
@@ -556,6 +577,21 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     """Exact certificate of the system that `build(draft)` makes, on tables of fractions: pointed ones after
     the first token of `ctx`, random ones after all of it, or `tables` after both; the larger distance.
     `gamma`, `shape` and `exact=True` are given to a `build` that takes them
+
+    Args:
+        build: makes the system from a draft model, a function `(draft, gamma, shape, exact) -> System`
+        V: the size of the vocabulary, at least 3 to find wrong residual distributions
+        n: tokens of a text, or None for about one block and one token more
+        seeds: of the tables of target and draft
+        ctx: the context; a second certificate is made after its first token alone
+        stop: tokens that end a text
+        gamma: draft tokens of a chain
+        shape: children of a node of each depth
+        tables: makes a table of fractions, a function `(V, seed) -> Target`, or None for both kinds
+    Returns: a `Certificate`: equal or not, the total variation as a fraction, the worst text, E[tokens]
+    Raises: ValueError for a `build` that raises or makes no system, and for more paths than are allowed
+    Source: this book (Proposition certificate)
+    See also: certify_system, certify_rows, loop_law
 
     >>> build = lambda draft, gamma, **_: System("mine", Chain(draft, gamma), reject)
     >>> certificate(build).exact

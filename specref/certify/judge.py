@@ -30,6 +30,7 @@ import ast
 import sys
 import numpy as np
 from ..core.check import check_type
+from ..core.picture import html_table, words_table
 from ..core.law import exact, normalize, one_hot
 from ..core.rng import Careful, Irreproducible, Outcomes, paths_of, step_law, tv_outcomes
 from ..core.target import TableModel, pointed_table, target_law
@@ -617,16 +618,28 @@ class Judgement:
                                     f"to {max(over)[0]:.3f}, q(x) up to {max(q for _, q in over):.3f}")
         return (f"asked: vocabularies of {min(sizes)} to {max(sizes)} tokens, drafts of {min(lengths)} to "
                 f"{max(lengths)}{rows}; not asked: larger ones, other rows")
+    @property
+    def families(self):
+        "The worst case of each family"
+        return [max(group, key=lambda c: c.tv) for _, group in groupby(self.cases, lambda c: c.name)]
+    @property
+    def notes(self):
+        "The text that is most wrong, edge cases, the nearest known rules, and what was asked"
+        witness = [f"witness: {self.worst.witness.words}"]*(not self.exact)
+        edges = [f"edge case: {edge}" for edge in self.edges]
+        return [*witness, *edges, self.likeness, *[self.asked]*self.exact]
+    def _repr_html_(self):
+        head = "case", "drafts", "distance", "tokens", "sampling", "block"
+        def tokens(c): return (f"{float(x):.3f}" for x in (c.tokens, c.sampling, c.block))
+        rows = [(c.name, c.gamma, in_words(c.tv), *tokens(c)) for c in self.families]
+        notes = words_table("\n".join([f"{self.name}  {self.verdict}", *self.notes]), self.passes)
+        return notes + html_table(rows, head)
     def lines(self):
         yield f"  {'case':24} drafts {'distance':>18} {'tokens':>8} {'sampling':>9} {'block':>7}"
-        for name, group in groupby(self.cases, lambda c: c.name):   # the worst of each family
-            c = max(group, key=lambda c: c.tv)
+        for c in self.families:
             tokens = "".join(f"{float(x):{w}.3f}" for x, w in ((c.tokens, 9), (c.sampling, 10), (c.block, 8)))
-            yield f"  {name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
-        witness = [f"witness: {self.worst.witness.words}"]*(not self.exact)
-        asked = [self.asked]*self.exact
-        edges = [f"edge case: {edge}" for edge in self.edges]
-        for line in (*witness, *edges, self.likeness, *asked):
+            yield f"  {c.name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
+        for line in self.notes:
             yield fill(line, 92, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     def __str__(self): return self.words
 
@@ -634,6 +647,18 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
                known: Sequence[KnownRule] = KNOWN_RULES, name: str = "rule") -> Judgement:
     """The exact verdict on `rule(p, q, draft, u)`, a function or its pasted text; `draw(q, u)` samples a
     token of the draft, by default from q
+
+    Args:
+        rule: a function `(p, q, draft, u) -> tokens` of p (gamma + 1, V), q (gamma, V), draft (gamma,) and
+            u, which draws a number of [0, 1) a call; or the text of one
+        draw: a function `(q, u) -> token` that drafts, or None to draft from q
+        cases: pairs of tables and numbers of draft tokens
+        known: rules with which it is compared
+        name: what the report calls it
+    Returns: a `Judgement`: exact or wrong, the distance in each case as a fraction, the nearest known rules
+    Raises: ValueError for what is no rule, and for a rule that returns tokens in no call
+    Source: this book (Theorem boxes)
+    See also: certify_rows, certificate
 
     >>> print(judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]").verdict)
     EXACT: equal to the target's in all 123 cases

@@ -829,6 +829,8 @@ class SamplerReport(Report):
     def words(self):
         note = fill(self.note, 88, subsequent_indent=" "*20, break_on_hyphens=False)
         return f"{super().words}\n{note}" if self.note and self.passes else super().words
+    @property
+    def rows(self): return super().rows + [("", "", self.note)]*bool(self.note and self.passes)
     def failed(self, group): return tuple(name for name in self.wrong if CHECKS[name] == group)
     @property
     def passes_distribution(self): return not self.failed("distribution")
@@ -1507,6 +1509,25 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
                  interface: Interface = Interface(), special: Sequence[int] = (), depth: int | None = None,
                  progress: bool = False) -> SamplerReport:
     """Twelve checks of `verify(p, q, x, rng) -> tokens`, claimed to be `like`, and of `draft(q, rng)`
+
+    Args:
+        verify: a function `(p, q, x, rng) -> tokens` of p (gamma + 1, V), q (gamma, V), x (gamma,)
+        V: the size of the vocabulary, at least 4
+        gamma: draft tokens of a chain
+        draft: a function `(q, rng) -> token` that drafts, or None to draft from q
+        like: the rule that it claims to be, "detect" to find one, None for no check of the tokens accepted
+        cases: how the rows of target and draft are related, {name: relation}
+        runs: calls of each case, or None for a minute's work
+        seed: of the rows and the random numbers
+        alpha: the rate of false alarms of the whole report
+        interface: how it is called: layout, batches, padding, logits, types
+        special: tokens to which a wrong rule might give special treatment
+        depth: the longest draft, or None for a minute's work
+        progress: show a bar of calls
+    Returns: a `SamplerReport`: twelve checks, each ok or failed in words, in three groups
+    Raises: ValueError for a wrong argument; errors of `verify` are failures of the report
+    Source: Ramdas et al. 2023 (Theorem bets, Proposition classes)
+    See also: certify_sampler, judge_rule, certify_system
 
     >>> def accept_all(p, q, x, rng): return [*x, rng.choice(len(p[-1]), p=p[-1])]   # p: (n + 1, V), x: (n,)
     >>> certify_rows(accept_all, runs=100, depth=2).wrong

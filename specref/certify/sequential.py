@@ -29,6 +29,7 @@ from zipfile import BadZipFile, ZipFile
 from zlib import error as ZlibError
 import numpy as np
 from ..core.check import check_at_least, check_between, check_rate, write_whole
+from ..core.picture import html_table
 from ..core.law import why_not_law, overlap, one_hot
 from ..core.rng import Rng, Seeded
 from ..core.tree import Tree
@@ -247,9 +248,10 @@ class CheckResult:
     passes: bool
     words: str
     weak: bool = False   # it ran, and no distance was detectable
+    @property
+    def mark(self): return {True: "ok", False: "FAILED", None: "-"}[self.passes]
     def __str__(self):
-        mark = {True: "ok", False: "FAILED", None: "-"}[self.passes]
-        line = f"{self.check:13}{mark:7}{self.words}"
+        line = f"{self.check:13}{self.mark:7}{self.words}"
         return fill(line, 88, subsequent_indent=" "*20, break_on_hyphens=False)
 
 @dataclass(frozen=True)
@@ -265,6 +267,9 @@ class Report:
     def weak(self): return tuple(x.check for x in self.lines if x.weak)
     @property
     def words(self): return "\n".join([fill(self.title, 88, break_on_hyphens=False), *map(str, self.lines)])
+    @property
+    def rows(self): return [(x.check, x.mark, x.words) for x in self.lines]
+    def _repr_html_(self): return html_table(self.rows, ("check", "result", "what was found"), self.title)
     def __str__(self): return self.words
     __repr__ = __str__
 

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['Tokens', 'Draw', 'checked', 'iid', 'without_replacement', 'points', 'in_sequence', 'likeliest_points', 'check_edge',
            'Tree', 'edge_laws', 'add_paths', 'ancestor_mask', 'positions', 'chain_nodes', 'check_parents', 'to_links',
-           'from_links', 'to_choices', 'from_choices', 'node_status']
+           'from_links', 'to_choices', 'from_choices']
 
 # %% ../../nbs/02_tree.ipynb #2e91da9a
 from collections.abc import Callable, Iterable, Sequence
 import numpy as np
+from .picture import draw_tree
 from .law import Law, as_law, normalize, one_hot
 from .rng import Rng
 
@@ -113,6 +114,10 @@ class Tree:
     def __len__(self) -> int: return len(self.parent)
     def __eq__(self, other): return isinstance(other, Tree) and self.key() == other.key()
     def __hash__(self): return hash(self.key())
+    def __repr__(self):
+        ctx = self.ctx if len(self.ctx) <= 8 else f"<{len(self.ctx)} tokens>"
+        return f"Tree(ctx={ctx}, parent={self.parent}, token={self.token})"
+    def _repr_svg_(self): return draw_tree(self)._repr_svg_()
     def key(self) -> tuple:
         laws = tuple(q is None or tuple(q) for q in self.law)
         return self.ctx, tuple(self.parent), tuple(self.token), laws
@@ -283,15 +288,3 @@ def from_choices(choices):  # -> parent list
     lost = [c for c in at if c and c[:-1] not in at]
     if lost: raise ValueError(f"choices: got {lost[0]} without its parent {lost[0][:-1]}")
     return [-1] + [at[c[:-1]] for c in at if c]
-
-# %% ../../nbs/02_tree.ipynb #a787b441
-def node_status(tree, end=None):  # -> one letter a node
-    "The status of each node under a verdict that ended at `end`: A(ccepted), R(ejected), - not reached"
-    if end is None: return ["-"] * len(tree)
-    path = (0, *tree.ancestors(end))
-    status = ["A" if i in path else "-" for i in range(len(tree))]
-    for node, accepted in zip(path, (*path[1:], None)):
-        for child in tree.children(node):
-            if child == accepted: break
-            status[child] = "R"
-    return status

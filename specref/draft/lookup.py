@@ -114,6 +114,22 @@ class PromptLookup(Drafter):
     """Drafts the tokens that followed the last tokens earlier in the text, from the place that
     `take(places, text, num)` chooses (Saxena 2023; Theorem lookup)
 
+    Args:
+        V: the size of the target's vocabulary
+        max_matching_ngram_size: the longest ending of the text that is looked up, in tokens
+        num_draft_tokens: draft tokens a round, at most
+        exact: state point masses in fractions, as tables of fractions need
+        min_matching_ngram_size: the shortest ending that is looked up
+        take: which earlier place is continued, a function `(places, text, num) -> place or None`
+        hits: places that an ending must have
+        tail: tokens that must follow a place
+        per_match: draft tokens for each token matched, at most
+        stop: tokens before which a draft ends
+        forbidden: tokens before which a draft ends, and which follow no place
+    Raises: ValueError for sizes out of range, a `take` that is no function, tokens outside the vocabulary
+    Source: Saxena 2023 (Theorem lookup); the names are those of transformers
+    See also: SuffixDecoding, SAM, Rest, Lookahead
+
     >>> PromptLookup(V=10, num_draft_tokens=3).find((5, 1, 2, 3, 4, 5, 1))
     (2, 3, 4)
     """

@@ -89,6 +89,14 @@ class StaticTree(Drafter):
     """A fixed tree: the parent list `parent` grown from `model` level by level, one call per level,
     the children of a node by one `draw` in order (Sequoia, Chen et al. 2024)
 
+    Args:
+        model: the draft model, called once a level; `model(tree)` gives (n, V) rows
+        parent: the parent of each node: -1 for node 0, the context, then for every other node an earlier one
+        draw: how the children of a node are drawn from its row (V,): `without_replacement`, `iid`, ...
+    Raises: ValueError for a parent list that is none, or for a model or draw that cannot be called
+    Source: Chen et al. 2024 (Theorem sequoia plans the tree)
+    See also: sequoia, DynamicTree, Branching
+
     >>> tree = StaticTree(random_table(4, seed=1), parent=(-1, 0, 0, 1))((0,), Seeded(0))
     >>> print(tree.parent, tree.token)
     [-1, 0, 0, 1] [None, 3, 1, 1]
@@ -211,6 +219,17 @@ def expand_pool(model, ctx, width, depth):  # yields {path: weight} after each l
 class DynamicTree(Drafter):
     """The `n` heaviest of a pool of `depth` layers, `width` nodes evaluated in each, as points;
     no further layer after one that adds at most `threshold` (EAGLE-2; OPT-Tree)
+
+    Args:
+        model: the draft model, called once a layer; `model(tree)` gives (n, V) rows
+        width: nodes of a layer that are evaluated, and children of each
+        depth: layers of the pool, at most
+        n: nodes of the tree: those of the largest product of draft probabilities
+        threshold: no further layer once the last adds at most so much to their sum; -1: all layers
+        exact: state point masses in fractions, as tables of fractions need
+    Raises: ValueError for sizes below 1 or a threshold below -1
+    Source: Li et al. 2024 (EAGLE-2); Wang et al. 2025 (OPT-Tree) (Theorem best-first)
+    See also: opt_tree, StaticTree
 
     >>> tree = DynamicTree(random_table(4, seed=1), width=2, depth=2, n=3)((0,), Seeded(0))
     >>> print(tree.parent, tree.token)

@@ -365,8 +365,22 @@ def served_model(name, model):  # -> HFModel
 class Engine:
     """Speculative decoding of many texts at once, on trees of one shape, verified by `verify`
 
-    Temperature, top-k, top-p and min-p are one for all texts or one for each. The last three cut the target's
-    rows as transformers' warps do; the draft's stay whole.
+    Args:
+        target: a network that `HFModel` serves
+        draft: a smaller one of the same vocabulary
+        shape: the parent list of the trees: -1, then for every other node an earlier one
+        draw: how siblings are drawn: `without_replacement` or `iid`
+        temperature: of target and draft, one for all texts or one for each; 0 is greedy decoding
+        verify: a function like `verify_trees`, on all trees at once
+        every: rounds between two transfers of tokens to the host
+        sample: a function like `draw_children`
+        top_k: the most likely tokens that are left of the target's rows, 0 for all; the draft's rows stay
+            whole
+        top_p: the probability that the target's tokens left must reach
+        min_p: the least probability of the target's tokens left, as a share of the largest
+    Raises: ValueError for networks that do not fit each other, the trees, or the options
+    Source: this book (Theorem engine-map, Proposition room)
+    See also: generate_texts, StaticTree, HFModel
 
     >>> engine = Engine(embedded("target").model, embedded("small").model, shape=(-1, 0, 1), temperature=0)
     >>> [text.tokens for text in engine.generate(prompts("english", 2, length=8), n=4, seeds=[0, 1])]

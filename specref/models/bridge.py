@@ -150,6 +150,22 @@ def speculate(model: PreTrainedModel, input_ids: torch.Tensor, logits_processor:
               **model_kwargs) -> torch.Tensor | SpeculativeOutput:
     """For `model.generate(..., custom_generate=speculate, drafter=...)`; `token_callback(tokens)` every round
 
+    Args:
+        model: the target, given by `generate`
+        input_ids: (B, t) the prompts, given by `generate`
+        logits_processor: of the options of `generate`: temperature, top-k, penalties, ...
+        stopping_criteria: of the options of `generate`: the end token, the greatest length, ...
+        generation_config: of the options of `generate`
+        drafter: a `Drafter`, a draft network (chains of its length), or None to decode without a draft
+        verify: decides which draft tokens are accepted, as `reject`
+        seed: a whole number or an rng; None draws one by torch
+        token_callback: called as `token_callback(tokens)` with the new tokens of every round
+        **model_kwargs: what `generate` gives to the model; an attention mask is read
+    Returns: (B, T) token ids as of `generate`, or a `SpeculativeOutput` with return_dict_in_generate
+    Raises: ValueError for options of `generate` that it does not serve, by name, before decoding
+    Source: Leviathan et al. 2023, in transformers' custom_generate (Theorem cutting)
+    See also: generate_law, generate, HFModel
+
     >>> model, ids = embedded("small").model, torch.tensor(prompts("english", 1, length=8))
     >>> options = dict(max_new_tokens=4, do_sample=False)
     >>> text = model.generate(ids, custom_generate=speculate, drafter=PromptLookup(512), **options)

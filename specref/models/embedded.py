@@ -59,6 +59,16 @@ def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bo
              **kw) -> HFModel:
     """An embedded model with an empty cache, ready to decode; keywords as for `PackedLlama`
 
+    Args:
+        name: "target", "large" or "small": the two drafts are smaller, and all have 512 tokens
+        dtype: of the weights
+        check: compare two small trees with plain passes; None: only if one row differs from a plain pass
+        **kw: options of `HFModel`: temperature, top_k, top_p, processors, ...
+    Returns: a `PackedLlama`
+    Raises: ValueError for another name; ImportError where `specref_models` is not installed
+    Source: this book: trained on Python's documentation and its library, distilled from the target
+    See also: tokenizer, prompts, HFModel
+
     >>> target, draft = embedded("target", temperature=0), embedded("small", temperature=0)
     >>> text = generate(target, Chain(draft, 4), reject, prompts("code", 1)[0], n=8, rng=Seeded(0))
     >>> tokenizer().decode(text)

@@ -87,6 +87,14 @@ def decoder_config(model):
 class EncoderDecoderModel(HFModel, each=("counted",)):
     """An encoder-decoder with a source as target or draft; `options` are those of `HFModel`
 
+    Args:
+        model: the network, of `AutoModelForSeq2SeqLM`: T5, Bart, Marian, ...
+        source: the tokens that the encoder reads, at least one, no padding
+        **options: those of `HFModel`: temperature, top_k, top_p, processors, ...
+    Raises: Unservable, a ValueError, for a network without an encoder; ValueError for a source that is none
+    Source: Xia et al. 2023; Raffel et al. 2020 (Theorem conditional)
+    See also: HFModel, load_served
+
     >>> from transformers import T5Config, T5ForConditionalGeneration
     >>> sizes = dict(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     >>> network = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))

@@ -285,7 +285,22 @@ def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, 
     return RecurrentModel(model, lag=lag, slots=slots, **kw) if stateful else HFModel(model, **kw)
 
 def load_served(path: str | os.PathLike, **kw) -> HFModel:
-    "A checkpoint by path or name, served by the class that fits it; `kw` as for `HFModel.load`"
+    """A checkpoint by path or name, served by the class that fits it
+
+    Args:
+        path: a folder of a checkpoint, or a name of the hub
+        **kw: options of `HFModel.load`: temperature, device, dtype, ...; `lag`, `slots` of a recurrent model
+    Returns: an `HFModel`, or a `RecurrentModel` for a network that keeps a recurrent state
+    Raises: ValueError for a path that holds no whole checkpoint; Unservable for a network that cannot be
+        served
+    Source: this book (Theorems cache-looks, state-text)
+    See also: HFModel, EncoderDecoderModel, embedded
+
+    >>> from specref.models.embedded import DATA
+    >>> target = load_served(DATA/"small", temperature=0)
+    >>> type(target).__name__, target.V
+    ('HFModel', 512)
+    """
     own = {k: kw.pop(k) for k in signature(RecurrentModel).parameters if k in kw}
     return serve_model(RecurrentModel.load(path, check=False, **kw).model, **own)
 

@@ -410,6 +410,21 @@ DEQUANTIZE = "`model.dequantize()`, where its format has one, has the same rows 
 class HFModel(CachedModel):
     """A Hugging Face causal language model as target or draft: logits pass `processors`, then the named warps
 
+    Args:
+        model: the network, of `AutoModelForCausalLM`
+        temperature: divides the logits; 0 is greedy decoding
+        top_k: the number of most likely tokens that are left, or None for all
+        top_p: the probability that the most likely tokens left must reach, or None for all
+        processors: functions `(ids, logits) -> logits` of shapes (1, t), (1, V), called before these warps
+        keep: layers (0: embeddings) whose hidden states are stored, as drafters on features read them
+        chunk: tokens of a long context that one pass reads
+        check: compare two small trees with plain passes; None: only if one row differs from a plain pass
+        V: the tokens that count, where the network's vocabulary is padded
+        paths: read a tree path by path: None where its masked pass is wrong, True always, False never
+    Raises: Unservable, a ValueError, for a network that keeps no rows or whose rows differ from a plain pass
+    Source: Miao et al. 2024, tree attention (Theorems masked-pass, cache-looks)
+    See also: load_served, embedded, PackedLlama, EncoderDecoderModel
+
     >>> target = HFModel(embedded("small").model, temperature=0)   # any causal language model
     >>> generate(target, no_draft, match, prompts("english", 1, length=8)[0], n=4, rng=Seeded(0))
     (502, 343, 76, 14)

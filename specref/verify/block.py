@@ -41,6 +41,15 @@ def block_residual(p, tree, i, w):  # -> (V,)
 def block(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Verify a chain from its end; the first accepted node stands (Theorem block; Sun et al.)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft, a chain; each edge states the distribution that its token was drawn from
+        rng: asked for one `coin` a node, from the end on, and for one `pick`
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError for a tree that is no chain, or where an edge and a row have different vocabularies
+    Source: Sun et al. 2025 (Theorems block, block-optimal)
+    See also: reject, traversal, Chain
+
     >>> target, draft = TableModel(2, lambda text: exact(1, 2)), TableModel(2, lambda text: exact(2, 1))
     >>> loop_law(target, Chain(draft, 2), block, (0,), n=3) == target_law(target, (0,), n=3)
     True

@@ -32,6 +32,16 @@ def by_position(tree, rng):
 def coupled(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """`match` with the noise of each position: the text is a function of noise and target (Theorem invariant)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft of a `PositionKeyed` drafter, whose tokens were drawn with the noise of their
+            positions
+        rng: noise by position: a `pick` at position t has the key t, for draft and target alike
+    Returns: a `Verdict`: the deepest node whose token the target samples too, and the target's next token
+    Raises: nothing of its own
+    Source: Daliri et al. 2024 (Theorem invariant)
+    See also: PositionKeyed, match, reject
+
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> drafters = [PositionKeyed(Chain(draft, gamma)) for gamma in (1, 4)]
     >>> one, two = (generate(target, d, coupled, (0,), 6, Seeded(0)) for d in drafters)

@@ -20,6 +20,15 @@ from ..core.loop import Drafter, Verdict
 def reject(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Try each child in turn; what it does not cover is left to the next (Theorems reject, siblings)
 
+    Args:
+        p: (n, V) the target's distribution after each node; a row is computed when it is read
+        tree: the draft; each edge states the distribution that its token was drawn from
+        rng: asked for one `coin` a child that is tried and for one `pick` at the end
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError where an edge and a row have different vocabularies
+    Source: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2; for siblings Miao et al. 2024
+    See also: block, match, coupled, traversal
+
     >>> p, tree = exact(4, 3, 2, 1), Tree((0,))
     >>> node = tree.add(0, token=3, law=exact(1, 2, 3, 4))
     >>> print(law_of(lambda rng: reject([p, p], tree, rng).node)[node])
@@ -40,6 +49,13 @@ def reject(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
 @dataclass(frozen=True)
 class Chain(Drafter):
     """A run of `gamma` tokens sampled from `model` (Leviathan et al., Algorithm 1)
+
+    Args:
+        model: the draft model, called once a token; `model(tree)` gives (n, V) rows
+        gamma: the number of draft tokens, at least 1
+    Raises: ValueError for a gamma that is no whole number >= 1
+    Source: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2
+    See also: reject, block, StaticTree, Branching
 
     >>> tree = Chain(random_table(4, seed=1), gamma=3)((0,), Seeded(0))
     >>> print(tree.parent, tree.token)
