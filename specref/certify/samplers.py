@@ -39,11 +39,11 @@ from ..core.check import check_at_least, check_rate, error_words, write_json
 from ..core.law import as_law, exact, greedy, normalize, one_hot
 from ..core.loop import clip, match
 from ..core.rng import Uniforms, law_of, numpy_generator
-from ..core.target import TableModel, Target, check_context, pointed_table, random_table
+from ..core.target import TableModel, Target, check_context, check_target, pointed_table, random_table
 from ..core.tree import Tree, to_links, without_replacement
 from ..verify.reject import Chain, reject
 from ..verify.block import block
-from .certificates import ALPHA, MISS, Evidence, as_stop, check_model, check_sees
+from .certificates import ALPHA, MISS, Evidence, as_stop, check_sees
 from .certificates import evidence, g_test, partition
 from .certificates import load_scipy
 from .sequential import SIGMAS, Bets, Claim, CheckResult, Report, least_share, logged_round
@@ -90,7 +90,7 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     False
     """
     if not callable(sample): raise ValueError(f"sample: got {sample!r}, wanted a function of (ctx, n, rng)")
-    check_model(target)
+    check_target(target)
     check_at_least(0, seed=seed)
     ctx, stop = check_context(target, ctx), as_stop(stop, target.V)
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
