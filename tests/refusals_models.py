@@ -89,7 +89,8 @@ def wants_a_model(x):  # -> (argument, call)
     p, q = random_table(V, 1), random_table(V, 2)
     yield from (("target", lambda f=f: f(x)) for f in (
         lambda x: generate(x, no_draft, match, (1,), 1, Seeded(0)), lambda x: target_law(x, (1,), 1),
-        lambda x: rounds(x, no_draft, match, (1,), Seeded(0)), lambda x: loop_law(x, no_draft, match, (1,), 1),
+        lambda x: rounds(x, no_draft, match, (1,), Seeded(0)),
+        lambda x: loop_law(x, no_draft, match, (1,), 1),
         lambda x: certify_sampler(print, x, (1,)), lambda x: certify_system(autoregressive, x, (1,)),
         lambda x: measure(x, q, [(1,)]), lambda x: measure_rank_acceptance(x, q, [(1,)], 2)))
     for drafter in (lambda: x), (lambda: Chain(x, 2)):
@@ -127,7 +128,7 @@ ROWS = [
     ("target", lambda: Engine(embedded("small"), net(), (-1, 0)), "as its attribute `model`"),
     ("target", lambda: Engine(torch.compile(net()), net(), (-1, 0)), "as its attribute `_orig_mod`"),
     ("model", lambda: generate_law(embedded("small"), (1,)), "as its attribute `model`"),
-    *(("temprature", lambda load=load: load(stored("small"), temprature=0), "an option of HFModel, or of Auto")
+    *(("temprature", lambda load=load: load(stored("small"), temprature=0), "an option of HFModel, or of A")
       for load in (HFModel.load, load_served)),
     ("stepwise", lambda: HFModel.load(stored("small"), stepwise=True)),
     ("path", lambda: EncoderDecoderModel.load(stored("small"), (1,)), r"load_served\(path\)"),

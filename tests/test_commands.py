@@ -92,7 +92,8 @@ def test_prompts_from_three_places_decoded_once(capsys, tmp_path, monkeypatch):
     (tmp_path/"prompt.txt").write_text("def f(x):\n    return\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("The\n"))
     texts = "x", "def f(x):\n    return", "The"
-    given = "decode", "--n", "4", "--prompt", "x", "--prompt-file", str(tmp_path/"prompt.txt"), "--prompt", "-"
+    file = str(tmp_path/"prompt.txt")
+    given = "decode", "--n", "4", "--prompt", "x", "--prompt-file", file, "--prompt", "-"
     main([*given, "--seconds", "0", "--json"])
     once = [*map(json.loads, capsys.readouterr().out.splitlines())]
     assert [found["prompt"] for found in once] == [*texts] and not any("speed_up" in found for found in once)
@@ -348,13 +349,14 @@ def pasted(tmp_path):
 
 
 def test_judge_prints_the_verdict_on_a_rule(capsys, pasted, monkeypatch):
-    "A right rule ends with status 0, a wrong one with 1, one off at a number of 0 with 3; or the standard input"
+    "A right rule ends with status 0, a wrong one with 1, one that is not robust with 3; a file or not"
     printed = run(capsys, *pasted(SAMPLING_RULE))
     assert "EXACT: equal to the target's" in printed and "behaves exactly as: speculative sampling" in printed
     found = report(capsys, *pasted(MATCH_RULE))
     assert found["command"] == "judge" and found["passes"] and found["exact"] and found["tv"] == 0
     assert found["cases"][0]["name"] == "four tokens" and "sample-and-match" in found["nearest"]
-    for status, text, words in ((1, LATE_RULE, "openvino.genai#4190"), (3, INCLUSIVE_RULE, "edge case: where a")):
+    ends = (1, LATE_RULE, "openvino.genai#4190"), (3, INCLUSIVE_RULE, "edge case: where a random")
+    for status, text, words in ends:
         with pytest.raises(SystemExit) as end: main(list(pasted(text)))
         printed = capsys.readouterr().out
         assert end.value.code == status and words in printed and max(map(len, printed.splitlines()[1:])) <= 92
@@ -445,14 +447,15 @@ BAD = [   # words, command
     ("prompt: got 'a\\udcff'", "decode", "--prompt", "a\udcff"),
     ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""),
     ("prompt: got none, wanted a text", "decode"),
-    ("argument --prompt-file: got 'no/such/file', wanted a file of text", "decode", "--prompt-file", "no/such/file"),
+    ("argument --prompt-file: got 'no/file', wanted a file of text", "decode", "--prompt-file", "no/file"),
     ("gamma: got 3, wanted none", *X, "--system", "autoregressive", "--gamma", "3"),
     ("draft: got 'small' for 'REST'", *X, "--system", "REST", "--draft", "small"),
     ("drafter: got 'eagle' for 'Jacobi'", *X, "--system", "Jacobi", "--drafter", "eagle"),
     ("draft_temperature: got 0.5 for 'LayerSkip'", *X, "--system", "LayerSkip", "--draft-temperature", ".5"),
     ("draft: got 'small' for 'DISCO'", "certify", "--system", "DISCO", "--draft", "small"),
-    *((f"{name}: got {x!r} on tables alone", "certify", "--system", "REST", f"--{name.replace('_', '-')}", str(x))
-      for name, x in dict(n=5, runs=7, seed=1, prompt="x", temperature=0., top_k=2, draft_top_p=.5).items()),
+    *((f"{name}: got {x!r} on tables", "certify", f"--{name}", str(x))
+      for name, x in dict(n=5, runs=7, seed=1, prompt="x", temperature=0.).items()),
+    ("draft_top_k: got 2 on tables alone", "certify", "--draft-top-k", "2"),
     ("chat: got True on tables alone", "certify", "--chat"),
     ("texts: got 3 together with data", "train", "medusa", "--data", "x", "--texts", "3"),
     ("runs: got 0", "certify", "--runs", "0"),

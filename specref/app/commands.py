@@ -79,8 +79,8 @@ def print_json(report): print(json.dumps(json_value(report)))
 # %% ../../nbs/63_commands.ipynb #2fff88b1
 def decode(prompt=None, n=64, gamma=None, seed=123, system=None, temperature=0., seconds=8., stream=None,
            as_json=False, **models):
-    """Decode each `prompt` by `system` and plainly; prints the texts, and the speed-up measured and predicted;
-    with 0 `seconds` by the system alone"""
+    """Decode each `prompt` by `system` and plainly; prints the texts, and the speed-up measured and
+    predicted; with 0 `seconds` by the system alone"""
     options = ModelOptions(temperature=temperature, **models)
     check_decode(n, gamma, seed, seconds, stream and as_json)
     prompts = prompt_list(prompt)
@@ -464,8 +464,8 @@ def add_decode(commands):
     add("--gamma", type=int, help="number of draft tokens; without it the system's own number")
     add("--system", help="one of " + ", ".join(SYSTEMS) + ", or one that drafts with the trained drafter; "
                          "without it speculative sampling, or the drafter's first")
-    add("--seconds", type=float, help="time for the paired runs that measure the speed, at most; 0: no paired runs, one by the system "
-                              "alone")
+    add("--seconds", type=float, help="time for the paired runs that measure the speed, at most; 0: one run, "
+                                      "by the system alone, and no times")
     add("--stream", action="store_true", help="print the text while it is decoded, as on a terminal")
     add_models(add)
     add_report(add)
@@ -582,10 +582,8 @@ def main(argv=None):
     top = parser()
     given = vars(top.parse_args(argv))
     name = given.pop("command")
-    escape_unknown(sys.stdout)
     try:
-        status = run_command(**given)
-        if isinstance(status, int) and status: sys.exit(status)
+        run_command(**given)
     except KeyboardInterrupt: top.exit(130, f"\nspecref: {name}: stopped\n")
     except BrokenPipeError:   # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -598,9 +596,10 @@ def escape_unknown(stream):
     if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
-def run_command(runs_function, **given):  # -> exit status, or what the function returns
-    "Import and call the function that `module:function` names"
+def run_command(runs_function, **given):
+    "Import and call the function that `module:function` names; another exit status than 0 ends the process"
+    escape_unknown(sys.stdout)
     module, _, function = runs_function.partition(":")
     status = getattr(import_module(f"specref.{module}"), function)(**given)
     print(end="", flush=True)
-    return status
+    if isinstance(status, int) and status: sys.exit(status)

@@ -33,11 +33,11 @@ from ..core.law import exact as exact_law, normalize
 from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Rng, Seeded
 from ..core.rng import estimated_paths, step_law, too_many, tv_outcomes
 from ..core.tree import Tree
-from ..core.target import check_context, check_target, given_words, pointed_table, random_table, raw_row
-from ..core.target import target_law
+from ..core.target import check_context, check_target, given_words, pointed_table, random_table
+from ..core.target import raw_row, target_law
 from ..core.target import ModelView, Rows, TableModel, Target
-from ..core.loop import bounded, builds_system, check_call, clip, Drafter, generate, loop_law, rounds, System
-from ..core.loop import Verdict
+from ..core.loop import bounded, builds_system, check_call, clip, generate, loop_law, rounds
+from ..core.loop import Drafter, System, Verdict
 
 # %% ../../nbs/17_certify.ipynb #6e2364a8
 DIFFERS = "OUTPUT DISTRIBUTION DIFFERS"

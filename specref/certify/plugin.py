@@ -99,7 +99,7 @@ def checks_of(properties):  # [(name, value)] -> list of {name: value}
     return found
 
 def exit_status(failed, found):  # tests that failed, [(test, check)] -> status
-    "20 if a sampler was rejected, else 21 or 22 if all failures are checks too weak, not run or not robust; or 1"
+    "20 if one was rejected, else 21 or 22 if all failures are checks too weak, not run or not robust; or 1"
     last = {test: check["verdict"] for test, check in found if test in failed}
     status = {test: OUTCOMES[verdict][1] for test, verdict in last.items() if verdict in OUTCOMES}
     if 20 in status.values(): return 20
@@ -234,7 +234,7 @@ class CheckRunner:
         return runs_within(settings["seconds"], attempt) if settings["seconds"] else usual
     def record(self, **numbers):
         self.node.user_properties += [(f"specref_{k}", v) for k, v in numbers.items() if v is not None]
-    def check(self, what, sees, find, robust=None):  # `find(seed, alpha)` -> report, failures in words, numbers
+    def check(self, what, sees, find, robust=None):  # `find(seed, alpha)` -> report, failures, numbers
         "Run a check, record its numbers, and fail the test of a wrong sampler or of what is demanded"
         __tracebackhide__ = True
         alpha, seed = self.session.next_check(self.node.nodeid)

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
 from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, no_draft, rounds
 from ..core.rng import Enumerator
-from ..core.target import NgramModel, Target, check_target
+from ..core.target import NgramModel, check_target
 from ..core.tree import Tree, add_paths, chain_nodes, iid
 from .lookup import longest_ending
 from .shapes import StaticTree
