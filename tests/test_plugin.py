@@ -319,7 +319,7 @@ def test_checks_that_may_fail():
     how = dict(runs=1500, depth=1, interface=Interface(batch=200))
     certify = fixture()
     report = certify.rows(nan_spreads, **how)
-    assert report.passes and report.wrong == ("nan",)
+    assert report.passes and report.wrong == ("nan",) and report.title.endswith("ok; not robust: nan")
     assert outcome(certify, "not_robust") == ["no difference", "nan"]
     words = "^not robust: rows.nan_spreads. fails nan"
     with pytest.raises(pytest.fail.Exception, match=words): certify.rows(nan_spreads, robust=True, **how)
