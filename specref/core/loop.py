@@ -273,7 +273,8 @@ def checked_drafter(target, drafter):  # -> Drafter
     "A drafter, or a function as one; what it calls are models, and their vocabulary is the target's"
     check_target(target)
     drafter = as_drafter(drafter)
-    for model in drafter.models: check_target(model, "drafter")
+    for model in drafter.models:
+        if not hasattr(model, "V"): check_target(model, "drafter")
     for model in (drafter, *drafter.models):
         if model.V not in (None, target.V):
             wanted = f"wanted the target's {target.V} (HFModel(model, V=n) cuts padding)"
