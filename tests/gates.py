@@ -119,7 +119,7 @@ def main(seconds=600, seed=0, every=50):
         failed, asked = kit_fails(gate, tried), asked + 1
         missed += not failed
         if not failed: print(f"{worst:.3f} on random rows, {judged:.3f} on the judge's: {gate}", flush=True)
-    print(f"{tried} gates, {unseen} not seen by the judge; the kit was asked about {asked}, and passes {missed}")
+    print(f"{tried} gates, {unseen} not seen by the judge; the kit, asked about {asked}, passes {missed}")
 
 
 if __name__ == "__main__": main(*sys.argv[1:])

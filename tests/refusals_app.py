@@ -28,6 +28,11 @@ def stop(folder):
     return TrainedStop("EAGLE", folder=folder).build(0.)
 
 
+def decode(**kw):
+    from specref.app.commands import decode
+    return decode("x", **kw)
+
+
 NEVER = "/dev/null/never.json"   # nothing can be written there
 ROWS = [
     *[("past", lambda past=past: built("REST", past=past))
@@ -35,6 +40,10 @@ ROWS = [
     *[("past", lambda name=name: built(name, past=())) for name in ("DDTree", "SuffixDecoding", "SAM")],
     *[("gamma", lambda gamma=gamma: built("REST", gamma=gamma)) for gamma in (0, -1, 1.5, "4")],
     ("gamma", lambda: built("Sequoia", gamma="4")),
+    *[(role, lambda role=role: decode(**{role: draft()}), "got the model TableModel, wanted a name or a path")
+      for role in ("target", "draft", "drafter")],
+    *[("system", lambda system=system: decode(system=system), "wanted one of autoregressive")
+      for system in (built("Jacobi"), built)],
     ("n", lambda: tour(n=0)),
     ("each", lambda: tour(each=0)),
     ("folder", lambda: stop("no/such/folder")),

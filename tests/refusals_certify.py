@@ -140,7 +140,7 @@ BAD_RELATIONS = [lambda p, q: 3, lambda p, q: (p, q, p), lambda p, q: (p[:2]*2, 
                  lambda p, q: (normalize(p[:3]), normalize(q[:3]))]
 
 ROWS = [
-    ("system", lambda: certify(reject)),
+    ("system", lambda: certify(reject)), ("system", lambda: certify(lambda draft: None), r"build\(draft\)"),
     ("target", lambda: certificates.certify_system(system(), None, (0,))),
     ("target", lambda: certify(target=reject)),
     ("ctx", lambda: certify(ctx=())), ("ctx", lambda: certify(ctx=(3,))),
@@ -158,7 +158,8 @@ ROWS = [
     ("drafter", lambda: certify(system(Chain(constant(1, 1), 2)))),
     ("limit", lambda: certify(limit=0)), ("limit", lambda: certify(target=pair(False)[0], n=40)),
     ("V", lambda: certificates.sparse_table(0, 1)), ("most", lambda: certificates.sparse_table(3, 1, 0)),
-    ("system", floats_on_fractions), ("build", lambda: certificates.certificate(None)),
+    ("system", floats_on_fractions),
+    *(("build", lambda x=x: certificates.certificate(x)) for x in (None, system().drafter)),
     ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
     ("build", lambda: certificates.certificate(lambda draft: draft.no), "AttributeError: .*line .*draft.no"),
     *(("system", partial(OF_FRACTIONS, s), words) for s, words in OWN_ERRORS),

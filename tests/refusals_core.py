@@ -10,7 +10,8 @@ from specref.core.cost import llama_size, pass_seconds, sparse_speedup, speedup
 from specref.core.rates import Rates
 from specref.core.timing import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
-from specref.core.loop import Ledger, RoundCounts, generate, generate_texts, loop_law, match, no_draft
+from specref.core.loop import Ledger, RoundCounts, System, generate, generate_texts, loop_law, match, no_draft
+from specref.core.loop import rounds
 from specref.core.rng import Seeded, merged_law, law_of, verdict_tape
 from specref.core.target import NgramModel, Rows, TableModel, random_table, target_law
 from specref.core.tree import Tree, from_choices, from_links, iid, points, to_choices, to_links
@@ -34,6 +35,12 @@ def table(V=3): return random_table(V, 1)
 def run(**kw):
     usual = dict(target=table(), drafter=no_draft, verify=reject, ctx=(0,), n=3, rng=Seeded(0))
     return generate(**{**usual, **kw})
+
+
+def play(**kw):
+    "The same by `rounds`"
+    usual = dict(target=table(), drafter=no_draft, verify=reject, ctx=(0,), rng=Seeded(0))
+    return rounds(**{**usual, **kw})
 
 
 def decode(name, *values): return each(name, lambda x: run(**{name: x}), *values)
@@ -125,6 +132,7 @@ TARGETS = [
     *each("text", lambda xs: as_tokens(3, text=xs), np.zeros((1, 2), int), np.zeros(2), [3], [-1]),
 ]
 
+MINE = System("mine", no_draft, reject)
 LOOP = [
     *decode("ctx", (), (3,), (-1,), (.5,)),
     *decode("n", -1, 1.5, None),
@@ -133,6 +141,12 @@ LOOP = [
     *decode("rng", 0),
     *decode("target", None, reject),
     ("drafter", lambda: run(drafter=table()), "wanted a drafter that calls it, such as Chain"),
+    *[(name, f, words) for start in (run, play) for name, f, words in (
+        ("drafter", lambda start=start: start(drafter=MINE), "system.drafter, verify=system.verify"),
+        ("drafter", lambda start=start: start(drafter=lambda draft, **kw: MINE), r"build\(draft\).drafter"),
+        ("drafter", lambda start=start: start(drafter=Chain(MINE, 2)), "a subclass of Target"),
+        ("target", lambda start=start: start(target=MINE), "a subclass of Target"),
+        ("ctx", lambda start=start: start(ctx=[3]), "got token 3"))],
     ("n", lambda: run(target=bounded_table(), n=7), "at most 6 after a context of 1 tokens: the model reads"),
     *decode("verify", None, "reject"),
     *each("seeds", lambda seeds: texts(seeds=seeds), [0], 3, None),

@@ -1,4 +1,5 @@
 "Invalid arguments of the models: chapters 07 to 09"
+from copy import deepcopy
 from functools import cache
 
 import torch
@@ -7,13 +8,24 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref.core.rng import Enumerator
+from specref.app.systems import SYSTEMS
+from specref.certify.certificates import certify_system
+from specref.certify.samplers import certify_sampler
+from specref.core.loop import autoregressive, generate, loop_law, match, no_draft, rounds
+from specref.core.rng import Enumerator, Seeded
+from specref.core.target import random_table, target_law
+from specref.core.timing import measure
 from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
-from specref.models.bridge import GeneratorDrafter, TorchEnumerator, speculate
-from specref.models.embedded import embedded
+from specref.draft.shapes import measure_rank_acceptance
+from specref.gpu.engine import Engine
+from specref.models.bridge import GeneratorDrafter, TorchEnumerator, generate_law, speculate
+from specref.models.embedded import embedded, stored
+from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.models.llama import PackedLlama
+from specref.models.recurrent import load_served
 from specref.models.transformer import HFModel, cache_name
+from specref.verify.reject import Chain
 
 V, INF, NAN = 8, float("inf"), float("nan")
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -72,6 +84,31 @@ def drawn(draw):
     return call
 
 
+def wants_a_model(x):  # -> (argument, call)
+    "The doors at which a model is wanted, with `x` there instead"
+    p, q = random_table(V, 1), random_table(V, 2)
+    yield from (("target", lambda f=f: f(x)) for f in (
+        lambda x: generate(x, no_draft, match, (1,), 1, Seeded(0)), lambda x: target_law(x, (1,), 1),
+        lambda x: rounds(x, no_draft, match, (1,), Seeded(0)),
+        lambda x: loop_law(x, no_draft, match, (1,), 1),
+        lambda x: certify_sampler(print, x, (1,)), lambda x: certify_system(autoregressive, x, (1,)),
+        lambda x: measure(x, q, [(1,)]), lambda x: measure_rank_acceptance(x, q, [(1,)], 2)))
+    for drafter in (lambda: x), (lambda: Chain(x, 2)):
+        yield "drafter", lambda f=drafter: generate(p, f(), match, (1,), 1, Seeded(0))
+    yield "draft", lambda: measure(p, x, [(1,)])
+    yield "draft", lambda: SYSTEMS["prompt lookup"](x)
+INSTEAD = {net: "recurrent import load_served, serve_model`", t5: "import EncoderDecoderModel`",
+           lambda: "path/or/name": r"load_served\(path\)"}
+
+
+def compiled(how):
+    "A model of a copy of the network, which `how` compiles"
+    return lambda: HFModel(how(deepcopy(net())))
+COMPILED = [
+    torch.compile, lambda model: model.compile() or model,
+    lambda model: vars(model).update(forward=torch.compile(model.forward)) or model]
+
+
 DRAWS = [
     lambda: torch.rand(3), lambda: torch.randn(2), lambda: torch.zeros(3).uniform_(),
     lambda: torch.bernoulli(torch.tensor([.5])), lambda: torch.multinomial(torch.ones(3), 2),
@@ -85,7 +122,16 @@ ROWS = [
     *(("logits", no_law(x), "got a largest value of") for x in (NAN, INF, -INF)),
     ("ctx", lambda: HFModel(net())(Tree(())), "empty context"),
     ("token", lambda: after((1, 2), V), f"got {V}"),
-    ("model", lambda: HFModel("gpt2"), "HFModel.load"),
+    ("model", lambda: HFModel("gpt2"), "HFModel.load"), ("model", lambda: HFModel(HFModel(net())), "`model`"),
+    *((name, call, words) for x, words in INSTEAD.items() for name, call in wants_a_model(x())),
+    *(("model", compiled(how), "before `torch.compile`") for how in COMPILED),
+    ("target", lambda: Engine(embedded("small"), net(), (-1, 0)), "as its attribute `model`"),
+    ("target", lambda: Engine(torch.compile(net()), net(), (-1, 0)), "as its attribute `_orig_mod`"),
+    ("model", lambda: generate_law(embedded("small"), (1,)), "as its attribute `model`"),
+    *(("temprature", lambda load=load: load(stored("small"), temprature=0), "an option of HFModel, or of A")
+      for load in (HFModel.load, load_served)),
+    ("stepwise", lambda: HFModel.load(stored("small"), stepwise=True)),
+    ("path", lambda: EncoderDecoderModel.load(stored("small"), (1,)), r"load_served\(path\)"),
     *(("V", served(V=bad)) for bad in (0, V + 1, 2.5)),
     ("processors", served(processors=[lambda ids, z: torch.rand_like(z)])),
     ("device", lambda: HFModel.load("anywhere", device="cpu", device_map="auto")),

@@ -32,7 +32,7 @@ from specref.models.embedded import tokenizer, tokenizer_of
 from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
 
-X = "decode", "--prompt", "x", "--seconds", "0"
+X = "decode", "--prompt", "x", "--seconds", "1e-3"   # one pair of runs
 SAME = "plain decoding gives the same text"
 
 
@@ -85,6 +85,35 @@ def test_a_system_against_itself_has_the_speed_1(capsys, priced, monkeypatch):
     interval = dict(low=1, high=1, confidence=1 - 2**-7)
     assert found["speed_up"]["median"] == 1 and found["speed_up"]["interval"] == interval
     assert found["speed_up"]["pairs"] == 8 and found["equal"] and found["ledger"]["num_rounds"] == 2
+
+
+def test_prompts_from_three_places_decoded_once(capsys, tmp_path, monkeypatch):
+    "Without seconds there is no plain run and no clock; the texts are those of the timed runs"
+    (tmp_path/"prompt.txt").write_text("def f(x):\n    return\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The\n"))
+    texts = "x", "def f(x):\n    return", "The"
+    file = str(tmp_path/"prompt.txt")
+    given = "decode", "--n", "4", "--prompt", "x", "--prompt-file", file, "--prompt", "-"
+    main([*given, "--seconds", "0", "--json"])
+    once = [*map(json.loads, capsys.readouterr().out.splitlines())]
+    assert [found["prompt"] for found in once] == [*texts] and not any("speed_up" in found for found in once)
+    assert all(found["ledger"]["num_emitted_tokens"] == len(found["tokens"]) == 4 for found in once)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The"))
+    timed = run(capsys, *given, *X[3:]).split("--- speculative sampling\n")[1:]
+    shown = run(capsys, "decode", "--n", "4", "--seconds", "0", *(f"--prompt={text}" for text in texts))
+    assert shown.count("not compared with plain decoding, and not timed") == len(timed) == 3
+    for one, other, text in zip(timed, shown.split("--- speculative sampling\n")[1:], texts):
+        assert one.split("\n--- ")[0] == other.split("\n--- ")[0] and one.startswith(text)
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_terminal_that_knows_ascii_alone(monkeypatch, as_json):
+    "Other characters are written as escapes, and JSON stays JSON"
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    main(["decode", "--prompt", "é☃", "--n", "1", "--seconds", "0", *as_json])
+    printed = out.buffer.getvalue().decode("ascii")
+    assert json.loads(printed)["prompt"] == "é☃" if as_json else "\\xe9\\u2603" in printed
 
 
 def test_a_seed_decides_a_sampled_text(capsys, priced):
@@ -320,16 +349,17 @@ def pasted(tmp_path):
 
 
 def test_judge_prints_the_verdict_on_a_rule(capsys, pasted, monkeypatch):
-    "A right rule ends with status 0, a wrong one and an edge case with 1; its file or the standard input"
+    "A right rule ends with status 0, a wrong one with 1, one that is not robust with 3; a file or not"
     printed = run(capsys, *pasted(SAMPLING_RULE))
     assert "EXACT: equal to the target's" in printed and "behaves exactly as: speculative sampling" in printed
     found = report(capsys, *pasted(MATCH_RULE))
     assert found["command"] == "judge" and found["passes"] and found["exact"] and found["tv"] == 0
     assert found["cases"][0]["name"] == "four tokens" and "sample-and-match" in found["nearest"]
-    for text, words in ((LATE_RULE, "openvino.genai#4190"), (INCLUSIVE_RULE, "edge case: where a random")):
+    ends = (1, LATE_RULE, "openvino.genai#4190"), (3, INCLUSIVE_RULE, "edge case: where a random")
+    for status, text, words in ends:
         with pytest.raises(SystemExit) as end: main(list(pasted(text)))
         printed = capsys.readouterr().out
-        assert end.value.code == 1 and words in printed and max(map(len, printed.splitlines()[1:])) <= 92
+        assert end.value.code == status and words in printed and max(map(len, printed.splitlines()[1:])) <= 92
     monkeypatch.setattr(sys, "stdin", io.StringIO(ARGMAX_DRAFT))
     with pytest.raises(SystemExit): main(["judge", "-"])
     assert "argmax draft, stated with the softmax q" in capsys.readouterr().out
@@ -416,7 +446,18 @@ BAD = [   # words, command
     ("prompt: got 600 tokens", "decode", "--prompt", "\x01" * 600),
     ("prompt: got 'a\\udcff'", "decode", "--prompt", "a\udcff"),
     ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""),
-    ("required: --prompt", "decode"),
+    ("prompt: got none, wanted a text", "decode"),
+    ("argument --prompt-file: got 'no/file', wanted a file of text", "decode", "--prompt-file", "no/file"),
+    ("gamma: got 3, wanted none", *X, "--system", "autoregressive", "--gamma", "3"),
+    ("draft: got 'small' for 'REST'", *X, "--system", "REST", "--draft", "small"),
+    ("drafter: got 'eagle' for 'Jacobi'", *X, "--system", "Jacobi", "--drafter", "eagle"),
+    ("draft_temperature: got 0.5 for 'LayerSkip'", *X, "--system", "LayerSkip", "--draft-temperature", ".5"),
+    ("draft: got 'small' for 'DISCO'", "certify", "--system", "DISCO", "--draft", "small"),
+    *((f"{name}: got {x!r} on tables", "certify", f"--{name}", str(x))
+      for name, x in dict(n=5, runs=7, seed=1, prompt="x", temperature=0.).items()),
+    ("draft_top_k: got 2 on tables alone", "certify", "--draft-top-k", "2"),
+    ("chat: got True on tables alone", "certify", "--chat"),
+    ("texts: got 3 together with data", "train", "medusa", "--data", "x", "--texts", "3"),
     ("runs: got 0", "certify", "--runs", "0"),
     ("system: got 'magic'", *X, "--system", "magic"),
     ("target: got 'no/such/folder'", *X, "--target", "no/such/folder"),

@@ -79,7 +79,7 @@ def runs(draw):
     system = SYSTEMS[draw(names)](draft, gamma=3, shape=(2, 1), exact=True)
     n, stop, seed, seen = draw(st.integers(0, 9)), draw(stops), draw(st.integers(0, 99)), []
     text = system(target, (0, 1), n, Seeded(seed), stop=stop, watch=seen.append)
-    turn = rounds(target, system.drafter, system.verify, (0, 1), Seeded(seed))
+    turn = rounds(target, system.drafter, system.verify, [0, 1], Seeded(seed))
     again = [next(turn) for _ in text.ledger.rounds]
     assert text == clip(sum((r.tokens for r in again), ()), n, stop) == sum(seen, ()) and all(seen)
     assert len(text) == n or text[-1] in stop

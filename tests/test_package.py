@@ -213,6 +213,15 @@ def test_a_type_checker_accepts_a_users_script(dist, empty, tmp_path):
     script.write_text(script.read_text() + 'generate(target, no_draft, block, (0,), "two", Seeded(0))\n')
     with pytest.raises(AssertionError): empty(*check)
 
+def test_the_wheel_of_the_models_is_whole():
+    """Its patterns hold every file of the folder. They alone count: of files beside them setuptools asks, in
+    twenty lines for each folder, whether it was to be a package"""
+    own = tomllib.loads((ROOT/'models'/'pyproject.toml').read_text())['tool']['setuptools']
+    folder = ROOT/'models'/'specref_models'
+    packed = {f for pattern in own['package-data']['specref_models'] for f in folder.glob(pattern)}
+    files = {f for f in folder.rglob('*') if f.is_file() and f.suffix not in ('.py', '.pyc')}
+    assert own['include-package-data'] is False and packed == files
+
 # -- Versions of transformers -----------------------------------------------------------------------------
 
 def test_the_versions_of_transformers_are_recorded():

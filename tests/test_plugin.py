@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from contextlib import nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
 from helpers import laws, proves, refuses
@@ -19,7 +21,7 @@ from specref.certify import plugin
 from specref.certify.certificates import ALPHA, partition
 from specref.certify.plugin import CheckedSession, Certifier, exit_status, program_texts, runs_within
 from specref.certify.plugin import SESSION_ALPHA, setting, share_of, visible_distance
-from specref.certify.sampler_mutants import batch_sampler, padded_choice
+from specref.certify.sampler_mutants import nan_spreads, padded_choice
 from specref.certify.samplers import CASES, Interface, certify_rows, certify_sampler
 from specref.certify.sequential import certify_sequentially, sample_rounds, save_log
 from specref.core.law import exact, tv
@@ -68,6 +70,13 @@ def test_wrong_texts(certify):
     certify.texts(text_sampler(bonus_of_the_row_before, target, draft, 2), target, (0,), runs=1500)
 def test_wrong_program(certify): certify.program("./decode --squared", bigrams, (0,), runs=1000)
 def test_weak(certify): certify.texts(lambda ctx, n, rng: rng.choice(4, 8), bigrams, (0,), n=8, runs=10)
+def textbook(p, q, x, rng):
+    for i, v in enumerate(x):
+        if rng.random() >= p[i, v] / q[i, v]:
+            r = np.maximum(p[i] - q[i], 0)
+            return [*x[:i], np.searchsorted(r.cumsum(), rng.random()*r.sum(), side="right")]
+    return [*x, np.searchsorted(p[-1].cumsum(), rng.random(), side="right")]
+def test_textbook(certify): assert certify.rows(textbook, **quick).passes
 def test_two(certify):
     certify.program("./decode", bigrams, (0,), runs=1000)
     certify.program("./decode", bigrams, (0,), runs=2000)
@@ -110,20 +119,21 @@ def test_a_project(project):
     assert status == 20 and verdicts == dict(
         test_rows=["no difference"], test_program=["no difference"], test_wrong_rows=["rejected"],
         test_wrong_texts=["rejected"], test_wrong_program=["rejected"], test_weak=["too weak"],
+        test_textbook=["no difference"],
         test_two=["no difference"]*2, test_old_bug=["rejected"], test_no_scipy=["not run"], test_plain=[],
         test_late=[])
     for test in "test_rows", "test_program", "test_wrong_rows", "test_wrong_texts", "test_wrong_program":
         numbers = dict(found[test])
         assert int(numbers["specref_runs"]) in (700, 1000, 1500)
-        assert float(numbers["specref_alpha"]) == pytest.approx(ALPHA/9/2)
+        assert float(numbers["specref_alpha"]) == pytest.approx(ALPHA/10/2)
         assert 0 < float(numbers["specref_distance_visible"]) < 1
         assert (float(numbers["specref_p_value"]) < 1e-9) == ("wrong" in test)
     alphas = [float(v) for k, v in found["test_two"] if k == "specref_alpha"]
-    assert alphas == pytest.approx([ALPHA/9/2, ALPHA/9/6])
+    assert alphas == pytest.approx([ALPHA/10/2, ALPHA/10/6])
     for words in ("test_wrong_rows REJECTED", "test_weak TOO WEAK", "test_no_scipy NOT RUN",
                   "test_plain FAILED", "rejected: rows(verify)", "rejected: program(decode)", "observed",
                   "pip install 'specref[stats]'", "requested by a running test",
-                  "rejected (expected)", "exit status 20"):
+                  "rejected (expected)", "::test_textbook; not robust: nan", "exit status 20"):
         assert words in printed, words
     assert "differs in the case 'different rows'" in printed and "all checks together: 1e-09" in printed
 
@@ -135,6 +145,26 @@ def test_a_test_without_power_has_its_own_status(project):
     assert dict(found["test_rows"])["specref_verdict"] == "too weak"
     weak = r"too weak: rows\(padded_choice\) detects a distance of 0\.\d+ or more, demanded 0\.05"
     assert re.search(weak, printed)
+
+
+def test_a_correct_rule_that_is_not_robust_has_its_own_status(project):
+    "Where robustness is demanded: a textbook rule accepts what it divides by NaN"
+    status, printed, found = project("-v", "-k", "test_textbook", "--specref-robust", "1")
+    assert status == 22 and "test_textbook NOT ROBUST" in printed
+    assert "not robust: rows(textbook) fails nan" in printed
+    numbers = dict(found["test_textbook"])
+    assert numbers["specref_verdict"] == "not robust" and numbers["specref_not_robust"] == "nan"
+
+
+def test_the_workflow_of_the_page(project):
+    "It parses, and pytest takes the options of its command"
+    (text,) = (s for s in blocks("yaml") if "jobs:" in s)
+    steps = yaml.safe_load(text)["jobs"]["lossless"]["steps"]
+    program, folder, *options = next(s["run"] for s in steps if s.get("run", "").startswith("pytest")).split()
+    assert program == "pytest" and options[-1] == f"--junitxml={steps[-1]['with']['path']}"
+    status, printed, _ = project("--collect-only", "-q", *options[:-1])
+    assert status == 0 and "test_rows" in printed
+    assert "stats" in tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_a_right_sampler_gives_0_also_with_workers(project):
@@ -285,12 +315,16 @@ def test_a_log(tmp_path):
     assert outcome(certify) == ["not run"]
 
 def test_checks_that_may_fail():
-    "The second sampler of a batch has a NaN beside it: `nan` fails alone"
+    "A row of NaN changes the rows beside it: correct, not robust; an error where it is demanded, or ignored"
     how = dict(runs=1500, depth=1, interface=Interface(batch=200))
-    def careless(P, Q, X, seeds): return batch_sampler(P, np.nan_to_num(Q), X, seeds)
     certify = fixture()
-    report = certify.rows(careless, ignore=("nan", "zeros"), **how)
-    assert {*report.wrong} <= {"nan", "zeros"} and outcome(certify) == ["no difference"]
+    report = certify.rows(nan_spreads, **how)
+    assert report.passes and report.wrong == ("nan",) and report.title.endswith("ok; not robust: nan")
+    assert outcome(certify, "not_robust") == ["no difference", "nan"]
+    words = "^not robust: rows.nan_spreads. fails nan"
+    with pytest.raises(pytest.fail.Exception, match=words): certify.rows(nan_spreads, robust=True, **how)
+    certify.rows(nan_spreads, robust=True, ignore=("nan",), **how)
+    assert outcome(certify, "not_robust") == ["no difference", None]
 
 def test_a_function_that_never_returns_is_no_verdict():
     certify = fixture()
@@ -308,7 +342,7 @@ def test_a_seed_changes_the_counts():
         return outcome(certify, "p_value")
     assert p_value("1") == p_value("1") != p_value("2")
 
-BAD_SETTINGS = dict(runs="0", seconds="-1", sees="2", alpha="0", seed="1.5")
+BAD_SETTINGS = dict(runs="0", seconds="-1", sees="2", alpha="0", seed="1.5", robust="2")
 
 @pytest.mark.parametrize("name", BAD_SETTINGS)
 def test_a_bad_setting(name):
@@ -317,7 +351,9 @@ def test_a_bad_setting(name):
 
 @pytest.mark.parametrize("verdicts, status", [
     ({"a": ["rejected"], "b": ["too weak"], "c": []}, 20), ({"a": ["too weak"], "b": ["not run"]}, 21),
-    ({"a": ["too weak"], "c": []}, 1), ({"a": ["no difference"]}, 1), ({"a": ["rejected", "too weak"]}, 21)])
+    ({"a": ["too weak"], "c": []}, 1), ({"a": ["no difference"]}, 1), ({"a": ["rejected", "too weak"]}, 21),
+    ({"a": ["not robust"]}, 22), ({"a": ["not robust"], "b": ["not run"]}, 21),
+    ({"a": ["not robust"], "c": []}, 1)])
 def test_exit_statuses(verdicts, status):
     "The last check of a failed test decides; a test that passes decides nothing"
     found = [(test, dict(verdict=v)) for test, some in verdicts.items() for v in some]

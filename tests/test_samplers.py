@@ -193,7 +193,7 @@ def test_correct_functions_pass(name):
     assert isinstance(found, Report) and found.passes and found.wrong == ()
     want = [(q, None if q == "draft" else True) for q in CHECKS]
     assert [(x.check, x.passes) for x in found.lines] == want
-    assert found.title.endswith("rate 1e-09); distribution: ok; acceptance: ok; robustness: ok")
+    assert found.title.endswith("rate 1e-09); distribution: ok; acceptance: ok; calls: ok; robustness: ok")
     assert all(s in words for s in STATED)
     assert max(map(len, found.words.splitlines())) <= 88
 

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['TRANSLATED', 'DRAFT_SOURCES', 'FOR_EMBEDDED', 'option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy',
-           'rounding_reach', 'Difference', 'text_difference', 'Pair', 'load_pair', 'check_name', 'with_drafter',
-           'load_draft', 'share_vocabulary', 'compare_tokenizers', 'words_of_both', 'text_words', 'Source',
-           'skipping_source', 'swift_source', 'early_exit', 'layerskip_source', 'pipeline_of', 'ppd_source',
-           'speed_source', 'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks', 'consistency_source', 'space_source',
-           'online_source', 'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source', 'predicted_lengths',
-           'translated_source', 'second_words', 'choose_drafter', 'draft_source', 'build_system', 'table_system',
-           'measured_plan', 'measure_pair', 'with_room', 'earlier_text', 'system_builder', 'encode_prompt',
-           'encode_chat', 'counted_noun']
+           'rounding_reach', 'Difference', 'text_difference', 'Pair', 'load_pair', 'without_idle_draft', 'load_named',
+           'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers', 'words_of_both',
+           'text_words', 'Source', 'skipping_source', 'swift_source', 'early_exit', 'layerskip_source', 'pipeline_of',
+           'ppd_source', 'speed_source', 'adapter_exit', 'tuned_for_jacobi', 'tuned_for_masks', 'consistency_source',
+           'space_source', 'online_source', 'ForEmbedded', 'cache_budget', 'magicdec_source', 'triforce_source',
+           'predicted_lengths', 'translated_source', 'second_words', 'choose_drafter', 'draft_source', 'build_system',
+           'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text', 'system_builder',
+           'encode_prompt', 'encode_chat', 'counted_noun']
 
 # %% ../../nbs/60a_names.ipynb #2c77a47d
 import sys
@@ -19,13 +19,14 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from inspect import signature
 from itertools import accumulate
 from math import inf, sqrt
 from pathlib import Path
 from typing import NamedTuple
-from ..core.check import look_up
+from ..core.check import check_unused, defaults, look_up
 from ..core.law import check_warp
-from ..core.target import Meter
+from ..core.target import Meter, given_words, random_table
 from ..core.tree import Tree
 from ..core.timing import measure
 from ..draft.shapes import best_size, measure_rank_acceptance, sequoia
@@ -51,6 +52,8 @@ class ModelOptions:
     draft_top_p: float = option("the draft's own; without it the target's")
     chat: bool = option("the prompt is a message, written by the chat template of the tokenizer", False)
 
+    @property
+    def named(self): return bool(self.target or self.draft or self.drafter)   # is there a model?
     def warps(self): return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
     def own_warps(self):
         own = {f"draft_{name}": getattr(self, f"draft_{name}") for name in self.warps()}
@@ -59,12 +62,14 @@ class ModelOptions:
         return self.warps() | {name.removeprefix("draft_"): x for name, x in self.own_warps().items()}
 
 def check_options(options):
-    "Raise for warps out of range, empty names, and a draft beside a trained drafter"
+    "Raise for warps out of range, for what is no name, and for a draft beside a trained drafter"
     check_warp(**options.warps())
     try: check_warp(**options.draft_warps())
     except ValueError as e: raise ValueError(f"draft_{e}") from None
     for role in ("target", "draft", "drafter"):
-        if getattr(options, role) == "": raise ValueError(f"{role}: got '', wanted a name or a path")
+        name = getattr(options, role)
+        if name is None or name and isinstance(name, str): continue
+        raise ValueError(f"{role}: got {given_words(name)}, wanted a name or a path")
     beside = dict(draft=options.draft) if options.draft else options.own_warps()
     for name, x in beside.items() if options.drafter else ():
         raise ValueError(f"{name}: got {x!r} together with a trained drafter, wanted one of the two")
@@ -155,7 +160,21 @@ class Pair:
 
 # %% ../../nbs/60a_names.ipynb #811edb3c
 def load_pair(options, system=None):  # -> Pair
-    "The models that the options name; without a target the embedded ones, fastest on one thread"
+    "The models that the options name, and what of them a system drafts with"
+    pair = load_named(options, system)
+    return pair if system is None or pair.words else without_idle_draft(pair, options, system)
+
+def without_idle_draft(pair, given, system):  # -> Pair
+    "The pair without a draft model that the system does not call; raises where one was given, or its options"
+    target, draft = pair.fresh()
+    own = DRAFT_SOURCES.get(system, Source)(target, draft).draft
+    if draft and own is draft and table_system(system)(random_table(3, 1)).drafter.models: return pair
+    check_unused(defaults(ModelOptions), f"for {system!r}, which does not draft with it; wanted none",
+                 draft=given.draft, drafter=given.drafter, **given.own_warps())
+    return replace(pair, options=replace(pair.options, draft=None), draft=None)
+
+def load_named(options, system):  # -> Pair
+    "The models by their names; without a target the embedded ones, fastest on one thread"
     check_options(options)
     import huggingface_hub, torch, transformers
     from specref.models.embedded import EMBEDDED, is_embedded, tokenizer_of
@@ -167,8 +186,8 @@ def load_pair(options, system=None):  # -> Pair
     if is_embedded(options.target): torch.set_num_threads(1)
     tok, p = tokenizer_of("target", options.target), load_model("target", options.target, **options.warps())
     if options.drafter: return with_drafter(options, tok, p)
-    if not options.draft: return Pair(options, tok, p)
-    return load_draft(options, tok, p, system)
+    if options.draft: return load_draft(options, tok, p, system)
+    return Pair(options, tok, p)
 
 def check_name(role, name, embedded):
     "Raise for a path that leads nowhere; a word or `a/b` may be a checkpoint that transformers finds"
@@ -407,6 +426,8 @@ def build_system(pair, system, gamma=None, **given):  # -> target, System
     "Copies of the target and of its system of that name; `given`: the plan, earlier texts, end tokens"
     asked = {} if gamma is None else dict(gamma=gamma)
     build, hot = look_up(SYSTEMS | pair.own_systems, system=system), pair.options.draft_warps()["temperature"]
+    if asked and "gamma" not in signature(build).parameters:
+        raise ValueError(f"gamma: got {gamma}, wanted none: {system!r} drafts no tokens")
     target, draft, own, _ = draft_source(pair, system)
     built = build(draft or target, temperature=hot, **given, **own | asked)
     if draft is None and built.drafter.models:

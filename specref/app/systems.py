@@ -22,7 +22,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from ..core.target import Meter, ModelView, NgramModel, Rows, UnwarpedModel
+from ..core.target import Meter, ModelView, NgramModel, Rows, UnwarpedModel, check_target
 from ..core.tree import Tree, from_choices, iid, likeliest_points
 from ..core.loop import FunctionDrafter, System, match, autoregressive
 from ..verify.reject import Chain, reject
@@ -103,6 +103,7 @@ def drafter_system(name, drafter, *cites, gamma=10, verify=reject):
     def build(draft, gamma=gamma, exact=False, past=None, end=(), temperature=1., shape=None,
               drafts=drafter, **kw):
         check_at_least(1, gamma=gamma)
+        check_target(draft, "draft")
         earlier = partial(earlier_texts, draft, past)
         setup = Setup(draft, gamma, exact, earlier, tuple(end), temperature, shape)
         return System(f"{name}, {gamma}", drafts(setup), verify, cites)

@@ -9,8 +9,8 @@ __all__ = ['DIFFERS', 'SOME', 'DRAWS', 'FRACTIONS', 'HINTS', 'SEEDED', 'NEVER', 
            'mean_tokens', 'check_fractions', 'estimated_texts', 'LongLaw', 'long_law', 'round_cost', 'estimated_cost',
            'Enumeration', 'Cells', 'partition', 'split_cell', 'as_stop', 'split_row', 'load_scipy', 'log_moment',
            'safe_limit', 'detectable', 'pooled', 'GTest', 'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence',
-           'TooFewRuns', 'check_sees', 'runs_needed', 'count_evidence', 'check_model', 'check_system', 'certify_system',
-           'certificate', 'accepted_options', 'worst_of', 'sparse_table']
+           'TooFewRuns', 'check_sees', 'runs_needed', 'count_evidence', 'check_system', 'certify_system', 'certificate',
+           'accepted_options', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -28,15 +28,17 @@ from operator import index
 from time import perf_counter
 import sys
 import numpy as np
-from ..core.check import as_tokens, check_at_least, check_rate, check_type, error_words
+from ..core.check import as_tokens, check_at_least, check_rate, error_words
 from ..core.law import exact as exact_law, normalize
 from ..core.picture import words_table
 from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Rng, Seeded
 from ..core.rng import estimated_paths, step_law, too_many, tv_outcomes
 from ..core.tree import Tree
-from ..core.target import check_context, pointed_table, random_table, raw_row, target_law
+from ..core.target import check_context, check_target, given_words, pointed_table, random_table
+from ..core.target import raw_row, target_law
 from ..core.target import ModelView, Rows, TableModel, Target
-from ..core.loop import bounded, check_call, clip, generate, loop_law, rounds, System, Verdict
+from ..core.loop import bounded, builds_system, check_call, clip, generate, loop_law, rounds
+from ..core.loop import Drafter, System, Verdict
 
 # %% ../../nbs/17_certify.ipynb #6e2364a8
 DIFFERS = "OUTPUT DISTRIBUTION DIFFERS"
@@ -513,14 +515,12 @@ def count_evidence(sample, noise, target, ctx, n, stop, runs, due, alpha, progre
     return evidence(cells, Counter(map(cells.of, texts)), alpha)
 
 # %% ../../nbs/17_certify.ipynb #9fedf740
-def check_model(target):
-    "Raise a `ValueError` where `target` is no model"
-    check_type(Target, target=target)
-
 def check_system(system, target):
     "Raise a `ValueError` where `system` is no system or `target` no model"
-    check_type(System, system=system)
-    check_model(target)
+    if not isinstance(system, System):
+        how = "build(draft)" if builds_system(system) else "System(name, drafter, verify)"
+        raise ValueError(f"system: got {given_words(system)}, wanted a System, such as {how}")
+    check_target(target)
 
 # %% ../../nbs/17_certify.ipynb #590c9e52
 def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | None = None,
@@ -600,7 +600,8 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     if isinstance(build, System):
         raise ValueError(f"build: got the system {build.name!r}, wanted a function of a draft -> System; "
                          "certify_system(system, target, ctx) tests one system")
-    if not callable(build): raise ValueError(f"build: got {build!r}, wanted a function of a draft -> System")
+    if not callable(build) or isinstance(build, Drafter) or hasattr(build, "forward"):
+        raise ValueError(f"build: got {given_words(build)}, wanted a function of a draft -> System")
     how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
     def after(k, tables):   # with new tables: nothing that one run did to them is there in the next
         p, q = (tables(V, s) for s in seeds)

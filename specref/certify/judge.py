@@ -558,7 +558,6 @@ def edge_cases(rule, draw, laws, calls):  # -> lines
     for case, out in [found for found in emitted if not 1 <= len(found[1]) <= found[0].gamma + 1][:1]:
         yield f"returns {len(out)} tokens after a draft of {case.gamma}, wanted 1 to {case.gamma + 1}"
     if calls.changed: yield f"changes {', '.join(sorted(calls.changed))} in place"
-    yield from zero_accepted(rule, draw, laws, calls.taken)
 
 def zero_accepted(rule, draw, laws, taken):  # -> at most one line
     "A token of probability 0 that is emitted where one random number is exactly 0"
@@ -584,6 +583,7 @@ class Judgement:
     name: str
     cases: tuple
     edges: tuple
+    fragile: tuple       # what it emits where a random number is exactly 0
     nearest: tuple       # names, each with where it was seen
     distance: Fraction   # mean total variation of draft and emitted tokens together, or None
     right: bool          # is a nearest one right?
@@ -597,10 +597,13 @@ class Judgement:
     @property
     def passes(self): return self.exact and not self.edges
     @property
+    def robust(self): return not self.fragile
+    @property
     def verdict(self):
         if not self.exact: return f"WRONG: total variation {in_words(self.tv)} in '{self.worst.name}'"
         same = "equal to the target's up to rounding" if self.rounded else "equal to the target's"
-        return f"EXACT: {same} in all {len(self.cases)} cases" + ", but see the edge cases"*bool(self.edges)
+        but = ", but see the edge cases"*bool(self.edges) or ", but not robust"*bool(self.fragile)
+        return f"EXACT: {same} in all {len(self.cases)} cases{but}"
     @property
     def likeness(self):
         if self.distance is None: return "compared with no known rule"
@@ -626,7 +629,7 @@ class Judgement:
     def notes(self):
         "The text that is most wrong, edge cases, the nearest known rules, and what was asked"
         witness = [f"witness: {self.worst.witness.words}"]*(not self.exact)
-        edges = [f"edge case: {edge}" for edge in self.edges]
+        edges = [f"edge case: {edge}" for edge in self.edges + self.fragile]
         return [*witness, *edges, self.likeness, *[self.asked]*self.exact]
     def _repr_html_(self):
         head = "case", "drafts", "distance", "tokens", "sampling", "block"
@@ -638,7 +641,7 @@ class Judgement:
         yield f"  {'case':24} drafts {'distance':>18} {'tokens':>8} {'sampling':>9} {'block':>7}"
         for c in self.families:
             tokens = "".join(f"{float(x):{w}.3f}" for x, w in ((c.tokens, 9), (c.sampling, 10), (c.block, 8)))
-            yield f"  {c.name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
+            yield f"  {name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
         for line in self.notes:
             yield fill(line, 92, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     def __str__(self): return self.words
@@ -670,11 +673,11 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     laws = {case: law_of_calls(case, calls, case is first[case.name]) for case in cases}
     rounded = Exact.floats > floats
     check_answers(laws, calls)
-    edges = tuple(edge_cases(rule, draw, laws, calls))
+    edges = tuple(edge_cases(rule, draw, laws, calls)), tuple(zero_accepted(rule, draw, laws, calls.taken))
     found = tuple(judge_case(case, law) for case, law in laws.items())
     nearest, distance = likest(laws, first.values(), known, are_exact(found, rounded))
     names = tuple(f"{k.name} ({k.seen})" if k.seen else k.name for k in nearest)
-    return Judgement(name, found, edges, names, distance, any(k.right for k in nearest), rounded)
+    return Judgement(name, found, *edges, names, distance, any(k.right for k in nearest), rounded)
 
 def one_draw(rule, own, given):  # -> rule, draw
     "The rule with the `draw` of its text or the one that is given beside it; raises for both"

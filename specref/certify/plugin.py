@@ -49,7 +49,8 @@ SETTINGS = {   # name: type, which values are right, what it is
     "seconds": (float, lambda v: v > 0, "seconds of each check without a number of runs, above 0"),
     "sees": (float, lambda v: 0 < v <= 1, "largest visible distance that is allowed, above 0, at most 1"),
     "alpha": (float, lambda v: 0 < v < 1, "false-alarm rate of all checks together, between 0 and 1"),
-    "seed": (int, lambda v: v >= 0, "changes all random numbers, a whole number of 0 or more")}
+    "seed": (int, lambda v: v >= 0, "changes all random numbers, a whole number of 0 or more"),
+    "robust": (int, lambda v: v in (0, 1), "1 demands the checks of robustness, 0 reports them")}
 SESSION_ALPHA = 1e-9
 
 def pytest_addoption(parser):
@@ -86,7 +87,8 @@ def runs_within(seconds, attempt, least=25, most=2**20):  # -> number of runs
 
 # %% ../../nbs/17f_plugin.ipynb #3e5eef25
 VISIBLE = dict(distance_visible="tv", share_visible="share")   # of texts; of draft tokens, by bets
-OUTCOMES = {"rejected": ("R", 20), "too weak": ("W", 21), "not run": ("N", 21)}   # letter, exit status
+OUTCOMES = {   # verdict: letter, exit status
+    "rejected": ("R", 20), "too weak": ("W", 21), "not run": ("N", 21), "not robust": ("B", 22)}
 
 def checks_of(properties):  # [(name, value)] -> list of {name: value}
     "The checks of a test, from the properties of its report"
@@ -97,11 +99,12 @@ def checks_of(properties):  # [(name, value)] -> list of {name: value}
     return found
 
 def exit_status(failed, found):  # tests that failed, [(test, check)] -> status
-    "20 if a sampler was rejected; 21 if all failures are checks that were too weak or not run; else 1"
+    "20 if one was rejected, else 21 or 22 if all failures are checks too weak, not run or not robust; or 1"
     last = {test: check["verdict"] for test, check in found if test in failed}
     status = {test: OUTCOMES[verdict][1] for test, verdict in last.items() if verdict in OUTCOMES}
     if 20 in status.values(): return 20
-    return 21 if failed and {*status} == {*failed} else int(pytest.ExitCode.TESTS_FAILED)
+    if failed and {*status} == {*failed}: return min(status.values())
+    return int(pytest.ExitCode.TESTS_FAILED)
 
 def summary_line(test, check, failed):
     "A check in one line"
@@ -109,7 +112,8 @@ def summary_line(test, check, failed):
     seen = {what: check[name] for name, what in VISIBLE.items() if name in check}
     distance = " ".join(f"{what} {x:.3g}" for what, x in seen.items())
     verdict = check["verdict"] + " (expected)"*(check["verdict"] in OUTCOMES and not failed)
-    return f"{verdict:14}{runs:>15}  {distance:14}  {check['check']}  {test}"
+    fragile = f"; not robust: {check['not_robust']}" if "not_robust" in check else ""
+    return f"{verdict:14}{runs:>15}  {distance:14}  {check['check']}  {test}{fragile}"
 
 # %% ../../nbs/17f_plugin.ipynb #47dd7f25
 SESSION = pytest.StashKey()
@@ -205,9 +209,7 @@ class CountedCalls:
 def failures_in_words(report, ignore=()):  # -> words, "" if the sampler passes
     "The checks of a report that failed, but for those to `ignore`"
     wrong = tuple(x for x in report.lines if x.passes is False and x.check not in ignore)
-    names = tuple(x.check for x in wrong)
-    hint = f"\na lossless sampler may fail this: ignore={names}"*({*names} <= {"zeros", "nan"})
-    return replace(report, lines=wrong).words + hint if wrong else ""
+    return replace(report, lines=wrong).words if wrong else ""
 
 def within(records, most, seconds):  # -> iterator
     "Records one by one, at most so many, and none after so many seconds"
@@ -232,8 +234,8 @@ class CheckRunner:
         return runs_within(settings["seconds"], attempt) if settings["seconds"] else usual
     def record(self, **numbers):
         self.node.user_properties += [(f"specref_{k}", v) for k, v in numbers.items() if v is not None]
-    def check(self, what, sees, find):  # `find(seed, alpha)` -> report, words of failures, numbers
-        "Run a check, record its numbers, and fail the test of a wrong sampler or of too little power"
+    def check(self, what, sees, find, robust=None):  # `find(seed, alpha)` -> report, failures, numbers
+        "Run a check, record its numbers, and fail the test of a wrong sampler or of what is demanded"
         __tracebackhide__ = True
         alpha, seed = self.session.next_check(self.node.nodeid)
         try: report, wrong, numbers = find(seed, alpha)
@@ -241,11 +243,16 @@ class CheckRunner:
             verdict = "too weak" if type(e).__name__ == "TooFewRuns" else "not run"
             self.record(check=what, verdict=verdict, alpha=alpha)
             raise
-        demand = first_given(sees, self.session.settings["sees"])
-        words = f"rejected: {what}\n{wrong}" if wrong else weak_words(what, numbers, demand, report)
+        words = f"rejected: {what}\n{wrong}" if wrong else self.lacking(what, numbers, sees, robust, report)
         self.record(check=what, verdict=words.partition(":")[0] or "no difference", alpha=alpha, **numbers)
         if words: pytest.fail(words, pytrace=False)
         return report
+    def lacking(self, what, numbers, sees, robust, report):  # -> words, "" if nothing is
+        "What a sampler that was not rejected lacks: power, or where it is demanded robustness"
+        settings, fragile = self.session.settings, numbers.get("not_robust")
+        weak = weak_words(what, numbers, first_given(sees, settings["sees"]), report)
+        if weak or not fragile or not first_given(robust, settings["robust"]): return weak
+        return f"not robust: {what} fails {fragile}, as a lossless function may\n{report}"
 
 def weak_words(what, numbers, demand, report):  # -> words, "" if enough is visible
     "Why a check that found no difference is too weak"
@@ -259,7 +266,7 @@ def weak_words(what, numbers, demand, report):  # -> words, "" if enough is visi
 # %% ../../nbs/17f_plugin.ipynb #97f15908
 class Certifier(CheckRunner):
     "The fixture `certify`: each method is one check, and fails the test of a wrong sampler"
-    def rows(self, verify, V=4, gamma=2, runs=None, sees=None, ignore=(), **how):
+    def rows(self, verify, V=4, gamma=2, runs=None, sees=None, ignore=(), robust=None, **how):
         "The twelve checks of a function of rows, as `certify_rows`"
         __tracebackhide__ = True
         certify_rows = require("specref.certify.samplers").certify_rows
@@ -270,8 +277,10 @@ class Certifier(CheckRunner):
             size = self.runs(runs, lambda k: report(k, seed + 1, alpha), certify_rows)
             found = report(size, seed, alpha)
             if not counted.returned: raise ValueError(f"verify: no call returned: {found.lines[0].words}")
-            return found, failures_in_words(found, ignore), numbers_of_counts(*found.evidence.values())
-        return self.check(f"rows({name_of(verify)})", sees, find)
+            fragile, numbers = found.failed("robustness"), numbers_of_counts(*found.evidence.values())
+            numbers["not_robust"] = ", ".join(x for x in fragile if x not in ignore) or None
+            return found, failures_in_words(found, {*ignore, *fragile}), numbers
+        return self.check(f"rows({name_of(verify)})", sees, find, robust)
     def texts(self, sample, target, ctx, n=3, runs=None, sees=None, **how):
         "Counts of the texts `sample(ctx, n, rng)`, as `certify_sampler`"
         __tracebackhide__ = True

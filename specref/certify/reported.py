@@ -202,8 +202,8 @@ class ReportedBug:
     @property
     def verdict(self):
         if self.distance is None: return "no rule on rows"
-        if self.judged and self.judged.exact and self.judged.edges: return "0, but " + self.judged.edges[0]
-        return in_words(self.distance)
+        edges = self.judged.edges + self.judged.fragile if self.judged and self.judged.exact else ()
+        return f"0, but {edges[0]}" if edges else in_words(self.distance)
     def kit(self, runs=1500, seed=0):  # -> does the check of the kit pass?
         "The verdict of one check of the kit, on `runs` calls in a case, or as many as the entry states"
         if self.of_texts: return self.of_texts(runs, seed)

@@ -39,11 +39,11 @@ from ..core.check import check_at_least, check_rate, error_words, write_json
 from ..core.law import as_law, exact, greedy, normalize, one_hot
 from ..core.loop import clip, match
 from ..core.rng import Uniforms, law_of, numpy_generator
-from ..core.target import TableModel, Target, check_context, pointed_table, random_table
+from ..core.target import TableModel, Target, check_context, check_target, pointed_table, random_table
 from ..core.tree import Tree, to_links, without_replacement
 from ..verify.reject import Chain, reject
 from ..verify.block import block
-from .certificates import ALPHA, MISS, Evidence, as_stop, check_model, check_sees
+from .certificates import ALPHA, MISS, Evidence, as_stop, check_sees
 from .certificates import evidence, g_test, partition
 from .certificates import load_scipy
 from .sequential import SIGMAS, Bets, Claim, CheckResult, Report, least_share, logged_round
@@ -90,7 +90,7 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     False
     """
     if not callable(sample): raise ValueError(f"sample: got {sample!r}, wanted a function of (ctx, n, rng)")
-    check_model(target)
+    check_target(target)
     check_at_least(0, seed=seed)
     ctx, stop = check_context(target, ctx), as_stop(stop, target.V)
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
@@ -815,16 +815,17 @@ DETECTED = ("the rule was detected, not stated: a lossless function of another r
             "`like=None` omits it")
 CHECKS = dict(form="distribution", distribution="distribution", position="distribution",
               gates="distribution", noise="distribution", draft="distribution", tokens="acceptance",
-              joint="acceptance",
-              seeds="robustness", rows="robustness", zeros="robustness", nan="robustness")
+              joint="acceptance", seeds="calls", rows="calls", zeros="robustness", nan="robustness")
 TILES = 64, 128, 1024
 BLOCKS = "the finished blocks"
 
 @dataclass(frozen=True, repr=False)
 class SamplerReport(Report):
-    "A report in three groups: the output distribution, the tokens accepted, and robustness"
+    "A report in four groups: the output distribution, the tokens accepted, calls, and robustness: a warning"
     evidence: dict = field(default_factory=dict, compare=False)   # on the finished blocks of each case
     note: str = ""   # what a sampler that passes was not called with
+    @property
+    def passes(self): return not self.weak and self.wrong == self.failed("robustness")
     @property
     def words(self):
         note = fill(self.note, 88, subsequent_indent=" "*20, break_on_hyphens=False)
@@ -837,13 +838,17 @@ class SamplerReport(Report):
     @property
     def passes_acceptance(self): return not self.failed("acceptance")
     @property
+    def passes_calls(self): return not self.failed("calls")
+    @property
     def passes_robustness(self): return not self.failed("robustness")
     @property
     def verdicts(self):
         groups = {group: ", ".join(self.failed(group)) for group in dict.fromkeys(CHECKS.values())}
+        fragile = groups.pop("robustness")
         words = {group: f"FAILED ({wrong})" if wrong else "ok" for group, wrong in groups.items()}
         weak = ", ".join(self.weak)
         if weak and not self.failed("distribution"): words["distribution"] = f"TOO WEAK ({weak})"
+        words |= {"not robust": fragile} if fragile else dict(robustness="ok")
         return "; ".join(f"{group}: {verdict}" for group, verdict in words.items())
     @property
     def failures(self): return replace(self, lines=[x for x in self.lines if x.passes is False]).words

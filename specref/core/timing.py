@@ -18,7 +18,7 @@ from .cost import Costs
 from .loop import Ledger, check_call, generate
 from .rates import Rates, check_drafted
 from .rng import Seeded
-from .target import Target
+from .target import Target, check_target
 from .tree import Tree
 from ..verify.reject import Chain, reject
 
@@ -83,6 +83,8 @@ def measure(target: Target, draft: Target, prompts: Sequence[Sequence[int]],
 
 def check_measured(target, draft, prompts, sizes, repeats, gamma, shared):
     "Check the arguments of `measure`"
+    check_target(target)
+    check_target(draft, "draft")
     if shared != inf: check_at_least(0, shared=shared)
     check_at_least(1, repeats=repeats, gamma=gamma)
     for name, x in dict(prompts=prompts, sizes=sizes).items():

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
 from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, no_draft, rounds
 from ..core.rng import Enumerator
-from ..core.target import NgramModel, Target
+from ..core.target import NgramModel, check_target
 from ..core.tree import Tree, add_paths, chain_nodes, iid
 from .lookup import longest_ending
 from .shapes import StaticTree
@@ -62,7 +62,7 @@ def by_meter(models):  # -> models
 # %% ../../nbs/23_cascade.ipynb #2cdf3fd2
 def check_inner(middle, inner):
     "Raise a `ValueError` unless `inner` fits the middle model and does not call it"
-    check_type(Target, middle=middle)
+    check_target(middle, "middle")
     for model in (inner, *inner.models):
         if model.V not in (None, middle.V):
             raise ValueError(f"inner: got {model.V} tokens, wanted the middle model's {middle.V}")
@@ -242,7 +242,7 @@ def check_cascade(models, K):  # -> models, K as tuples
     for row in K: check_type(Iterable, K=row)
     models, K = tuple(models), tuple(map(tuple, K))
     n = len(models)
-    for model in models: check_type(Target, models=model)
+    for model in models: check_target(model, "models")
     if not n or len(by_meter(models)) < n:
         different = len(by_meter(models))
         raise ValueError(f"models: got {n}, {different} of them different, wanted another one at each level")

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.check import check_at_least, check_type
 from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Enumerator, Rng
-from ..core.target import Target
+from ..core.target import Target, check_target
 from ..core.tree import Tokens, Tree, add_paths, iid
 from .lookahead import Lookahead, NgramPool
 
@@ -71,7 +71,7 @@ class Ouroboros(Drafter):
     def __post_init__(self):
         check_at_least(1, gamma=self.gamma)
         check_at_least(0, phrases=self.phrases)
-        check_type(Target, model=self.model)
+        check_target(self.model, "model")
         check_type(Lookahead, inner=self.inner)
         if self.inner.V != self.model.V:
             raise ValueError(f"inner: got {self.inner.V} tokens, wanted the model's {self.model.V}")

@@ -20,7 +20,7 @@ from ..core.cost import Costs
 from ..core.law import Law, Number, one_hot
 from ..core.loop import Drafter, rounds
 from ..core.rng import Rng, Seeded
-from ..core.target import Target, UnwarpedModel
+from ..core.target import Target, UnwarpedModel, check_target
 from ..core.tree import Draw, Tokens, Tree, add_paths, check_parents, from_choices, to_choices
 from ..core.tree import likeliest_points, without_replacement
 from ..verify.reject import reject
@@ -164,7 +164,8 @@ def measure_rank_acceptance(target, draft, texts, k, each=1, seed=0, draw=withou
     """P(the sibling of rank b is the one accepted) for `k` siblings verified by `reject`,
     counted over the first `each` rounds after every text"""
     check_at_least(1, k=k, each=each)
-    check_type(Callable, target=target, draft=draft)
+    check_target(target)
+    check_target(draft, "draft")
     texts = as_tokens(target.V, 2, texts=texts)
     star, won = StaticTree(draft, (-1, *[0]*k), draw), []
     for i, text in enumerate(texts):

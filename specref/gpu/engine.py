@@ -23,7 +23,7 @@ from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
 from ..models.llama import has_fast_pass, llama_pass
-from ..models.transformer import HFModel, Unservable, given_cache, releases
+from ..models.transformer import HFModel, Unservable, check_network, given_cache, releases
 from ..core.law import Law
 from ..core.tree import Draw, Tree, iid, without_replacement
 
@@ -335,9 +335,7 @@ def check_cut(cut, dtype):
 
 def check_models(target, draft):
     "Two models of transformers on one device"
-    for name, model in dict(target=target, draft=draft).items():
-        if not isinstance(model, PreTrainedModel):
-            raise ValueError(f"{name}: got {type(model).__name__}, wanted a model of transformers")
+    check_network(target=target, draft=draft)
     if draft.device != target.device:
         raise ValueError(f"draft: got a model on {draft.device}, wanted {target.device}, as the target")
 

@@ -30,7 +30,7 @@ from ..core.tree import Tree, edge_laws
 from ..core.loop import Drafter, Generation, Ledger, Verifier
 from ..core.loop import as_drafter, check_call, emitted_steps, keeping, timed_rounds
 from ..verify.reject import Chain, reject
-from .transformer import CACHE_NAMES, HFModel, cache_keyword
+from .transformer import CACHE_NAMES, HFModel, cache_keyword, check_network
 
 # %% ../../nbs/09_bridge.ipynb #65ac0170
 SERVED_CONFIG = dict(   # options and the one value that a run of one text can serve
@@ -295,6 +295,7 @@ def generate_law(model: PreTrainedModel, ctx: Sequence[int], **options) -> Outco
     >>> print(f"{tv_outcomes(law, target_law(embedded('small', top_k=3), ctx, n=1)):.5f}")
     0.00000
     """
+    check_network(model=model)
     def once(rng):
         with TorchEnumerator(rng): return new_tokens(model, ctx, **options)
     return law_of(once)

@@ -18,7 +18,8 @@ from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCach
 from ..core.check import as_tokens
 from ..core.loop import WrappedDrafter
 from ..core.target import PerThread
-from .transformer import HFModel, RowCache, Unservable, cache_name, given_cache, network_lock
+from .transformer import COMPILED, HFModel, RowCache, Unservable, cache_name, given_cache
+from .transformer import is_compiled, network_lock, own_options, read_checkpoint
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #de4ad4df
 @contextmanager
@@ -130,17 +131,10 @@ class EncoderDecoderModel(HFModel, each=("counted",)):
         self.counted = True
 
     @classmethod
-    def load(cls, path, source, dtype=torch.float32, **options) -> "EncoderDecoderModel":
-        "A checkpoint with all of its weights"
-        try:
-            given = dict(dtype=dtype, output_loading_info=True)
-            model, found = AutoModelForSeq2SeqLM.from_pretrained(path, **given)
-        except Exception as e:
-            why = f"a readable checkpoint of an encoder-decoder ({type(e).__name__}: {e})"
-            raise ValueError(f"path: got {str(path)!r}, wanted {why}") from e
-        lost = sorted(found["missing_keys"])
-        if lost: raise ValueError(f"path: got {str(path)!r} without {lost[0]}, wanted all weights")
-        return cls(model, source, **options)
+    def load(cls, path, source, dtype=torch.float32, device=None, **kw) -> "EncoderDecoderModel":
+        "A checkpoint with all of its weights; `kw` as for `HFModel.load`"
+        own, kw = own_options(kw, HFModel)
+        return cls(read_checkpoint(AutoModelForSeq2SeqLM, path, dtype, device, **kw), source, **own)
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #8930e700
 @dataclass(frozen=True)
@@ -165,6 +159,7 @@ def why_no_source(model):  # -> str
     if not hasattr(model, "config"): return "it is no transformers model"
     if not model.config.is_encoder_decoder: return "it has no encoder, and `HFModel` serves it"
     if model.get_output_embeddings() is None: return "it has no head that scores the vocabulary"
+    if is_compiled(model): return COMPILED
     return "" if "decoder_input_ids" in signature(model.forward).parameters else "its decoder reads no tokens"
 
 def check_source(model, source):  # -> tuple of ints

@@ -12,17 +12,16 @@ import os, warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from inspect import signature
 from math import inf
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 from ..core.check import check_at_least, check_between
 from ..core.cost import Number
 from ..core.tree import Tokens, Tree
 from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
-                                        leaf_paths, network_lock, why_rowless)
+                                        leaf_paths, network_lock, own_options, read_checkpoint, why_rowless)
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/07c_recurrent.ipynb #56e26e3d
@@ -275,14 +274,16 @@ class RecurrentModel(StateReader):
         return np.stack(got), np.stack(want), self.alone((b,))
 
 # %% ../../nbs/07c_recurrent.ipynb #21ba2f35
-def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, **kw) -> HFModel:
+def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, stepwise: bool = False,
+                **kw) -> HFModel:
     """`RecurrentModel` for a model that keeps a recurrent state, `HFModel` for any other; `kw` as for these
 
     >>> type(serve_model(embedded("small").model)).__name__
     'HFModel'
     """
     stateful = not why_stateless(model) and keeps_state(model)
-    return RecurrentModel(model, lag=lag, slots=slots, **kw) if stateful else HFModel(model, **kw)
+    own = dict(lag=lag, slots=slots, stepwise=stepwise) if stateful else {}
+    return (RecurrentModel if stateful else HFModel)(model, **own, **kw)
 
 def load_served(path: str | os.PathLike, **kw) -> HFModel:
     """A checkpoint by path or name, served by the class that fits it
@@ -301,8 +302,8 @@ def load_served(path: str | os.PathLike, **kw) -> HFModel:
     >>> type(target).__name__, target.V
     ('HFModel', 512)
     """
-    own = {k: kw.pop(k) for k in signature(RecurrentModel).parameters if k in kw}
-    return serve_model(RecurrentModel.load(path, check=False, **kw).model, **own)
+    own, kw = own_options(kw, HFModel, serve_model)
+    return serve_model(read_checkpoint(AutoModelForCausalLM, path, **kw), **own)
 
 # %% ../../nbs/07c_recurrent.ipynb #a77053e0
 def refed_a_round(alpha: Number, gamma: int) -> Number:

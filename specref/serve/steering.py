@@ -19,7 +19,7 @@ from math import inf
 import numpy as np
 from ..core.check import check_at_least, check_between
 from ..core.law import Number, normalize
-from ..core.target import Target, check_context
+from ..core.target import Target, check_context, check_target
 from ..core.tree import Tree
 
 # %% ../../nbs/51_steering.ipynb #a2c04926
@@ -253,6 +253,7 @@ def smc_speculative(problem: Problem, draft: Target, particles: int, gamma: int,
     "Blocks of `gamma` draft tokens and one of the target for each particle, one target pass for all"
     check_at_least(1, particles=particles, gamma=gamma)
     check_between(0, 1, threshold=threshold)
+    check_target(draft, "draft")
     if draft.V != problem.target.V:
         raise ValueError(f"draft: got {draft.V} tokens, wanted {problem.target.V} as the target has")
     now = [Particle((), Fraction(1, particles))] * particles

@@ -25,12 +25,14 @@ from safetensors.torch import load_file, save as to_bytes
 from transformers import LlamaConfig
 from ..core.check import check_at_least, write_whole
 from ..models.recipe import fit, train_step
+from ..models.transformer import check_network
 
 # %% ../../nbs/30b_teaching.ipynb #33644e45
 class TargetModel:  # the target's parts that a drafter shares, none of them a weight of the drafter
     "A causal language model to build a drafter on: `d`, `V`, `layers`, `embed`, `head`"
     layer = None   # numbers of a decoder layer that is not the target's (`with_layer`)
     def __init__(self, model):
+        check_network(model=model)
         self.model = model.requires_grad_(False).eval()
         self.config = model.config.get_text_config(decoder=True)
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()

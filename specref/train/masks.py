@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from ..core.check import check_at_least, check_same_vocab, check_type
+from ..core.check import check_at_least, check_same_vocab
 from ..core.law import residual
 from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
-from ..core.target import Meter, PerThread, Rows, Target
+from ..core.target import Meter, PerThread, Rows, Target, check_target
 from ..core.tree import Tokens, Tree, iid
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
@@ -45,7 +45,7 @@ class SlotRows(PerThread, Target, each=("last",)):
     [1, 3]
     """
     def __init__(self, target, slots):
-        check_type(Target, target=target)
+        check_target(target)
         self.target, self.slots, self.V, self.meter = target, tuple(slots), target.V, Meter()
     def begin(self): self.last = None, ()   # the last context, and its rows
     @property

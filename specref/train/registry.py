@@ -16,13 +16,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 import numpy as np
 import torch
 import transformers
 from .. import __version__
-from ..core.check import check_at_least, look_up
+from ..core.check import check_at_least, check_unused, defaults, look_up
 from ..core.cost import Costs
 from ..core.target import UnwarpedModel
 from ..core.tree import from_choices, to_choices
@@ -281,11 +280,8 @@ EMBEDDED_TRAINING = {   # what is trained for the embedded target alone, by a fi
 
 def train_embedded(name, out, **others):
     "Train by a recipe of `EMBEDDED_TRAINING`; the options of a drafter's training raise an error"
-    usual = signature(train_drafter).parameters
-    for key, given in others.items():
-        if given != usual[key].default:
-            what = name or "the embedded models"
-            raise ValueError(f"{key}: got {given!r} for {what}, wanted it with the name of a drafter alone")
+    why = f"for {name or 'the embedded models'}, wanted it with the name of a drafter alone"
+    check_unused(defaults(train_drafter), why, **others)
     EMBEDDED_TRAINING[name](out)
 
 def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, length=256, seed=0,
@@ -297,6 +293,7 @@ def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, 
     recipe = with_options(look_up(RECIPES, name=name), rows, peak)
     check_at_least(1, steps=steps, texts=texts)
     check_at_least(48, length=length)
+    if data: check_unused(defaults(train_drafter), "together with data, wanted one of the two", texts=texts)
     items, devices = read_texts(data) if data else None, find_devices(device, parts)
     tok, model = tokenizer_and_model("target" if target is None else target, dtype, devices.device)
     train_for(model, tok, Path(out), items, recipe, devices, name, **given)

@@ -18,7 +18,7 @@ from ..core.check import check_at_least, check_between, check_same_vocab
 from ..core.law import Law, Number, greedy, residual, tv
 from ..core.rng import Outcomes, Rng, tv_outcomes
 from ..core.tree import Tree, iid, chain_nodes
-from ..core.target import ModelView, Rows, Target, check_context, raw_law, raw_row
+from ..core.target import ModelView, Rows, Target, check_context, check_target, raw_law, raw_row
 from ..core.loop import Verdict
 from .reject import Chain
 
@@ -84,7 +84,9 @@ def lenient(l: Number, left: Callable[[Law, Law], Law] = residual) -> Acceptance
 
 # %% ../../nbs/15a_lenience.ipynb #92787a17
 def check_same_models_vocab(target, draft):
-    "Raise a `ValueError` for two models of different vocabularies"
+    "Raise a `ValueError` for what are no two models, or two of different vocabularies"
+    check_target(target)
+    check_target(draft, "draft")
     if draft.V != target.V:
         raise ValueError(f"draft: got a vocabulary of {draft.V} tokens, wanted the target's {target.V}")
 
