@@ -143,15 +143,19 @@ def mean_overlap(p_model, q_model, texts, prompt=32, temperature=1.):  # (n, len
 
 # %% ../../nbs/08_models.ipynb #7cba714c
 @torch.inference_mode()
-def sample_texts(model, prompts, length, gen, half=True):  # (n, k) -> (n, length)
+def sample_texts(model, prompts, length, gen, half=True, bar=iter):  # (n, k) -> (n, length)
     "Each prompt continued by `model` to `length` tokens at temperature 1; `half`: in half precision"
-    x, out, memory, device = prompts.to(model.device), [prompts], RowCache(), model.device
-    for _ in range(length - prompts.shape[1]):
+    given = torch.nn.functional.pad(prompts, (0, max(0, length - prompts.shape[1])), value=-1)
+    least = int((given >= 0).sum(1).min())   # prompts of several lengths are padded with -1
+    out, memory, device = [given[:, :least]], RowCache(), model.device
+    x = out[0].to(device)
+    for t in bar(range(least, length)):
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             y = model(input_ids=x, **given_cache(model, memory), use_cache=True, logits_to_keep=1)
         memory.n += x.shape[1]
         z = y.logits[:, -1]
         law = z.softmax(-1, torch.promote_types(z.dtype, torch.float32))
-        out.append(torch.multinomial(law.cpu(), 1, generator=gen))
+        new = torch.multinomial(law.cpu(), 1, generator=gen)
+        out.append(torch.where(given[:, t:t+1] < 0, new, given[:, t:t+1]))
         x = out[-1].to(device)
     return torch.cat(out, 1)
