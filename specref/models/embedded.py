@@ -87,10 +87,10 @@ def corpus():  # -> rows of domain, name, held_out, text
     text = lzma.decompress(stored("corpus.jsonl.xz").read_bytes()).decode()
     return [json.loads(line) for line in text.split("\n")]
 
-def ids_of(tok, texts):  # -> (n,) uint16
+def ids_of(tok, texts, dtype=np.uint16):  # -> (n,)
     "All texts as one array of tokens, each closed by the end token"
     rows = tok(list(texts), add_special_tokens=False)["input_ids"]
-    return np.concatenate([np.array([*ids, tok.eos_token_id], np.uint16) for ids in rows])
+    return np.concatenate([np.array([*ids, tok.eos_token_id], dtype) for ids in rows])
 
 @cache
 def domain_ids(domain, held_out=True):

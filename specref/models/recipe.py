@@ -197,19 +197,20 @@ class RunProgress:
     "One bar over all phases of a run: the share of the work that is done, the time left, tokens a second"
     def __init__(self, phases, hidden=False):   # {name: (items, tokens of an item, cost of an item)}
         self.phases = {name: Phase(self, name, *numbers) for name, numbers in phases.items()}
-        form = "{desc}{percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}"
-        self.bar = tqdm(total=sum(p.left for p in self.phases.values()), bar_format=form, mininterval=5,
-                        smoothing=0, disable=hidden)
+        self.bar, self.hidden = None, hidden
     def __getitem__(self, name): return self.phases[name]
     def left(self, phase):
         "The work of a phase and of those behind it; what earlier ones have left is not done any more"
         names = list(self.phases)
         return sum(self[name].left for name in names[names.index(phase.name):])
     def begin(self, phase):  # -> the bar
+        form = "{desc}{percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}"
+        if self.bar is None: self.bar = tqdm(bar_format=form, mininterval=5, smoothing=0, disable=self.hidden)
         self.bar.total = self.bar.n + self.left(phase)
         self.bar.set_description(phase.name)
         return self.bar
-    def close(self): self.bar.close()
+    def close(self):
+        if self.bar is not None: self.bar.close()
 
 
 # %% ../../nbs/08a_training.ipynb #58ed1b5e
