@@ -137,7 +137,7 @@ def write_states(base, x, files, rows, bar=iter):
         for f in files.values(): f.unlink(missing_ok=True)
         raise
 
-def write_rows(base, x, stored, rows, bar):   # in order: in a mapped file a full disk is a crash, here an error
+def write_rows(base, x, stored, rows, bar):   # in order: a full disk is an error, in a mapped file a crash
     for a in bar(range(0, len(x), rows)):
         batch = torch.from_numpy(x[a:a+rows].astype(np.int64)).to(base.device)
         out = base.model(input_ids=batch, output_hidden_states=True, use_cache=False)

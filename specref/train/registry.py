@@ -8,7 +8,7 @@ __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'SERVING', 'TRAINED', 'S
            'spare_mask', 'block_recipe', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree',
            'falcon_tree', 'head_tree', 'spark_chain', 'candidate_drafter', 'trained_system', 'load_network',
            'TrainedDrafter', 'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded',
-           'train_drafter', 'train_for', 'check_positions', 'with_options', 'read_rows', 'training_rows',
+           'train_drafter', 'train_for', 'check_positions', 'with_options', 'file_rows', 'training_rows',
            'store_drafter', 'TrainingRun', 'stage_steps', 'text_phases', 'run_phases', 'costed', 'corpus_parts',
            'encode_corpus', 'corpus_key', 'provenance']
 
@@ -313,7 +313,7 @@ def train_for(model, tok, out, items, recipe, devices, name, **given):
     check_positions(model, length)
     base = TargetModel(model)
     work = out/f"{base.key}-{length}"   # what was made for one target or length is not used for another
-    read = None if items is None else read_rows(tok, items, length, base.V)
+    read = None if items is None else file_rows(tok, items, length, base.V)
     bar = RunProgress(run_phases(recipe, devices, read, **given), hidden=devices.rank > 0)
     with devices.first(): own = training_rows(tok, base, work, read, given["texts"], length, bar)
     run = TrainingRun(recipe, base, own, work, devices, given["online"], bar)
@@ -333,7 +333,7 @@ def with_options(recipe, rows, peak):
     if not 0 < own.get("peak", 1.) < np.inf: raise ValueError(f"peak: got {peak}, wanted a positive number")
     return replace(recipe, **own, **dict(own_peak=True) if "peak" in own else {})
 
-def read_rows(tok, items, length, V):  # -> TrainingTexts
+def file_rows(tok, items, length, V):  # -> TrainingTexts
     "The texts of a file as rows of tokens, with a message if some were cut"
     read = encode_texts(tok, items, length, V)
     if read.cut: print(f"specref: data: {read.cut:,} texts are longer than {length} tokens and were cut",
@@ -365,10 +365,10 @@ def store_drafter(run, net, evaluations, held, folder, **given):
     card |= dict(data=Path(given["data"]).name) if given["data"] else {}
     save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=tokens, overlaps=overlaps,
                  **notes, **provenance(run.texts.x))
-    if other: print("specref: the target did not write the texts of the evaluation, so fewer tokens a round "
-                    "are to be expected; the overlaps are right", file=sys.stderr)
-    print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {tokens:.2f} tokens a round where the "
-          f"target writes at temperature 1 (overlap by depth: {' '.join(f'{b:.2f}' for b in overlaps)}); "
+    if other: print("specref: the target did not write the texts of the evaluation: expect fewer tokens a "
+                    "round than stated; the overlaps are right", file=sys.stderr)
+    print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {tokens:.2f} tokens a round at "
+          f"temperature 1 (overlaps by depth: {' '.join(f'{b:.2f}' for b in overlaps)}); "
           f"the drafter is stored in {folder}")
 
 # %% ../../nbs/34_drafters.ipynb #3534a052
@@ -384,7 +384,7 @@ class TrainingRun:
     bar: RunProgress | None = None
 
     def train(self, name, steps, seed):  # -> network, evaluations, held-out data
-        "Train a recipe: its share of the steps on plain texts if there are any, then the others on its own"
+        "Train a recipe: a share of the steps on plain texts if there are any, the others on texts of its own"
         torch.manual_seed(seed)
         own, held = self.texts.part(held=False), self.texts.part(held=True)
         net, evaluations = self.network(own[0]), []
@@ -418,12 +418,12 @@ class TrainingRun:
     def stage(self, net, data, held, n, rate, folder, seed, bar):  # -> network, evaluations
         devices, look = self.devices, max(100, n // 20)
         several = dict(update=devices.update, batches=devices.batches) if devices.batches > 1 else {}
-        several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed)
-        several |= dict(bar=bar, look=look, patience=max(3, n // look // 2))   # half of the run without progress
+        several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed, bar=bar)
+        several |= dict(look=look, patience=max(3, n // look // 2))   # half of the run without progress
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
 # %% ../../nbs/34_drafters.ipynb #c47c9f78
-COSTS = dict(encode=.01, sample=1., states=.5, train=1.)   # of a token
+COSTS = dict(encode=.002, sample=1., states=.3, train=.1)   # of a token, measured on the embedded target
 
 def stage_steps(recipe, steps, plain):  # -> {stage: steps}
     "The steps on the corpus, where there are `plain` texts, and on texts of the run's own"
@@ -434,7 +434,7 @@ def text_phases(n, length, encoded=True):  # -> {phase: (items, tokens of an ite
     "The phases that make `n` texts"
     parts = [part for parts in corpus_parts().values() for part in parts] if encoded else []
     tokens = sum(len(text) for part in parts for text in part) // 4 // max(len(parts), 1)   # about
-    return costed(encode=(len(parts), tokens), sample=(ceil(n/64)*(length - PROMPT), min(n, 64)))
+    return costed(COSTS, encode=(len(parts), tokens), sample=(ceil(n/64)*(length - PROMPT), min(n, 64)))
 
 def run_phases(recipe, devices, read, texts, length, steps, online, **others):
     "All phases of a training run; `read`: the texts of a file, if there is one"
@@ -443,10 +443,12 @@ def run_phases(recipe, devices, read, texts, length, steps, online, **others):
     first = text_phases(n if read is None else read.held, length, read is None)
     stored = 0 if online else n + (n//4 if "corpus" in stages else 0)
     step = recipe.rows * devices.batches * length
+    costs = COSTS | (dict(train=COSTS["train"] + COSTS["states"]) if online else {})
     trained = {f"train {stage}": (k, step) for stage, k in stages.items()}
-    return first | costed(states=(ceil(stored/32), 32*length), **trained)
+    return first | costed(costs, states=(ceil(stored/32), 32*length), **trained)
 
-def costed(**phases): return {name: (k, n, n*COSTS[name.split()[0]]) for name, (k, n) in phases.items()}
+def costed(costs, **phases):
+    return {name: (items, n, n * costs[name.split()[0]]) for name, (items, n) in phases.items()}
 
 
 # %% ../../nbs/34_drafters.ipynb #e86cc7e9
