@@ -85,8 +85,8 @@ def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
     assert abs(sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data)) - want) < 1e-9
 
 @proves("prop-rounds")
-def test_tokens_a_round_are_those_of_the_enumerated_loop(n=3, depth=2):
-    """Of rounds that begin within three tokens, the mean number and the mean tokens are found from the texts.
+def test_tokens_a_round_are_those_of_the_enumerated_loop(n=2, depth=2):
+    """Of rounds that begin within two tokens, the mean number and the mean tokens are found from the texts.
     A round from any place emits another number of tokens"""
     net, base, _, share, data = enumerated(1 + n + depth, depth, (0, 1))
     target, drafter = chain(net, base, depth)

@@ -173,7 +173,7 @@ class Phase:
     name: str
     items: int
     tokens: int = 0
-    cost: float = 1.
+    cost: int = 1
     done: int = 0
     shown: dict = field(default_factory=dict)
     def __call__(self, items, done=None):

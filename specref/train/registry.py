@@ -423,7 +423,7 @@ class TrainingRun:
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
 # %% ../../nbs/34_drafters.ipynb #c47c9f78
-COSTS = dict(encode=.002, sample=1., states=.3, train=.1)   # of a token, measured on the embedded target
+COSTS = dict(encode=2, sample=1000, states=300, train=100)   # of a token, about: from the embedded target
 
 def stage_steps(recipe, steps, plain):  # -> {stage: steps}
     "The steps on the corpus, where there are `plain` texts, and on texts of the run's own"
