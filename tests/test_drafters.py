@@ -228,7 +228,7 @@ def test_answers_of_others_do_not_raise_the_number(chat_model, tmp_path, capsys)
     runs = [generate(target, drafter, reject, tuple(x[:k].tolist()), 48 - k, Seeded(i)).ledger
             for i, (x, k) in enumerate(zip(texts.x[:12], texts.counts.argmax(1)))]
     loop = sum(run.num_emitted_tokens for run in runs) / sum(len(run.rounds) for run in runs)
-    assert abs(loop - made.card["tokens"]) < .2 < 2 < old and written_by_another(*given)
+    assert abs(loop - made.card["tokens"]) < .3 < 3 < old and written_by_another(*given)
     assert made.card["tokens"] <= 1 + sum(made.card["overlaps"]) and f"{made.card['tokens']:.2f} tokens" in out
 
 def test_the_weights_depend_on_what_is_asked_for(chat_model, tmp_path):
