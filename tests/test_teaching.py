@@ -84,6 +84,14 @@ def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
                for a in range(3) for b in range(3))
     assert abs(sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data)) - want) < 1e-9
 
+def begun(a, depth):
+    "The expected number of rounds along a text, by a slow reading of Proposition rounds"
+    begins = [1.] + [0.]*(len(a) + depth)
+    for t, row in enumerate(a.tolist()):
+        for j in range(depth + 1):
+            begins[t+1+j] += begins[t] * np.prod(row[:j]) * (1 - row[j] if j < depth else 1)
+    return sum(begins[:len(a)])
+
 @proves("prop-rounds")
 def test_tokens_a_round_are_those_of_the_enumerated_loop(n=2, depth=2):
     """Of rounds that begin within two tokens, the mean number and the mean tokens are found from the texts.
@@ -95,16 +103,9 @@ def test_tokens_a_round_are_those_of_the_enumerated_loop(n=2, depth=2):
         for found in rounds(target, drafter, reject, (0, 1), rng):
             made.append(len(found.tokens))
             if sum(made) >= n: return len(made), sum(made)
-    loop = law_of(run)
-    want = [float(sum(p * made[k] for made, p in loop.items())) for k in (0, 1)]
-    inside = [torch.stack([a for a, _ in acceptances(net, base, one, depth)], -1)[0] for one in data]
-    def begun(a):   # a slow reading of Proposition rounds
-        begins = [1.] + [0.]*(n + depth)
-        for t in range(n):
-            for j, run in enumerate([1, a[t, 0], a[t, 0]*a[t, 1]]):
-                begins[t+1+j] += begins[t] * float(run * (1 - a[t, j] if j < depth else 1))
-        return sum(begins[:n])
-    counts = [begun(a) for a in inside]
+    want = [float(sum(p * made[k] for made, p in law_of(run).items())) for k in (0, 1)]
+    rates = [torch.stack([a for a, _ in acceptances(net, base, one, depth)], -1)[0] for one in data]
+    counts = [begun(a, depth) for a in rates]
     tokens = [c * tokens_a_round(net, base, one, depth) for c, one in zip(counts, data)]
     assert np.allclose([np.dot(share, counts), np.dot(share, tokens)], want)
     place = sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data))
@@ -117,26 +118,33 @@ def test_a_bet_has_mean_one_on_the_target_s_own_texts():
     gaps = [(a - beta)[0] for one in data for a, beta in acceptances(net, base, one, 1)]
     for stake in (-.25, .25): assert abs(np.dot(share, [(1 + stake*g).prod() for g in gaps]) - 1) < 1e-9
 
-def test_texts_of_others_are_noticed(p=exact(9, 1), depth=4):
-    """A drafter that overlaps by a fifth: on the target's texts the tokens of the enumerated loop, 1.2496. On
-    texts of others min(1, q/p) is 1, which made five of them; now never more than the overlaps allow"""
-    q = p[::-1]
-    target, draft = TableModel(2, lambda text: p), TableModel(2, lambda text: q)
-    want = law_of(lambda rng: len(next(rounds(target, Chain(draft, depth), reject, (0,), rng)).tokens)).mean()
+def two_tables(p):
+    "A drafter that has p backwards, its target, and the data of texts"
     z = torch.from_numpy(p.astype(float)).log()
     base = SimpleNamespace(head=lambda states: states, layers=0)
     net = SimpleNamespace(guesses=lambda batch, depth: [z.flip(0).expand(*batch.x.shape, 2)] * depth)
-    def batch(x): return StateDataset(x, {0: z.expand(*x.shape, 2)})
+    return net, base, lambda x: StateDataset(x, {0: z.expand(*x.shape, 2)})
+
+def test_a_table_s_own_texts(p=exact(9, 1), depth=4):
+    "A drafter that overlaps by a fifth: the tokens of the enumerated loop, over all texts or on some"
+    target, draft = TableModel(2, lambda text: p), TableModel(2, lambda text: p[::-1])
+    want = law_of(lambda rng: len(next(rounds(target, Chain(draft, depth), reject, (0,), rng)).tokens)).mean()
+    net, base, batch = two_tables(p)
     texts = torch.cartesian_prod(*[torch.arange(2)]*(depth + 2))
-    share = z.exp()[texts].prod(1)
+    share = torch.from_numpy(p.astype(float))[texts].prod(1)
     found = sum(w * evaluate(net, base, batch(x[None]), depth)[0] for w, x in zip(share, texts))
     own = batch((torch.rand(50, 100, generator=torch.Generator().manual_seed(0)) < .1).long())
-    other = batch(torch.ones(1, 100, dtype=torch.long))
     assert abs(found - float(want)) < 1e-9 and abs(tokens_a_round(net, base, own, depth) - float(want)) < .02
-    assert not written_by_another(net, base, own) and written_by_another(net, base, other)
-    assert 1 + sum(a.mean() for a, _ in acceptances(net, base, other, depth)) == 5
-    for count in (evaluate(net, base, other, depth)[0], tokens_a_round(net, base, other, depth)):
-        assert count <= 1 + sum(evaluate(net, base, other, depth)[1]) + 1e-9
+    assert not written_by_another(net, base, own)
+
+def test_texts_of_others_are_noticed(depth=4):
+    "There min(1, q/p) is 1 and would make five tokens; the overlaps bound what is stated"
+    net, base, batch = two_tables(exact(9, 1))
+    given = net, base, batch(torch.ones(1, 100, dtype=torch.long))
+    assert written_by_another(*given)
+    assert 1 + sum(a.mean() for a, _ in acceptances(*given, depth)) == 5
+    stated, overlaps = evaluate(*given, depth)
+    assert max(stated, tokens_a_round(*given, depth)) <= 1 + sum(overlaps) + 1e-9
 
 def test_places_that_do_not_count():
     "Marked rows alone: the numbers of the part of a text that is marked"
@@ -300,7 +308,7 @@ def test_states_are_read_once_and_whole(data, tmp_path):
 def test_states_need_room(data, tmp_path, monkeypatch):
     "The folder, the bytes needed and the bytes free are named, and nothing is written"
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=20_479))
-    wanted = r"^folder: got '.*/b' with 20,479 bytes free, wanted 20,480"   # 16 texts, 20 tokens, 2 layers, d 16
+    wanted = r"^folder: got '.*/b' with 20,479 bytes free, wanted 20,480"   # 16 texts of 20, two layers
     with pytest.raises(ValueError, match=wanted): state_dataset(data[0], data[3][:16], (1, 2), tmp_path/"b")
     assert not (tmp_path/"b").exists()
     state_dataset(data[0], data[3][:16], (1,), tmp_path/"b")

@@ -28,8 +28,8 @@ from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask
 from specref.train.features import FeatureDraft, UnrolledAttention, causal_attention, unroll
-from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card, tokens_a_round,
-                                   save_network, state_dataset, train_network)
+from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
+                                   save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
 from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)

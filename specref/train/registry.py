@@ -363,8 +363,8 @@ def store_drafter(run, net, evaluations, held, folder, **given):
     card = dict(name=folder.name, peak=run.recipe.peak, corpus=run.recipe.corpus_share, rows=run.recipe.rows,
                 threads=torch.get_num_threads(), **kept)
     card |= dict(data=Path(given["data"]).name) if given["data"] else {}
-    save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=tokens, overlaps=overlaps,
-                 **notes, **provenance(run.texts.x))
+    save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=tokens,
+                 overlaps=overlaps, **notes, **provenance(run.texts.x))
     if other: print("specref: the target did not write the texts of the evaluation: expect fewer tokens a "
                     "round than stated; the overlaps are right", file=sys.stderr)
     print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {tokens:.2f} tokens a round at "
