@@ -205,7 +205,8 @@ class RunProgress:
         return sum(self[name].left for name in names[names.index(phase.name):])
     def begin(self, phase):  # -> the bar
         form = "{desc}{percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}"
-        if self.bar is None: self.bar = tqdm(bar_format=form, mininterval=5, smoothing=0, disable=self.hidden)
+        if self.bar is None:
+            self.bar = tqdm(desc=phase.name, bar_format=form, mininterval=5, smoothing=0, disable=self.hidden)
         self.bar.total = self.bar.n + self.left(phase)
         self.bar.set_description(phase.name)
         return self.bar
