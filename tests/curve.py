@@ -4,7 +4,8 @@ curve.py [--anew] RECORD WORK TEXTS STEPS SEED NAME[@PEAK]...
 
 A run that is in the record is not repeated, and without `--anew` none that made a network of the package;
 what is interrupted goes on. Every network is evaluated on the same texts of the target, which none was
-trained on; PEAK is the highest learning rate, where it is not the recipe's."""
+trained on; PEAK is the highest learning rate, where it is not the recipe's. `tokens` of a row are those of
+a round that begins at any place (`evaluate`), also in the prompt: of what the rows compare, a hundredth."""
 import json
 import sys
 from dataclasses import replace
@@ -32,7 +33,7 @@ def prepare(work, texts):  # -> TrainingRun without a recipe
     folder, held = Path(work)/f"{base.key}-{LENGTH}", np.arange(FIRST, FIRST + HELD)
     made = training_rows(tok, base, folder, None, max(texts, FIRST) + HELD - 64, LENGTH)   # which adds 64
     others = np.setdiff1d(np.arange(len(made.x)), held)[:texts]
-    own = replace(made, x=made.x[np.r_[others, held]], held=HELD, plain=None)
+    own = replace(made, x=made.x[np.r_[others, held]], held=HELD, plain=None, written=())
     return TrainingRun(None, base, own, folder, devices)
 
 def row_of(net, run, **made):

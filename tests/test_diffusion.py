@@ -1,5 +1,6 @@
 """33b_diffusion: blocks and injected rows, what a slot reads, the losses, selector, Markov and confidence
 heads, the scheduler, and closed forms on the branching source"""
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -639,6 +640,9 @@ def test_survival_by_hand():
             rows.append((net.confidence_logits(h[k], x).item(), alive.item()))
     found = np.stack(survival_data(net, batch), -1).reshape(-1, 2)
     assert np.allclose(found, rows, atol=1e-9)
+    marks = torch.arange(12).expand(2, -1) == 4   # the anchor before the token that counts, in both texts
+    counted = np.stack(survival_data(net, replace(batch, counts=marks)), -1)
+    assert np.allclose(counted, found.reshape(2, -1, D, 2)[:, 2], atol=1e-9)
 
 def test_temperatures_are_recovered():
     "Confidences twice and half as sure as they should be: 2 and 1/2, whatever those of earlier slots"

@@ -15,7 +15,7 @@ from helpers import random_table, refuses
 from house import ROOT
 from specref.app.commands import main
 from specref.certify.certificates import certificate
-from specref.core.loop import autoregressive
+from specref.core.loop import autoregressive, generate
 from specref.core.rng import Seeded
 from specref.draft.shapes import drawn_at
 from specref.models import recipe
@@ -24,8 +24,11 @@ from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.train import registry
 from specref.train.checkpoints import LAYOUTS, convert, from_folder
-from specref.train.harness import TargetModel, read_card
+from specref.train.harness import (TargetModel, acceptances, label_mean, read_card,
+                                   written_by_another)
 from specref.train.registry import TRAINED, load_drafter, load_system, train_drafter, trained_system
+from specref.train.texts import OnlineStates, encode_texts, read_texts
+from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 
@@ -109,6 +112,45 @@ class Interrupted:
         self.left -= 1
         self.write(path, write)
 
+@pytest.mark.usefixtures("short")
+def test_one_bar_shows_the_whole_run(folders, tmp_path, monkeypatch):
+    "All phases in their order, to the end, with tokens a second; what is stored is no work of a second run"
+    bars = []
+    class Bar(recipe.tqdm):
+        def __init__(self, **kw):
+            super().__init__(**kw)
+            bars.append(self)
+            self.phases = []
+        def set_description(self, desc):
+            self.phases.append(desc)
+            super().set_description(desc)
+    monkeypatch.setattr(recipe, "tqdm", Bar)
+    for steps in (20, 10): train("eagle", folders["gpt"], tmp_path, steps)
+    first, second = bars
+    assert [*dict.fromkeys(first.phases)] == ["encode", "sample", "states", "train own"]
+    assert second.phases == ["train own"] and "tokens=" in second.postfix and "loss=" in second.postfix
+    for bar in bars: assert bar.disable and bar.n == pytest.approx(bar.total)   # closed
+    assert second.n == pytest.approx(10 * 16 * 48 * registry.COSTS["train"])
+
+@pytest.mark.usefixtures("short")
+def test_the_corpus_is_encoded_once(folders, tmp_path, monkeypatch, capsys):
+    "Read from its file while texts and tokenizer are the same, and encoded anew when either has changed"
+    made, ids_of, texts = [], registry.ids_of, registry.corpus()
+    monkeypatch.setattr(registry, "ids_of", lambda *given: made.append(ids_of(*given)) or made[-1])
+    own, model = type(tokenizer()).from_pretrained(folders["gpt"]), HFModel.load(folders["gpt"]).model
+    def encoded(words, anew):
+        made.clear()
+        found = registry.encode_corpus(own, model, tmp_path)
+        assert len(made) == 2*anew and words in capsys.readouterr().err
+        return found
+    first, again = encoded("encoded once", True), encoded("read from", False)
+    assert all(np.array_equal(first[d], again[d]) and again[d][-1] == own.eos_token_id for d in DOMAINS)
+    monkeypatch.setattr(registry, "corpus", lambda: [texts[0] | dict(text="Another text."), *texts[1:]])
+    encoded("encoded anew", True)
+    own.add_tokens(["specref"])
+    model.resize_token_embeddings(len(own))
+    encoded("encoded anew", True)
+
 def test_a_target_without_a_tokenizer(tmp_path):
     "The target is refused, and nothing is written"
     llama(2, 32, 64).save_pretrained(tmp_path/"bare")
@@ -170,6 +212,36 @@ def test_conversations_to_a_public_checkpoint(name, layout, chat_model, tmp_path
         str(tmp_path/"data"/name), base.model).net
     assert all(map(torch.equal, net.parameters(), mine.parameters()))
 
+@pytest.fixture
+def misled(chat_model, tmp_path, capsys):
+    "A drafter trained on answers that its target would not write, the answers, and what the command printed"
+    mine, model = shutil.copytree(chat_model, tmp_path/"mine"), HFModel.load(chat_model).model
+    with torch.no_grad(): model.model.norm.weight.mul_(20)   # far from uniform
+    model.save_pretrained(mine)
+    file = mine/"chat.jsonl"
+    file.write_text("\n".join(map(json.dumps, CONVERSATIONS * 10)))
+    train_drafter("medusa", str(mine), tmp_path, steps=60, length=48, data=file, rows=8)
+    texts = encode_texts(type(tokenizer()).from_pretrained(mine), read_texts(file), 48, 512)
+    return load_drafter(str(tmp_path/"data"/"medusa"), model), texts, capsys.readouterr().out
+
+def measured(made, texts):
+    "Tokens a round of the loop behind the questions"
+    target = made.target()
+    drafter, starts = Chain(made.draft(target), 4), zip(texts.x[:12], texts.counts.argmax(1))
+    runs = [generate(target, drafter, reject, tuple(x[:k].tolist()), 48 - k, Seeded(i)).ledger
+            for i, (x, k) in enumerate(starts)]
+    return sum(run.num_emitted_tokens for run in runs) / sum(len(run.rounds) for run in runs)
+
+def test_answers_of_others_do_not_raise_the_number(misled):
+    "The card has the tokens of the loop; min(1, q/p) along the answers of the file makes them many more"
+    made, texts, printed = misled
+    others = OnlineStates(made.net.base[0], texts.x, (6,), texts.counts)[:]
+    given, stated = (made.net, made.net.base[0], others), made.card["tokens"]
+    rates = torch.stack([a for a, _ in acceptances(*given, 4)]).cumprod(0)
+    old = 1 + sum(label_mean(a, others.counts, 2).item() for a in rates)
+    assert abs(measured(made, texts) - stated) < .3 < 3 < old and written_by_another(*given)
+    assert stated <= 1 + sum(made.card["overlaps"]) and f"{stated:.2f} tokens" in printed
+
 def test_the_weights_depend_on_what_is_asked_for(chat_model, tmp_path):
     "Half precision, batches a step and a rate give other runs; disk or demand differ by rounding alone"
     runs = dict(plain={}, online=dict(online=True), half=dict(dtype="bfloat16"), parts=dict(parts=2),
@@ -187,9 +259,10 @@ def test_a_loss_that_is_no_number(chat_model, tmp_path):
 def test_bad_options(chat_model, folders, tmp_path):
     "Each is refused by its name before anything is written"
     for kw in (dict(rows=0), dict(parts=0), dict(peak=-1.), dict(dtype="int3"), dict(device="nowhere"),
-               dict(data=tmp_path/"none.jsonl"), dict(target=str(tmp_path/"none"))):
+               dict(data=tmp_path/"none.jsonl"), dict(target=str(tmp_path/"none")), dict(length=600)):
         given = dict(target=str(chat_model), out=tmp_path/"x", steps=2, length=48) | kw
         refuses(next(iter(kw)), train_drafter, "eagle3", **given)
+    assert not (tmp_path/"x").exists()
     refuses("target", train_drafter, "eagle3", str(folders["gpt"]), tmp_path/"x", 2, 6, 48)   # two layers
     refuses("data", train_drafter, "lengths", data=chat_model/"chat.jsonl")
     truncated = tmp_path/"half"

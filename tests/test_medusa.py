@@ -204,6 +204,9 @@ def test_head_accuracy_counts_ranks():
         best = net.heads[j](f[n, t]).argsort(descending=True)[:k].tolist()
         by_hand[j] += [y == x[n][t + 2 + j] for y in best]
     assert np.allclose(head_accuracy(net, batch, k), slow / 33) and np.allclose(by_hand, slow)
+    marks, late = torch.arange(14).expand(3, -1) >= 5, StateDataset(batch.x[:, 3:], {b.layers: f[:, 3:]})
+    counted = head_accuracy(net, replace(batch, counts=marks), k)   # the tokens from the sixth on
+    assert np.allclose(counted, head_accuracy(net, late, k)) and not np.allclose(counted, by_hand / 33)
 
 # Typical acceptance
 

@@ -1,6 +1,7 @@
 "30b_teaching: evaluation is the mean of enumerated rounds, interrupted training resumes, checkpoints"
 import json
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,15 +10,18 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import proves, refuses
+from specref.core.law import exact
 from specref.core.loop import rounds
 from specref.core.rng import law_of
+from specref.core.target import TableModel
 from specref.models import recipe
 from specref.models.embedded import sample_texts
 from specref.models.transformer import HFModel, RowAnswer
 from specref.train import harness
 from specref.train.features import NetworkDraft
-from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, batch_at, evaluate,
-                                   load_checkpoint, no_progress, save_network, state_dataset, train_network)
+from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, acceptances, batch_at, evaluate,
+                                   load_checkpoint, no_progress, save_network, state_dataset, tokens_a_round,
+                                   train_network, written_by_another)
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -51,24 +55,105 @@ class LinesDraft(NetworkDraft):
 def states_of(model, x):
     with torch.inference_mode(): return model(input_ids=x, output_hidden_states=True).hidden_states
 
+def enumerated(T, depth, begin=None):
+    "All texts of `T` of three tokens (that begin so), their probabilities, and their data one by one"
+    model = tiny(V=3).double()
+    base, net = TargetModel(model), Lines(TargetModel(model), depth).double()
+    texts = np.stack(np.meshgrid(*[np.arange(3)]*T, indexing="ij"), -1).reshape(-1, T)
+    texts = texts if begin is None else texts[(texts[:, :len(begin)] == begin).all(1)]
+    states = states_of(model, torch.from_numpy(texts))[2]
+    logp = base.head(states).log_softmax(-1).detach().numpy()
+    known = 1 if begin is None else len(begin)
+    share = [np.exp(sum(row[i-1, x[i]] for i in range(known, T))) for x, row in zip(texts, logp)]
+    data = [StateDataset(torch.from_numpy(x)[None], {2: s[None]}) for x, s in zip(texts, states)]
+    return net, base, texts, np.array(share) / (3 if begin is None else 1), data
+
+def chain(net, base, depth):  # -> target, drafter
+    target = HFModel(base.model, keep=(2,), check=False)
+    return target, Chain(LinesDraft(net, target), depth)
+
 @proves("prop-mark")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
     "Over all texts with their probabilities: the mean of the enumerated rounds that begin at t = 1"
-    V, model = 3, tiny(V=3).double()
-    base, target, T = TargetModel(model), HFModel(model, keep=(2,), check=False), 2 + depth
-    net = Lines(base, depth).double()
-    texts = np.stack(np.meshgrid(*[np.arange(V)]*T, indexing="ij"), -1).reshape(-1, T)
-    states = states_of(model, torch.from_numpy(texts))[2]
-    logp = base.head(states).log_softmax(-1).detach().numpy()
-    share = [np.exp(sum(row[i-1, x[i]] for i in range(1, T))) / V for x, row in zip(texts, logp)]
-    one = lambda x, s: evaluate(net, base, StateDataset(torch.from_numpy(x)[None], {2: s[None]}), depth)[0]
-    chain = Chain(LinesDraft(net, target), depth)
+    net, base, texts, share, data = enumerated(2 + depth, depth)
+    target, drafter = chain(net, base, depth)
     def mean_tokens(*ctx):
-        return law_of(lambda rng: len(next(rounds(target, chain, reject, ctx, rng)).tokens)).mean()
-    first = {a: np.exp(logp[np.flatnonzero(texts[:, 0] == a)[0], 0]) / V for a in range(V)}
-    want = sum(first[a][b] * mean_tokens(a, b) for a in range(V) for b in range(V))
-    assert abs(sum(w * one(x, s) for w, x, s in zip(share, texts, states)) - want) < 1e-9
+        return law_of(lambda rng: len(next(rounds(target, drafter, reject, ctx, rng)).tokens)).mean()
+    want = sum(share[(texts[:, :2] == (a, b)).all(1)].sum() * mean_tokens(a, b)
+               for a in range(3) for b in range(3))
+    assert abs(sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data)) - want) < 1e-9
+
+def begun(a, depth):
+    "The expected number of rounds along a text, by a slow reading of Proposition rounds"
+    begins = [1.] + [0.]*(len(a) + depth)
+    for t, row in enumerate(a.tolist()):
+        for j in range(depth + 1):
+            begins[t+1+j] += begins[t] * np.prod(row[:j]) * (1 - row[j] if j < depth else 1)
+    return sum(begins[:len(a)])
+
+@proves("prop-rounds")
+def test_tokens_a_round_are_those_of_the_enumerated_loop(n=2, depth=2):
+    """Of rounds that begin within two tokens, the mean number and the mean tokens are found from the texts.
+    A round from any place emits another number of tokens"""
+    net, base, _, share, data = enumerated(1 + n + depth, depth, (0, 1))
+    target, drafter = chain(net, base, depth)
+    def run(rng):   # rounds that begin within n tokens, and all that they emit
+        made = []
+        for found in rounds(target, drafter, reject, (0, 1), rng):
+            made.append(len(found.tokens))
+            if sum(made) >= n: return len(made), sum(made)
+    want = [float(sum(p * made[k] for made, p in law_of(run).items())) for k in (0, 1)]
+    rates = [torch.stack([a for a, _ in acceptances(net, base, one, depth)], -1)[0] for one in data]
+    counts = [begun(a, depth) for a in rates]
+    tokens = [c * tokens_a_round(net, base, one, depth) for c, one in zip(counts, data)]
+    assert np.allclose([np.dot(share, counts), np.dot(share, tokens)], want)
+    place = sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data))
+    assert abs(want[1]/want[0] - place) > 1e-3
+
+@proves("prop-another")
+def test_a_bet_has_mean_one_on_the_target_s_own_texts():
+    "Over all texts with their probabilities, for either side of the bet"
+    net, base, _, share, data = enumerated(6, 1)
+    gaps = [(a - beta)[0] for one in data for a, beta in acceptances(net, base, one, 1)]
+    for stake in (-.25, .25): assert abs(np.dot(share, [(1 + stake*g).prod() for g in gaps]) - 1) < 1e-9
+
+def two_tables(p):
+    "A drafter that has p backwards, its target, and the data of texts"
+    z = torch.from_numpy(p.astype(float)).log()
+    base = SimpleNamespace(head=lambda states: states, layers=0)
+    net = SimpleNamespace(guesses=lambda batch, depth: [z.flip(0).expand(*batch.x.shape, 2)] * depth)
+    return net, base, lambda x: StateDataset(x, {0: z.expand(*x.shape, 2)})
+
+def test_a_table_s_own_texts(p=exact(9, 1), depth=4):
+    "A drafter that overlaps by a fifth: the tokens of the enumerated loop, over all texts or on some"
+    target, draft = TableModel(2, lambda text: p), TableModel(2, lambda text: p[::-1])
+    want = law_of(lambda rng: len(next(rounds(target, Chain(draft, depth), reject, (0,), rng)).tokens)).mean()
+    net, base, batch = two_tables(p)
+    texts = torch.cartesian_prod(*[torch.arange(2)]*(depth + 2))
+    share = torch.from_numpy(p.astype(float))[texts].prod(1)
+    found = sum(w * evaluate(net, base, batch(x[None]), depth)[0] for w, x in zip(share, texts))
+    own = batch((torch.rand(50, 100, generator=torch.Generator().manual_seed(0)) < .1).long())
+    assert abs(found - float(want)) < 1e-9 and abs(tokens_a_round(net, base, own, depth) - float(want)) < .02
+    assert not written_by_another(net, base, own)
+
+def test_texts_of_others_are_noticed(depth=4):
+    "There min(1, q/p) is 1 and would make five tokens; the overlaps bound what is stated"
+    net, base, batch = two_tables(exact(9, 1))
+    given = net, base, batch(torch.ones(1, 100, dtype=torch.long))
+    assert written_by_another(*given)
+    assert 1 + sum(a.mean() for a, _ in acceptances(*given, depth)) == 5
+    stated, overlaps = evaluate(*given, depth)
+    assert max(stated, tokens_a_round(*given, depth)) <= 1 + sum(overlaps) + 1e-9
+
+def test_places_that_do_not_count():
+    "Marked rows alone: the numbers of the part of a text that is marked"
+    net, base, texts, _, data = enumerated(6, 1)
+    x = torch.randint(0, 3, (2, 12), generator=torch.Generator().manual_seed(0))
+    s, marks = states_of(base.model, x)[2], torch.arange(12) >= torch.tensor([[5], [5]])
+    counted, part = StateDataset(x, {2: s}, marks), StateDataset(x[:, 3:], {2: s[:, 3:]})
+    assert np.allclose(evaluate(net, base, counted, 1)[1], evaluate(net, base, part, 1)[1])
+    assert np.isclose(tokens_a_round(net, base, counted, 1), tokens_a_round(net, base, part, 1))
 
 def test_overlaps_are_those_of_the_distributions():
     "The second value of `evaluate` is Σ min(p, q), depth by depth"
@@ -219,6 +304,14 @@ def test_states_are_read_once_and_whole(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         state_dataset(Reading(base, 2), x[:8], (1, 2), tmp_path/"b", rows=4)
     assert not list((tmp_path/"b").iterdir())
+
+def test_states_need_room(data, tmp_path, monkeypatch):
+    "The folder, the bytes needed and the bytes free are named, and nothing is written"
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=20_479))
+    wanted = r"^folder: got '.*/b' with 20,479 bytes free, wanted 20,480"   # 16 texts of 20, two layers
+    with pytest.raises(ValueError, match=wanted): state_dataset(data[0], data[3][:16], (1, 2), tmp_path/"b")
+    assert not (tmp_path/"b").exists()
+    state_dataset(data[0], data[3][:16], (1,), tmp_path/"b")
 
 def test_batches_are_numbered(data):
     "Batch 3 is the same at every call, has no text twice, and differs from batch 4"

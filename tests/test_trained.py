@@ -29,7 +29,7 @@ from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask
 from specref.train.features import FeatureDraft, UnrolledAttention, causal_attention, unroll
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
-                                   save_network, state_dataset, train_network)
+                                   save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
 from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
@@ -808,8 +808,8 @@ def check_card(name, card, facts, one):
     assert noted == (name, how.peak, how.rows, how.corpus_share)
     assert all(made[k] == one["recipe"][k] for k in ("steps", "texts", "length", "seed"))
     assert all(card[k] for k in ("specref", "python", "torch", "transformers"))
-    best = max(mean for _, mean in card["evaluations"])   # before it was rounded to half precision
-    assert card["tokens"] == pytest.approx(best, abs=.02)
+    best = max(mean for _, mean in card["evaluations"])   # of rounds that begin anywhere, also in the prompt
+    assert .9*best < card["tokens"] < min(best + .02, 1 + sum(card["overlaps"]))
 
 @cache
 def sampled(changed):
@@ -817,7 +817,7 @@ def sampled(changed):
     base = TargetModel(load_network("medusa2").adapter.merged() if changed else raw_model("target"))
     start = torch.tensor([p for d in DOMAINS for p in prompts(d, 10, seed=7)])
     x = sample_texts(base.model, start, 80, torch.Generator().manual_seed(0), half=False)
-    return base, states_of(base.model, x)
+    return base, replace(states_of(base.model, x), counts=(torch.arange(80) >= 32).expand(len(x), -1))
 
 def untrained(name):
     "Instead of a shipped network that of its recipe before the training"
@@ -845,6 +845,6 @@ def test_the_numbers_on_the_card_are_reproduced(subject):
     card = read_card(SHIPPED_DRAFTERS/name)
     base, batch = sampled(name == "medusa2")
     if RECIPES[name].eval_data is few_texts: batch = few_texts(net, batch)   # a pass of the target each
-    tokens, overlaps = evaluate(net, base, batch, min(4, len(card["overlaps"])))
-    assert tokens == pytest.approx(card["tokens"], rel=.125)
-    assert overlaps == pytest.approx(card["overlaps"], abs=.06)
+    given = net, base, batch, min(4, len(card["overlaps"]))
+    assert tokens_a_round(*given) == pytest.approx(card["tokens"], rel=.125)
+    assert evaluate(*given)[1] == pytest.approx(card["overlaps"], abs=.06)

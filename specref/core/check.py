@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_at_least', 'check_between', 'check_rate', 'check_type', 'look_up', 'defaults', 'check_unused',
-           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'write_json']
+           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'check_space', 'write_json']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
 import json, os, shutil, sys
@@ -98,6 +98,14 @@ def write_whole(path, write):
     finally:
         if beside.is_dir(): shutil.rmtree(beside)
         else: beside.unlink(missing_ok=True)
+
+def check_space(size, **given):
+    "A named folder, or the nearest one above it that exists, must have room for `size` bytes more"
+    for name, folder in given.items():
+        folder = Path(folder).absolute()
+        free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+        if free < size:
+            raise ValueError(f"{name}: got {str(folder)!r} with {free:,} bytes free, wanted {size:,}")
 
 def write_json(path, data):
     "Write `data` as indented JSON, whole or not at all"

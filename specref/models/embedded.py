@@ -97,10 +97,10 @@ def corpus():  # -> rows of domain, name, held_out, text
     text = lzma.decompress(stored("corpus.jsonl.xz").read_bytes()).decode()
     return [json.loads(line) for line in text.split("\n")]
 
-def ids_of(tok, texts):  # -> (n,) uint16
+def ids_of(tok, texts, dtype=np.uint16):  # -> (n,)
     "All texts as one array of tokens, each closed by the end token"
     rows = tok(list(texts), add_special_tokens=False)["input_ids"]
-    return np.concatenate([np.array([*ids, tok.eos_token_id], np.uint16) for ids in rows])
+    return np.concatenate([np.array([*ids, tok.eos_token_id], dtype) for ids in rows])
 
 @cache
 def domain_ids(domain, held_out=True):
@@ -153,15 +153,19 @@ def mean_overlap(p_model, q_model, texts, prompt=32, temperature=1.):  # (n, len
 
 # %% ../../nbs/08_models.ipynb #7cba714c
 @torch.inference_mode()
-def sample_texts(model, prompts, length, gen, half=True):  # (n, k) -> (n, length)
+def sample_texts(model, prompts, length, gen, half=True, bar=iter):  # (n, k) -> (n, length)
     "Each prompt continued by `model` to `length` tokens at temperature 1; `half`: in half precision"
-    x, out, memory, device = prompts.to(model.device), [prompts], RowCache(), model.device
-    for _ in range(length - prompts.shape[1]):
+    given = torch.nn.functional.pad(prompts, (0, max(0, length - prompts.shape[1])), value=-1)
+    least = int((given >= 0).sum(1).min())   # prompts of several lengths are padded with -1
+    out, memory, device = [given[:, :least]], RowCache(), model.device
+    x = out[0].to(device)
+    for t in bar(range(least, length)):
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             y = model(input_ids=x, **given_cache(model, memory), use_cache=True, logits_to_keep=1)
         memory.n += x.shape[1]
         z = y.logits[:, -1]
         law = z.softmax(-1, torch.promote_types(z.dtype, torch.float32))
-        out.append(torch.multinomial(law.cpu(), 1, generator=gen))
+        new = torch.multinomial(law.cpu(), 1, generator=gen)
+        out.append(torch.where(given[:, t:t+1] < 0, new, given[:, t:t+1]))
         x = out[-1].to(device)
     return torch.cat(out, 1)

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['COMMENT', 'SKIP', 'is_prose', 'docstring_nodes', 'two_halves', 'compiled_docs', 'files_of', 'library_texts',
            'held_out', 'write_corpus', 'train_tokenizer', 'training_texts', 'random_texts', 'llama', 'learning_rate',
-           'optimiser', 'fit', 'check_finite', 'throughput', 'fast_products', 'train_step', 'next_token_loss', 'deepen',
-           'token_dtype', 'write_samples', 'distil_loss', 'ModelRecipe', 'train_models', 'train_target', 'tokenizer_in',
-           'write_card', 'save_model', 'write_network']
+           'optimiser', 'fit', 'Phase', 'RunProgress', 'check_finite', 'fast_products', 'train_step', 'next_token_loss',
+           'deepen', 'token_dtype', 'write_samples', 'distil_loss', 'ModelRecipe', 'train_models', 'train_target',
+           'tokenizer_in', 'write_card', 'save_model', 'write_network']
 
 # %% ../../nbs/08a_training.ipynb #c6aae836
 import ast, copy, hashlib, importlib, inspect, json, lzma, math, platform, re, sys, sysconfig
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
@@ -145,35 +146,79 @@ def optimiser(model, peak, decay):
     return torch.optim.AdamW(groups, lr=peak, betas=(.9, .95), fused=True)
 
 def fit(model, loss_of, steps, peak, path, decay=.1, every=200, name="model", until=None, update=None,
-        tokens=0):
+        bar=None):
     "Minimise `loss_of(model, step)` for `steps` steps, resumed from and saved to `path` every `every` steps"
-    # `update` replaces `train_step`; `tokens`: those of a step, for the throughput that is shown
+    # `update` replaces `train_step`; `bar`: the phase of a run that is shown, by default one of its own
     opt, step = optimiser(model, peak, decay), 0
     if Path(path).exists():
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["opt"])
         step = saved["step"]
-    bar = tqdm(range(step, until or steps), initial=step, total=steps, desc=name, mininterval=5)
-    for step in bar:
+    bar = bar or RunProgress({name: (steps,)})[name]
+    for step in bar(range(step, until or steps), done=step):
         loss = (update or train_step)(model, opt, loss_of, step, learning_rate(step, steps, peak))
         check_finite(loss, peak, step)
-        if step % 20 == 0: bar.set_postfix(loss=f"{loss:.3f}", **throughput(bar, tokens))
+        if step % 20 == 0: bar.shown["loss"] = f"{loss:.3f}"
         if (step + 1) % every == 0 or step + 1 in (steps, until):
             state = dict(model=model.state_dict(), opt=opt.state_dict(), step=step + 1)
             write_whole(path, lambda file: torch.save(state, file))
     return model.eval()
+
+# %% ../../nbs/08a_training.ipynb #b3063686
+@dataclass
+class Phase:
+    "A part of a run: its items, the tokens and the cost of one, and how many are done"
+    run: object
+    name: str
+    items: int
+    tokens: int = 0
+    cost: int = 1
+    done: int = 0
+    shown: dict = field(default_factory=dict)
+    def __call__(self, items, done=None):
+        "Yield the items, the first behind those that are `done`, and count them on the bar"
+        self.done = self.done if done is None else done
+        bar, first = self.run.begin(self), self.done
+        start = bar.format_dict["elapsed"]
+        for item in items:
+            yield item
+            self.done += 1
+            seconds = bar.format_dict["elapsed"] - start
+            if self.tokens and seconds > 0:
+                self.shown["tokens"] = f"{(self.done - first)*self.tokens/seconds:,.0f}/s"
+            bar.set_postfix(self.shown, refresh=False)
+            bar.update(self.cost)
+        if not self.run.left(self): self.run.close()
+    @property
+    def left(self): return max(self.items - self.done, 0) * self.cost
+
+class RunProgress:
+    "One bar over all phases of a run: the share of the work that is done, the time left, tokens a second"
+    def __init__(self, phases, hidden=False):   # {name: (items, tokens of an item, cost of an item)}
+        self.phases = {name: Phase(self, name, *numbers) for name, numbers in phases.items()}
+        self.bar, self.hidden = None, hidden
+    def __getitem__(self, name): return self.phases[name]
+    def left(self, phase):
+        "The work of a phase and of those behind it; what earlier ones have left is not done any more"
+        names = list(self.phases)
+        return sum(self[name].left for name in names[names.index(phase.name):])
+    def begin(self, phase):  # -> the bar
+        form = "{desc}{percentage:3.0f}% |{bar}| {elapsed}<{remaining}{postfix}"
+        if self.bar is None:
+            self.bar = tqdm(desc=phase.name, bar_format=form, mininterval=5, smoothing=0, disable=self.hidden)
+        self.bar.total = self.bar.n + self.left(phase)
+        self.bar.set_description(phase.name)
+        return self.bar
+    def close(self):
+        if self.bar is not None: self.bar.close()
+
 
 # %% ../../nbs/08a_training.ipynb #58ed1b5e
 def check_finite(loss, peak, step):
     "Raise for a loss that is no number; the file of the run stays as it was"
     if not math.isfinite(loss):
         raise ValueError(f"peak: got {peak}, at which the loss is {loss} at step {step}, wanted less")
-
-def throughput(bar, tokens):
-    "The tokens a second that a progress bar shows, for so many tokens a step"
-    rate = bar.format_dict["rate"]
-    return dict(tokens=f"{rate * tokens:,.0f}/s") if rate and tokens else {}
 
 def fast_products(device):  # -> context
     "Matrix products in bfloat16 on a device that has them; a processor that emulates them is slower by far"
@@ -216,14 +261,16 @@ def deepen(model):
 # %% ../../nbs/08a_training.ipynb #afec47cc
 def token_dtype(V): return np.uint16 if V <= 2**16 else np.uint32   # how tokens are stored
 
-def write_samples(model, ids, folder, tokens, rows=256, length=256, prompt=32, half=True):
+def write_samples(model, ids, folder, tokens, rows=256, length=256, prompt=32, half=True, bar=None):
     "About `tokens` tokens sampled from `model` after training prompts, in parts that a run can resume"
     dtype = token_dtype(model.get_output_embeddings().out_features)
     files = [Path(folder)/f"part{i:03}.npy" for i in range(math.ceil(tokens / (rows*(length - prompt))))]
-    for i, path in enumerate(tqdm(files, desc="samples", mininterval=5)):
+    each = length - prompt   # tokens of a text, and steps of a part
+    bar = bar or RunProgress(dict(samples=(len(files)*each, rows)))["samples"]
+    for i, path in enumerate(files):
         if path.exists(): continue
         starts, gen = windows(ids, i, rows, prompt, seed=1), torch.Generator().manual_seed(1000 + i)
-        x = sample_texts(model, starts, length, gen, half).numpy().astype(dtype)
+        x = sample_texts(model, starts, length, gen, half, partial(bar, done=i*each)).numpy().astype(dtype)
         write_whole(path, lambda file: np.save(file.open("wb"), x))
     return np.concatenate([np.load(path) for path in files])
 

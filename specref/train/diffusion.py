@@ -26,7 +26,7 @@ from ..core.cost import Costs
 from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, layer_config, to_float32
-from .harness import DraftNetwork, StateDataset, evaluate
+from .harness import DraftNetwork, StateDataset, evaluate, tokens_a_round
 from .mtp import DecoderLayer
 
 # %% ../../nbs/33b_diffusion.ipynb #9c74c6be
@@ -140,8 +140,8 @@ class DFlash(DraftNetwork):
         return cross_entropy_to(self.label(true, p), self.conditional(h, read))
     def notes(self, held):
         "The card's entries of a whole block: its mean tokens, and the overlaps of its slots"
-        tokens, overlaps = evaluate(self, self.base[0], held, self.depth)
-        return dict(block_tokens=tokens, block_overlaps=overlaps)
+        given = self, self.base[0], held, self.depth
+        return dict(block_tokens=tokens_a_round(*given), block_overlaps=evaluate(*given)[1])
     def label(self, true, p):  # (...), (..., V) -> (..., V)
         return p if self.soft else F.one_hot(true, p.shape[-1]).to(p.dtype)
 
@@ -163,7 +163,8 @@ def injected_attention(rows, anchors, block):  # keys and values by layer, (n, M
 
 def each_text(batch):  # -> batches of one text
     for n in range(len(batch.x)):
-        yield StateDataset(batch.x[n:n+1], {k: s[n:n+1] for k, s in batch.states.items()})
+        counts = None if batch.counts is None else batch.counts[n:n+1]
+        yield StateDataset(batch.x[n:n+1], {k: s[n:n+1] for k, s in batch.states.items()}, counts)
 
 # %% ../../nbs/33b_diffusion.ipynb #a9beed00
 def random_anchors(x, count, depth):  # (n, T) -> (n, M)
@@ -385,7 +386,7 @@ def scheduled_block(draft, costs, most=7, temperatures=()):  # -> drafter
 
 @torch.no_grad()
 def survival_data(net, batch):  # -> (N, slots) confidence logits, (N, slots) probabilities
-    "At each anchor of some texts: the confidences, and how probably the draft survives up to each slot"
+    "At each anchor that counts: the confidences, and how probably the draft survives up to each slot"
     found = []
     for one in each_text(batch):
         anchors = torch.arange(1, one.x.shape[1] - net.depth, device=one.x.device)[None]
@@ -393,7 +394,8 @@ def survival_data(net, batch):  # -> (N, slots) confidence logits, (N, slots) pr
         h, read, true = net.slot_states(one, anchors), tokens_at(one.x, before), tokens_at(one.x, before + 1)
         q, p = net.conditional(h, read).softmax(-1), target_rows(net.base[0], one, before)
         ratio = (q / p).gather(-1, true[..., None])[..., 0].clamp(max=1)
-        found.append((net.confidence_logits(h, read)[0], ratio.cumprod(-1)[0]))
+        counted = slice(None) if one.counts is None else one.counts[0, 2:2 + anchors.shape[1]]
+        found.append((net.confidence_logits(h, read)[0, counted], ratio.cumprod(-1)[0, counted]))
     return tuple(torch.cat(parts).double().cpu().numpy() for parts in zip(*found))
 
 def sequential_temperatures(logits, survival, grid=np.geomspace(.25, 4, 65)):  # (N, k), (N, k) -> k numbers

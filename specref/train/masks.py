@@ -280,15 +280,16 @@ def windows_loss(ids, recipe):
 # %% ../../nbs/33_masks.ipynb #b8f61ef5
 @torch.inference_mode()
 def mask_overlaps(model, x, k):  # (n, T) -> (k,) mean Σ min(p, q), mean tokens of a round
-    "How often candidates from masks are accepted by the model itself, along the texts (Theorem fused)"
+    "How often candidates from masks are accepted by the model itself; tokens, if it wrote the texts"
     masks = torch.full((k,), model.config.vocab_size - 1)
     cuts = torch.arange(x.shape[1] - k - 1).expand(len(x), -1)
     z, groups = group_logits(model, x, cuts, masks, model.dtype)
     y, V = group_labels(x, cuts, k), model.config.vocab_size - 1
     p = z[:, 1:-1, :V].softmax(-1).unfold(1, k, 1).movedim(-1, 2)[:, :cuts.shape[1]]
     q = groups[..., :V].softmax(-1)
-    ratio = (q / p).clamp(max=1).gather(-1, y[..., None])[..., 0]
-    return torch.minimum(p, q).sum(-1).mean((0, 1)).tolist(), 1 + ratio.cumprod(-1).sum(-1).mean().item()
+    passed = F.pad((q / p).clamp(max=1).gather(-1, y[..., None])[..., :-1, 0].cumprod(-1), (1, 0), value=1.)
+    beta = torch.minimum(p, q).sum(-1)
+    return beta.mean((0, 1)).tolist(), 1 + (passed * beta).sum(-1).mean().item()
 
 # %% ../../nbs/33_masks.ipynb #28f087df
 def train_space(out="trained", recipe=SpaceRecipe()):
@@ -301,11 +302,10 @@ def train_space(out="trained", recipe=SpaceRecipe()):
     save_model(model, Path(out)/"data"/"space", recipe, evaluation=space_evaluation(model, recipe.k))
 
 def space_evaluation(model, k, rows=32, length=128):
-    "Loss of the text (before and after), overlaps and tokens of a round on held-out text"
+    "Loss of the text (before and after), and overlaps, on held-out text"
     x = windows({d: domain_ids(d) for d in DOMAINS}, 0, rows, length, seed=9)
-    overlaps, tokens = mask_overlaps(model, x, k)
-    return dict(before=text_loss(raw_model("large"), x), loss=text_loss(model, x), overlaps=overlaps,
-                tokens=tokens)
+    return dict(before=text_loss(raw_model("large"), x), loss=text_loss(model, x),
+                overlaps=mask_overlaps(model, x, k)[0])
 
 @torch.inference_mode()
 def text_loss(model, x):  # (n, T) -> nats

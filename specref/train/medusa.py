@@ -119,8 +119,10 @@ def head_accuracy(net, batch, k):  # -> (depth, k)
     "`accuracy[j][r]`: share of t where choice r of head j + 1 is the token at t + 2 + j (Proposition ranks)"
     guesses, x = net.guesses(batch, net.depth), batch.x
     last = x.shape[1] - len(guesses) - 1
-    def right(j, z): return z[:, :last].topk(k).indices == x[:, 2+j:2+j+last, None]
-    return torch.stack([right(j, z).double().mean((0, 1)) for j, z in enumerate(guesses)]).numpy()
+    def share(j, z):
+        right = (z[:, :last].topk(k).indices == x[:, 2+j:2+j+last, None]).double()
+        return torch.stack([label_mean(choice, batch.counts, 2) for choice in right.unbind(-1)])
+    return torch.stack([share(j, z) for j, z in enumerate(guesses)]).numpy()
 
 # %% ../../nbs/31_medusa.ipynb #adef68bc
 class Adapter(nn.Module):

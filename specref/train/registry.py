@@ -4,29 +4,33 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'MOST_DEPTH', 'DEFAULT_ACCURACY', 'SERVING', 'TRAINED', 'SHIPPED_DRAFTERS', 'DTYPES', 'EMBEDDED_TRAINING',
-           'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small', 'spare_mask',
-           'block_recipe', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree', 'falcon_tree',
-           'head_tree', 'spark_chain', 'candidate_drafter', 'trained_system', 'load_network', 'TrainedDrafter',
-           'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded', 'train_drafter',
-           'train_for', 'with_options', 'training_rows', 'store_drafter', 'TrainingRun', 'encode_corpus', 'provenance']
+           'COSTS', 'Recipe', 'accuracy_table', 'choose_draft_vocab', 'adapted', 'few_texts', 'start_small',
+           'spare_mask', 'block_recipe', 'tree_depth', 'chain_drafter', 'eagle_tree', 'eagle2_tree', 'medusa_tree',
+           'falcon_tree', 'head_tree', 'spark_chain', 'candidate_drafter', 'trained_system', 'load_network',
+           'TrainedDrafter', 'load_system', 'load_drafter', 'warn_shadowed', 'tokenizer_and_model', 'train_embedded',
+           'train_drafter', 'train_for', 'check_positions', 'with_options', 'file_rows', 'training_rows',
+           'store_drafter', 'TrainingRun', 'stage_steps', 'text_phases', 'run_phases', 'costed', 'corpus_parts',
+           'encode_corpus', 'corpus_key', 'provenance']
 
 # %% ../../nbs/34_drafters.ipynb #7df2005d
-import hashlib, platform, sys
+import hashlib, json, platform, sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 import transformers
 from .. import __version__
-from ..core.check import check_at_least, check_unused, defaults, look_up
+from ..core.check import check_at_least, check_unused, defaults, look_up, write_whole
 from ..core.cost import Costs
 from ..core.target import UnwarpedModel
 from ..core.tree import from_choices, to_choices
 from ..core.loop import System
-from ..models.embedded import DATA, DOMAINS, EMBEDDED, corpus, is_embedded, raw_model
+from ..models.embedded import DATA, DOMAINS, EMBEDDED, corpus, ids_of, is_embedded, raw_model
 from ..models.embedded import tokenizer_of, windows
 from ..verify.reject import Chain, reject
 from ..draft.shapes import DynamicTree, StaticTree, ParallelHeadTree, drawn_at, medusa_choices
@@ -38,13 +42,15 @@ from ..draft.stopping import train_lengths
 from ..draft.vocab import train_second
 from .consistency import train_consistency
 from .specdec import train_translation
-from ..models.recipe import token_dtype, train_models, write_samples
+from ..models.encoder_decoder import end_ids
+from ..models.recipe import RunProgress, token_dtype, train_models, training_texts, write_samples
 from ..models.llama import packed_or_plain
-from ..models.transformer import HFModel
+from ..models.transformer import HFModel, position_limit
 from .harness import (TargetModel, read_card, state_dataset, load_checkpoint, evaluate,
-                                   file_digest, mixed_precision, save_network, train_network)
-from .texts import (Devices, OnlineStates, TrainingTexts, encode_texts, find_devices,
-                                 read_texts)
+                                   file_digest, mixed_precision, save_network, tokens_a_round,
+                                   train_network, written_by_another)
+from .texts import (PROMPT, Devices, OnlineStates, TrainingTexts, continue_held, encode_texts,
+                                 find_devices, read_texts, written_marks)
 from .features import FeatureDraft
 from .medusa import (MedusaDraft, HeadMarginals, Medusa, Medusa2, AdaptedStates, MedusaTree,
                                   head_accuracy)
@@ -300,12 +306,22 @@ def train_drafter(name=None, target=None, out="trained", steps=600, texts=2048, 
 
 def train_for(model, tok, out, items, recipe, devices, name, **given):
     "Train a recipe for a model that is loaded, on the texts `items` or, without them, on its own"
-    base, length = TargetModel(model), given["length"]
+    length = given["length"]
+    check_positions(model, length)
+    base = TargetModel(model)
     work = out/f"{base.key}-{length}"   # what was made for one target or length is not used for another
-    with devices.first(): own = training_rows(tok, base, work, items, given["texts"], length)
-    run = TrainingRun(recipe, base, own, work, devices, given["online"])
+    read = None if items is None else file_rows(tok, items, length, base.V)
+    bar = RunProgress(run_phases(recipe, devices, read, **given), hidden=devices.rank > 0)
+    with devices.first(): own = training_rows(tok, base, work, read, given["texts"], length, bar)
+    run = TrainingRun(recipe, base, own, work, devices, given["online"], bar)
     net, evaluations, held = run.train(name, given["steps"], given["seed"])
+    bar.close()
     if devices.rank == 0: store_drafter(run, net, evaluations, held, out/"data"/name, **given)
+
+def check_positions(model, length):
+    "Raise an error for texts that are longer than the model can read"
+    most, why = position_limit(model.config.get_text_config(decoder=True))
+    if length > most: raise ValueError(f"length: got {length}, wanted at most {most}: {why}")
 
 def with_options(recipe, rows, peak):
     "The recipe with the texts a batch and the learning rate that were given"
@@ -314,31 +330,42 @@ def with_options(recipe, rows, peak):
     if not 0 < own.get("peak", 1.) < np.inf: raise ValueError(f"peak: got {peak}, wanted a positive number")
     return replace(recipe, **own, **dict(own_peak=True) if "peak" in own else {})
 
-def training_rows(tok, base, work, items, texts, length):  # -> TrainingTexts
-    "The texts of a file, or without one texts that the target samples after prompts of the corpus"
-    if items is not None:
-        own = encode_texts(tok, items, length, base.V)
-        if own.cut: print(f"specref: data: {own.cut:,} texts are longer than {length} tokens and were cut",
-                          file=sys.stderr)
-        return own
-    ids, tokens = encode_corpus(tok, base.model), (texts + 64)*(length - 32)
-    own = write_samples(base.model, ids, work/"samples", tokens, rows=64, length=length, half=False)
+def file_rows(tok, items, length, V):  # -> TrainingTexts
+    "The texts of a file as rows of tokens, with a message if some were cut"
+    read = encode_texts(tok, items, length, V)
+    if read.cut: print(f"specref: data: {read.cut:,} texts are longer than {length} tokens and were cut",
+                       file=sys.stderr)
+    return read
+
+def training_rows(tok, base, work, read, texts, length, bar=None):  # -> TrainingTexts
+    "The texts that were read, or without them texts that the target samples after prompts of the corpus"
+    bar = bar or RunProgress(text_phases(texts + 64, length))
+    ends = {tok.eos_token_id, *end_ids(base.model)}
+    if read is not None: return continue_held(base.model, read, ends, work, bar["sample"])
+    ids, tokens = encode_corpus(tok, base.model, work.parent, bar["encode"]), (texts + 64)*(length - PROMPT)
+    own = write_samples(base.model, ids, work/"samples", tokens, rows=64, length=length, prompt=PROMPT,
+                        half=False, bar=bar["sample"])
     own = own[:texts + 64]
     plain = windows(ids, 0, len(own)//4, length, seed=31).numpy().astype(own.dtype)
-    return TrainingTexts(own, plain=plain)
+    held = own[-64:]
+    return TrainingTexts(own, plain=plain, written=(held, written_marks(held, PROMPT, ends)))
 
 def store_drafter(run, net, evaluations, held, folder, **given):
     "Write the drafter and its card, and print what is expected of it"
     with mixed_precision(run.base):
-        mean, overlaps = evaluate(net, run.base, held, min(net.depth, MOST_DEPTH))
-        notes = run.recipe.card_notes(net, held)
+        given_to = net, run.base, held, min(net.depth, MOST_DEPTH)
+        (_, overlaps), tokens = evaluate(*given_to), tokens_a_round(*given_to)
+        other, notes = written_by_another(*given_to[:3]), run.recipe.card_notes(net, held)
     kept = {k: given[k] for k in ("steps", "texts", "length", "seed", "parts", "dtype", "online")}
     card = dict(name=folder.name, peak=run.recipe.peak, corpus=run.recipe.corpus_share, rows=run.recipe.rows,
                 threads=torch.get_num_threads(), **kept)
     card |= dict(data=Path(given["data"]).name) if given["data"] else {}
-    save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=mean, overlaps=overlaps,
-                 **notes, **provenance(run.texts.x))
-    print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {mean:.2f} tokens a round; "
+    save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=tokens,
+                 overlaps=overlaps, **notes, **provenance(run.texts.x))
+    if other: print("specref: the target did not write the texts of the evaluation: expect fewer tokens a "
+                    "round than stated; the overlaps are right", file=sys.stderr)
+    print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {tokens:.2f} tokens a round at "
+          f"temperature 1 (overlaps by depth: {' '.join(f'{b:.2f}' for b in overlaps)}); "
           f"the drafter is stored in {folder}")
 
 # %% ../../nbs/34_drafters.ipynb #3534a052
@@ -351,22 +378,24 @@ class TrainingRun:
     work: Path
     devices: Devices
     online: bool = False
+    bar: RunProgress | None = None
 
     def train(self, name, steps, seed):  # -> network, evaluations, held-out data
-        "Train a recipe: its share of the steps on plain texts if there are any, then the others on its own"
+        "Train a recipe: a share of the steps on plain texts if there are any, the others on texts of its own"
         torch.manual_seed(seed)
-        (x, counts), held = self.texts.part(held=False), self.texts.part(held=True)
-        net, evaluations, peak = self.network(x), [], self.recipe.peak
-        first = 0 if self.texts.plain is None else int(self.recipe.corpus_share * steps)//100 * 100
+        own, held = self.texts.part(held=False), self.texts.part(held=True)
+        net, evaluations = self.network(own[0]), []
         held = self.recipe.eval_data(net, self.states(net, *held)[:].to(self.devices.device))
-        stages = (("corpus", (self.texts.plain, None), first, peak),
-                  ("own", (x, counts), steps - first, peak / (3 if first else 1)))
-        for stage, texts, n, rate in stages:
-            if not n: continue
-            folder = self.work/self.folder(name, stage, n, seed)
-            net, evaluations = self.stage(net, self.states(net, *texts), held, n, rate, folder, seed)
+        stages = stage_steps(self.recipe, steps, self.texts.plain is not None)
+        texts = dict(corpus=(self.texts.plain, None), own=own)
+        data = {stage: self.states(net, *texts[stage]) for stage in stages}
+        for stage, n in stages.items():
+            rate = self.recipe.peak / (3 if "corpus" in stages and stage == "own" else 1)
+            folder, bar = self.work/self.folder(name, stage, n, seed), self.phase(f"train {stage}")
+            net, evaluations = self.stage(net, data[stage], held, n, rate, folder, seed, bar)
         return net, evaluations, held
 
+    def phase(self, name): return self.bar and self.bar[name]
     def network(self, x):
         "The untrained network in single precision; an error names the target that it does not fit"
         try: net = self.recipe.make(self.base, **self.recipe.settings)
@@ -376,30 +405,78 @@ class TrainingRun:
         layers = tuple(sorted({*net.reads, self.base.layers}))
         if self.online: return OnlineStates(self.base, x, layers, counts)
         with self.devices.first():
-            return state_dataset(self.base, x, layers, self.work/"states", counts=counts)
+            return state_dataset(self.base, x, layers, self.work/"states", counts=counts,
+                                 bar=self.phase("states") or iter)
     def folder(self, name, stage, n, seed):
         "The folder of a stage; texts of one's own and a rate of one's own have folders of their own"
         own = f"-{file_digest(self.texts.x)}" if self.texts.plain is None else ""
         rate = f"-{self.recipe.peak:g}" if self.recipe.own_peak else ""
         return f"{name}-{stage}-{n}-{len(self.texts.x)}-{seed}{own}{rate}"
-    def stage(self, net, data, held, n, rate, folder, seed):  # -> network, evaluations
+    def stage(self, net, data, held, n, rate, folder, seed, bar):  # -> network, evaluations
         devices, look = self.devices, max(100, n // 20)
         several = dict(update=devices.update, batches=devices.batches) if devices.batches > 1 else {}
-        several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed)
+        several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed, bar=bar)
         several |= dict(look=look, patience=max(3, n // look // 2))   # half of the run without progress
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
+# %% ../../nbs/34_drafters.ipynb #c47c9f78
+COSTS = dict(encode=2, sample=1000, states=300, train=100)   # of a token, about: from the embedded target
+
+def stage_steps(recipe, steps, plain):  # -> {stage: steps}
+    "The steps on the corpus, where there are `plain` texts, and on texts of the run's own"
+    first = int(recipe.corpus_share * steps)//100 * 100 if plain else 0
+    return {stage: n for stage, n in (("corpus", first), ("own", steps - first)) if n}
+
+def text_phases(n, length, encoded=True):  # -> {phase: (items, tokens of an item, cost of an item)}
+    "The phases that make `n` texts"
+    parts = [part for parts in corpus_parts().values() for part in parts] if encoded else []
+    tokens = sum(len(text) for part in parts for text in part) // 4 // max(len(parts), 1)   # about
+    return costed(COSTS, encode=(len(parts), tokens), sample=(ceil(n/64)*(length - PROMPT), min(n, 64)))
+
+def run_phases(recipe, devices, read, texts, length, steps, online, **others):
+    "All phases of a training run; `read`: the texts of a file, if there is one"
+    n = texts + 64 if read is None else len(read.x)
+    stages = stage_steps(recipe, steps, read is None)
+    first = text_phases(n if read is None else read.held, length, read is None)
+    stored = 0 if online else n + (n//4 if "corpus" in stages else 0)
+    step = recipe.rows * devices.batches * length
+    costs = COSTS | (dict(train=COSTS["train"] + COSTS["states"]) if online else {})
+    trained = {f"train {stage}": (k, step) for stage, k in stages.items()}
+    return first | costed(costs, states=(ceil(stored/32), 32*length), **trained)
+
+def costed(costs, **phases):
+    return {name: (items, n, n * costs[name.split()[0]]) for name, (items, n) in phases.items()}
+
+
 # %% ../../nbs/34_drafters.ipynb #e86cc7e9
-def encode_corpus(tok, model):  # -> {domain: (n,) tokens}
-    "The training half of the corpus in the tokens of a model, an end token after each text"
+def corpus_parts(size=256):  # -> {domain: lists of texts}
+    "The training half of the corpus, so many texts a list"
+    texts = {d: training_texts(corpus(), d) for d in DOMAINS}
+    return {d: [own[a:a+size] for a in range(0, len(own), size)] for d, own in texts.items()}
+
+def encode_corpus(tok, model, folder, bar=iter):  # -> {domain: (n,) tokens}
+    "The training half of the corpus in the tokens of a model, stored in `folder` for later runs"
     if tok.eos_token_id is None or len(tok) > model.get_input_embeddings().num_embeddings:
         raise ValueError(f"target: got a tokenizer of {len(tok)} tokens, end token {tok.eos_token_id}, "
                          "wanted one of the model's own")
-    def encode(texts):
-        ids = tok(texts, add_special_tokens=False)["input_ids"]
-        return np.concatenate([np.array([*x, tok.eos_token_id], token_dtype(len(tok))) for x in ids])
-    rows = [r for r in corpus() if not r["held_out"]]
-    return {d: encode([r["text"] for r in rows if r["domain"] == d]) for d in DOMAINS}
+    parts, dtype = corpus_parts(), token_dtype(len(tok))
+    file = Path(folder)/f"corpus-{corpus_key(tok, parts)}.npz"
+    others = [f.name for f in Path(folder).glob("corpus-*.npz") if f != file]
+    if file.exists(): what = "read from"
+    else: what = f"encoded anew, not as in {others[0]}, for" if others else "encoded once, for"
+    print(f"specref: the corpus is {what} {file}", file=sys.stderr)
+    if not file.exists():
+        ids = {d: np.concatenate([ids_of(tok, part, dtype) for part in bar(own)]) for d, own in parts.items()}
+        write_whole(file, lambda f: np.savez(f.open("wb"), **ids))
+    with np.load(file) as stored: return dict(stored)
+
+def corpus_key(tok, texts):
+    "A hash of texts, and of all files of a tokenizer"
+    digest = hashlib.sha256(json.dumps(texts).encode())
+    with TemporaryDirectory() as folder:
+        tok.save_pretrained(folder)
+        for f in sorted(Path(folder).iterdir()): digest.update(f.read_bytes())
+    return digest.hexdigest()[:12]
 
 def provenance(own):
     "A hash of the training texts, and the versions that a drafter was made with"
