@@ -7,12 +7,12 @@ __all__ = ['MOST_CELLS', 'MOST_NUMBERS', 'HELPERS', 'PASTED', 'OTHER_SOURCES', '
            'MOST_PATHS', 'MOST_LINES', 'NOT_ON_ANY_ROWS', 'RIGHT_RULES', 'KNOWN_RULES', 'FAR_OFF', 'ROUNDING_LIMIT',
            'CannotEnumerate', 'Exact', 'kept_exact', 'exactly', 'RandomNumber', 'elementwise', 'refusing',
            'UniformSource', 'choose_token', 'race_token', 'positive_part', 'likeliest', 'load_rule', 'run_source',
-           'check_sources', 'names_in', 'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'agreed', 'shaped_case',
-           'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by', 'as_emitted', 'law_of_calls', 'boxes',
-           'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft', 'one_number', 'nearest_known', 'likest',
-           'continued', 'continued_law', 'right_tokens', 'over_proposed', 'TextWitness', 'CaseVerdict', 'judge_case',
-           'edge_cases', 'zero_accepted', 'are_exact', 'Judgement', 'judge_rule', 'one_draw', 'check_answers',
-           'check_judged']
+           'check_sources', 'names_in', 'with_helpers', 'JudgeCase', 'exact_row', 'turned', 'agreed', 'level_table',
+           'shaped_case', 'row_cases', 'place_cases', 'NeverEnds', 'run_limited', 'RuleCalls', 'token_drawn_by',
+           'as_emitted', 'law_of_calls', 'boxes', 'KnownRule', 'rule_of', 'on_any_rows', 'bonus_from_draft',
+           'one_number', 'nearest_known', 'likest', 'continued', 'continued_law', 'right_tokens', 'over_proposed',
+           'TextWitness', 'CaseVerdict', 'judge_case', 'edge_cases', 'zero_accepted', 'are_exact', 'Judgement',
+           'judge_rule', 'one_draw', 'check_answers', 'check_judged']
 
 # %% ../../nbs/17d_judge.ipynb #f648298e
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from heapq import heapify, heappop, heappush
-from itertools import groupby, product, takewhile
+from itertools import cycle, groupby, product, takewhile
 from math import ceil, exp, floor, isfinite, log, sqrt
 from numbers import Rational
 from operator import index
@@ -325,16 +325,38 @@ def agreed(table, places):
         return table.law(text) if len(text) in places else one_hot(len(text) % table.V, table.V, exact=True)
     return TableModel(table.V, f)
 
-def shaped_case(name, V, gamma, ctx, first=0, last=99):
-    "Pointed rows from place `first` to place `last`; elsewhere target and draft agree on one token"
-    places = range(len(ctx) + first, len(ctx) + last + 1)
-    return JudgeCase(name, *(agreed(pointed_table(V, seed), places) for seed in (1, 2)), gamma, ctx)
+def level_table(V, seed):
+    "A table where, by the text, all tokens are nearly equally likely, or two of them, or one is likelier"
+    def f(text):
+        rng = np.random.default_rng([seed, V, len(text), *text])
+        nearly = rng.choice([V, 2, 0])   # tokens
+        weights = [300 + i if i < nearly else 1 for i in range(V)]
+        if not nearly: weights[0] = int(rng.choice([2, 3, 9, 40]))
+        return exact(*(weights[i] for i in rng.permutation(V).tolist()))
+    return TableModel(V, f)
 
-JUDGE_CASES = (*TABLE_CASES,
-    *(shaped_case("one pointed row", 4, 1, ctx) for ctx in product(range(4), repeat=3)),
-    *(shaped_case("pointed rows", 3, 2, ctx) for ctx in product(range(3), repeat=3)),
-    *(shaped_case("the end of a long draft", 3, gamma, (0, 0), gamma - 2) for gamma in range(3, 14)),
-    *(shaped_case("inside a long draft", 3, 13, (1, 0), place, place + 1) for place in range(11)))
+def shaped_case(name, V, gamma, ctx, first=0, last=99, table=pointed_table):
+    "Rows of `table` from place `first` to place `last`; elsewhere target and draft agree on one token"
+    places = range(len(ctx) + first, len(ctx) + last + 1)
+    return JudgeCase(name, *(agreed(table(V, seed), places) for seed in (1, 2)), gamma, ctx)
+
+def row_cases(V, gamma, word):
+    "Cases after all contexts of three tokens; in each fourth the rows are level"
+    found = {"pointed": [], "level": []}
+    for kind, ctx in zip(cycle(["pointed"]*3 + ["level"]), product(range(V), repeat=3)):
+        table = level_table if kind == "level" else pointed_table
+        found[kind].append(shaped_case(f"{kind} rows, {word}", V, gamma, ctx, table=table))
+    return found["pointed"] + found["level"]
+
+def place_cases(V, step, kind, table):
+    "Cases whose rows are at the end of a draft, of each length, or inside, at each place; or in steps"
+    for gamma in range(3, 14, step):
+        yield shaped_case(f"{kind} rows at the end", 3, gamma, (0, 0), gamma - 2, table=table)
+    for place in range(0, 11, step):
+        yield shaped_case(f"{kind} rows inside", V, 13, (1, 0), place, place + 1, table)
+
+JUDGE_CASES = (*TABLE_CASES, *row_cases(4, 1, "one draft"), *row_cases(3, 2, "two drafts"),
+               *place_cases(3, 1, "pointed", pointed_table), *place_cases(4, 2, "level", level_table))
 
 # %% ../../nbs/17d_judge.ipynb #eee5b8fb
 MOST_PATHS, MOST_LINES = 20_000, 20_000   # of a case; lines of the rule that one call may run
