@@ -6,11 +6,11 @@
 __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value', 'print_json', 'decode', 'check_decode',
            'TextStream', 'streamed_text', 'text_entries', 'compare_texts', 'shown_texts', 'speed_entries',
            'decode_words', 'bench', 'held_out_texts', 'cost_entries', 'bench_words', 'milliseconds', 'certify_command',
-           'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries',
-           'indent', 'certify_recorded', 'judge_command', 'check_folder', 'check_file', 'Parser', 'parser',
-           'add_command', 'add_models', 'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_judge', 'add_tour',
-           'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained', 'add_convert', 'add_export',
-           'add_metrics', 'main', 'run_command']
+           'counted_pair', 'report_certificates', 'ModelCounts', 'ProgressLines', 'TextCounter', 'certify_words',
+           'certify_entries', 'indent', 'certify_recorded', 'judge_command', 'check_folder', 'check_file', 'Parser',
+           'parser', 'add_command', 'add_models', 'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_judge',
+           'add_tour', 'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained', 'add_convert',
+           'add_export', 'add_metrics', 'main', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
-from .. import install_hint
+from .. import install_hint, require
 from inspect import Parameter, signature
 from math import inf, isfinite
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..core.check import check_at_least, check_between
 from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
-from ..certify.certificates import certificate, certify_system, runs_needed
+from ..certify.certificates import certificate, certify_system, load_scipy, runs_needed
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
@@ -228,11 +228,16 @@ def certify_command(system=None, n=3, runs=2000, seed=0, prompt="The value of", 
         if given: raise ValueError(f"{name}: got {given!r} without a log, wanted it together with a log")
     options, names = ModelOptions(temperature=temperature, **models), [system]
     check_options(options)
-    chosen = choose_drafter(options, system)
-    pair = load_pair(chosen, system) if options.target or options.draft or options.drafter else None
+    pair = counted_pair(options, choose_drafter(options, system), system)
     if system is None: names = list(pair and pair.own_systems or SYSTEMS)
     count = pair and ModelCounts.of(pair, names, prompt, n, runs, seed)
     return report_certificates(names, count, as_json, others)
+
+def counted_pair(options, chosen, system):  # -> Pair or None
+    "The models on which texts are counted, if any is named"
+    if not (options.target or options.draft or options.drafter): return None
+    load_scipy("stats")   # if it is missing, fail before the models are loaded
+    return load_pair(chosen, system)
 
 def report_certificates(names, count, as_json, given):  # -> did all pass?
     "Print the certificates of each system, then raise if there were too few runs"
@@ -386,14 +391,14 @@ def parser():
     add_metrics(commands)
     return top
 
-def add_command(commands, name, runs, does, function=None):  # -> add_argument
-    "A command that runs `module:function`; the defaults are those of `function`, where it is given"
+def add_command(commands, name, runs, does, function=None, needs=()):  # -> add_argument
+    "A command that runs `module:function` with the defaults of `function`, and the packages it needs last"
     sub = commands.add_parser(name, help=does, description=does, argument_default=argparse.SUPPRESS,
                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     taken = signature(function).parameters if function else {}
     usual = {key: x.default for key, x in taken.items() if x.default not in (None, Parameter.empty)}
     usual = {key: x for key, x in usual.items() if x is not False}   # a flag has no default to show
-    sub.set_defaults(runs_function=runs, **usual)
+    sub.set_defaults(runs_function=runs, needs=needs, **usual)
     return sub.add_argument
 
 # %% ../../nbs/63_commands.ipynb #730da290
@@ -459,7 +464,7 @@ def add_judge(commands):
 # %% ../../nbs/63_commands.ipynb #5c5087b8
 def add_tour(commands):
     does = "decode with a system of each family and print the table"
-    add = add_command(commands, "tour", "app.tour:tour", does)
+    add = add_command(commands, "tour", "app.tour:tour", does, needs=["matplotlib"])
     add("--all", dest="every", action="store_true", help="every system, not one of each family")
     add("--n", type=int, help="tokens per text")
     add("--each", type=int, help="prompts of each kind")
@@ -542,8 +547,9 @@ def main(argv=None):
     except (ValueError, ImportError, OSError, RuntimeError, MemoryError) as e:
         top.error(f"{name}: {install_hint(e)}")
 
-def run_command(runs_function, **given):
-    "Import and call the function that `module:function` names"
+def run_command(runs_function, needs, **given):
+    "Import and call the function that `module:function` names; a package that is missing is known before"
+    for package in needs: require(package)
     module, _, function = runs_function.partition(":")
     passed = getattr(import_module(f"specref.{module}"), function)(**given)
     print(end="", flush=True)
