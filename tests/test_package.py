@@ -86,7 +86,7 @@ def test_a_command_without_its_packages_names_the_extra_in_one_line():
     "What needs no model runs with numpy alone; what is needed last is looked for before torch is loaded"
     *lines, _ = run_without([*EXTRA], MISSING.format(MODELS_ONLY)).splitlines()
     for argv, line in zip(MODELS_ONLY, lines, strict=True):
-        assert re.match(rf"specref: {argv[0]}: \w+: .* wanted `pip install 'specref\[\w+\]'`$", line), line
+        assert re.match(rf"specref: {argv[0]}: \w+: .* wanted `pip install 'specref\[models\]'`$", line), line
     alone = [['metrics', os.devnull], ['judge', os.devnull], ['certify', '--system', 'autoregressive']]
     said = run_without([*EXTRA], MISSING.format(alone))
     words = 'wanted the counts of a server', 'judge: rule', 'mean tokens per target call'

@@ -10,7 +10,7 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'certify_entries', 'indent', 'certify_recorded', 'judge_command', 'check_folder', 'check_file', 'Parser',
            'parser', 'add_command', 'add_models', 'add_report', 'add_decode', 'add_bench', 'add_certify', 'add_judge',
            'add_tour', 'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained', 'add_convert',
-           'add_export', 'add_metrics', 'main', 'run_command']
+           'add_export', 'add_metrics', 'main', 'look_for', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -20,6 +20,7 @@ import sys
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
+from importlib.util import find_spec
 from .. import install_hint, require
 from inspect import Parameter, signature
 from math import inf, isfinite
@@ -34,7 +35,7 @@ from ..core.check import check_at_least, check_between
 from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
-from ..certify.certificates import certificate, certify_system, load_scipy, runs_needed
+from ..certify.certificates import certificate, certify_system, runs_needed
 from ..certify.sequential import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
@@ -236,7 +237,7 @@ def certify_command(system=None, n=3, runs=2000, seed=0, prompt="The value of", 
 def counted_pair(options, chosen, system):  # -> Pair or None
     "The models on which texts are counted, if any is named"
     if not (options.target or options.draft or options.drafter): return None
-    load_scipy("stats")   # if it is missing, fail before the models are loaded
+    look_for("torch", "scipy")
     return load_pair(chosen, system)
 
 def report_certificates(names, count, as_json, given):  # -> did all pass?
@@ -464,7 +465,7 @@ def add_judge(commands):
 # %% ../../nbs/63_commands.ipynb #5c5087b8
 def add_tour(commands):
     does = "decode with a system of each family and print the table"
-    add = add_command(commands, "tour", "app.tour:tour", does, needs=["matplotlib"])
+    add = add_command(commands, "tour", "app.tour:tour", does, needs=("torch", "matplotlib"))
     add("--all", dest="every", action="store_true", help="every system, not one of each family")
     add("--n", type=int, help="tokens per text")
     add("--each", type=int, help="prompts of each kind")
@@ -547,9 +548,14 @@ def main(argv=None):
     except (ValueError, ImportError, OSError, RuntimeError, MemoryError) as e:
         top.error(f"{name}: {install_hint(e)}")
 
+def look_for(*packages):
+    "Raise at once, before anything is loaded, if one of these packages is missing"
+    for package in packages:
+        if not find_spec(package): require(package)
+
 def run_command(runs_function, needs, **given):
-    "Import and call the function that `module:function` names; a package that is missing is known before"
-    for package in needs: require(package)
+    "Import and call the function that `module:function` names"
+    look_for(*needs)
     module, _, function = runs_function.partition(":")
     passed = getattr(import_module(f"specref.{module}"), function)(**given)
     print(end="", flush=True)
