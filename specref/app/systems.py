@@ -378,7 +378,7 @@ def describe(system, *network):
 def chapter_link(modules):
     "A link to the last of the chapters that these modules come from; its title where its notebook is here"
     texts = [Path(sys.modules[name].__file__).read_text(encoding="utf-8") for name in modules]
-    page = Path(max(re.search(r"File to edit: .*/(\S+)", text)[1] for text in texts))
+    page = Path(max(re.search(r"File to edit: .*/(\w+\.ipynb)", text)[1] for text in texts))
     cells = json.loads(page.read_text(encoding="utf-8"))["cells"] if page.exists() else []
     titles = [cell["source"][0].strip("# \n") for cell in cells if cell["cell_type"] == "markdown"]
     return f"[{[*titles, page.stem][0]}]({page.name})"
