@@ -52,8 +52,8 @@ _MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names
 __all__ = list(_MODULE_OF)
 
 EXTRAS = {   # extra: the packages of it that are imported
-    "models": "torch transformers tokenizers safetensors specref_models",
-    "gpu": "triton", "plots": "matplotlib", "stats": "scipy", "progress": "tqdm",
+    "models": "torch transformers tokenizers safetensors huggingface_hub specref_models",
+    "gpu": "triton", "plots": "matplotlib", "stats": "scipy", "progress": "tqdm", "train": "accelerate",
 }
 _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages.split()}
 

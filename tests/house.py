@@ -261,6 +261,26 @@ def light(root=ROOT, also=()):
     while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
     return sorted(needs.keys() - heavy)
 
+def looked_up(nodes):
+    "The dotted names, or their beginnings, that these syntax nodes import by a call"
+    for n in nodes:
+        if isinstance(n, ast.Call) and getattr(n.func, 'id', '') in ('require', 'import_module') and n.args:
+            name = n.args[0].values[0] if isinstance(n.args[0], ast.JoinedStr) else n.args[0]
+            if isinstance(name, ast.Constant): yield name.value
+
+def foreign(names, root=ROOT):
+    "The packages of others that these modules import, or what they import does, in functions too"
+    files = {dotted(f, root).removesuffix('.__init__'): f for f in (root/'specref').rglob('*.py')}
+    seen, new = set(), {*names}
+    while new:
+        seen |= new
+        inside = {p: [*ast.walk(ast.parse(files[p].read_text(encoding='utf-8')))] for p in new & files.keys()}
+        found = {name for p, nodes in inside.items() for name in (*imported(nodes, package(files[p], root)),
+                                                                  *looked_up(nodes))}
+        new = found | {name.rpartition('.')[0] for name in found}
+        new = {name for name in new if name} - seen
+    return {name.partition('.')[0] for name in seen} - sys.stdlib_module_names - {'specref'}
+
 def ambiguous(root=ROOT):
     "Names that two modules define; a kernel has the names of its torch implementation"
     defined = defaultdict(list)
@@ -332,6 +352,15 @@ def untidy_outputs(c):
     if any(o.get('execution_count') for o in (c, *c['outputs'])): yield 'an execution count is stored'
     found = MACHINE.search(out) or re.search(r' at 0x[0-9a-f]{6,}', out)
     if found: yield f'the output names this machine: {found[0]}'
+
+def outside(root=ROOT):
+    "Notebooks that read beyond their folder by a path, or import from tests/: nothing of both is in a wheel"
+    own = {f.stem for f in (root/'tests').glob('*.py')}
+    for nb in notebooks(root):
+        for c in nb.code:
+            names = {name.partition('.')[0] for name in imported(ast.walk(parse(c['source'])))}
+            found = re.findall(r'["\']\.\.(?:/[^"\']*)?["\']', c['source']) + sorted(own & names)
+            yield from (f'{nb.path.name} cell {c.get("id")}: reads {what}' for what in found)
 
 def tracked(root=ROOT):
     "Files that git tracks or would"

@@ -7,7 +7,7 @@ import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
 
 RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
-         house.machine_words, house.unproved, house.unfaithful, house.heavy)
+         house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside)
 
 def none(found, hint=''):
     found = list(found)
@@ -166,6 +166,8 @@ PLANTS = {
     'two statements in a line': (house.linted, law(code('x = 1; y = 2'))),
     'a function of sixteen statements': (house.linted, law(code('def f(x):\n' + '    x += 1\n'*16))),
     'an unstored value': (house.untidy, law(code('1 + 1'))),
+    'a file beside the notebooks': (house.outside, law(code('open("../docs/a.json")'))),
+    'an import from the tests': (house.outside, law(code('from test_law import test_two'))),
     'a path in an output': (house.untidy, law(code('f.name', result("'/tm" "p/a1'")))),
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
     'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),

@@ -3,7 +3,7 @@ import nbformat
 import nbformat.v4 as v4
 import pytest
 
-from house import PLAIN, CellFailed, changes, notebooks
+from house import PLAIN, CellFailed, changes, notebooks, run, text
 
 
 @pytest.mark.parametrize("path", [nb.path for nb in notebooks()], ids=lambda p: p.stem)
@@ -23,3 +23,15 @@ def test_changed_outputs_are_found(tmp_path):
     assert not found(cell("print(1)", "1\n"), cell("print(2)", "3\n", tags=["measured"]))
     assert {"-2", "+1"} <= set(found(cell("print(1)", "2\n")))
     with pytest.raises(CellFailed, match="ZeroDivisionError"): found(cell("1/0", ""))
+
+
+def test_cells_that_miss_a_package_say_so(tmp_path):
+    "From the next cell on; nothing is skipped where the package is there"
+    file = tmp_path/"00_a.ipynb"
+    def printed(package):
+        first = f"from specref.core.check import skip_cells_without\nskip_cells_without({package!r})"
+        cells = [*map(v4.new_code_cell, (first, "print(1)"))]
+        nbformat.write(v4.new_notebook(cells=cells, metadata=PLAIN), file)
+        return [text(o.text) for c in run(file).cells for o in c.outputs]
+    assert printed("numpy") == ["1\n"]
+    assert printed("no_such_package") == ["skipped: it needs no_such_package, which is not installed\n"]

@@ -8,7 +8,10 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from house import MAIN, ROOT, anchors, references, tracked, undescribed
+from house import MAIN, ROOT, anchors, foreign, references, tracked, undescribed
+from specref.app.commands import parser
+from specref.core import check
+from specref.core.check import read_record, record_files
 
 PINS = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
 PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
@@ -32,9 +35,9 @@ def test_editors_find_the_lazy_names():
     assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
 
 
-def run_without(package, code):
-    "What `code` prints where `package` is not installed"
-    hidden = f'import sys; sys.modules[{package!r}] = None\n{code}'
+def run_without(packages, code):
+    "What `code` prints where some packages are not installed"
+    hidden = f'import sys; sys.modules.update(dict.fromkeys({packages!r}))\n{code}'
     call = [sys.executable, '-c', hidden]
     env = os.environ | dict(PYTHONPATH=f'{ROOT}:{ROOT/"models"}')
     return subprocess.run(call, env=env, check=True, capture_output=True, text=True).stdout
@@ -44,7 +47,7 @@ def refused(statement): return f'try: {statement}\nexcept ImportError as e: prin
 def test_the_error_for_a_missing_package_names_its_extra():
     "By a public name, by a module of the package and by `require`; an unknown module has no extra"
     asked = 'import specref', 'specref.HFModel', 'import specref.gpu.layout', 'specref.require("torch")'
-    hints = run_without('torch', ''.join(map(refused, asked))).splitlines()
+    hints = run_without(['torch'], ''.join(map(refused, asked))).splitlines()
     assert len(hints) == 3
     assert all(re.match(r"torch: .*; wanted `pip install 'specref\[models\]'`", hint) for hint in hints)
     with pytest.raises(ModuleNotFoundError, match="^No module named 'specref.nothing'"):
@@ -55,6 +58,66 @@ def test_every_extra_installs_what_it_is_named_for():
     for extra, packages in specref.EXTRAS.items():
         wanted = {re.match(r'[\w-]+', need)[0] for need in PYPROJECT['optional-dependencies'][extra]}
         assert {p.replace('_', '-') for p in packages.split()} <= wanted, extra
+
+
+OF_MODELS = ' '.join(PYPROJECT['optional-dependencies']['models'])
+INCLUDED = re.search(r'specref\[([\w,]+)\]', OF_MODELS)[1].split(',')   # other extras
+EXTRA = {p for extra in ('models', *INCLUDED) for p in specref.EXTRAS[extra].split()}
+BESIDE = {'IPython': 'skips cells, in a notebook', 'accelerate': 'joins processes; its absence has a hint'}
+
+def test_the_extra_models_is_all_that_the_commands_import():
+    "And each package of it is imported; an import in a function counts"
+    subs = next(x for x in parser()._subparsers._group_actions if x.dest == 'command').choices.values()
+    found = foreign({f'specref.{sub.get_default("runs_function").partition(":")[0]}' for sub in subs})
+    assert found == {*EXTRA, *BESIDE, 'numpy'}
+
+MISSING = """
+import sys; sys.stderr = sys.stdout
+from specref.app import commands
+for argv in {}:
+    try: commands.main(argv)
+    except SystemExit: pass
+print('torch' if sys.modules.get('torch') else '')
+"""
+MODELS_ONLY = [['tour'], ['decode', '--prompt', 'x'], ['bench'], ['certify', '--target', 'small'], ['record'],
+               ['compare'], ['train'], ['convert', 'eagle', '--out', 'x', '--layout', 'eagle'],
+               ['export', 'eagle', '--out', 'x', '--for', 'vllm']]
+
+def test_a_command_without_its_packages_names_the_extra_in_one_line():
+    "What needs no model runs with numpy alone; what is needed last is looked for before torch is loaded"
+    *lines, _ = run_without([*EXTRA], MISSING.format(MODELS_ONLY)).splitlines()
+    for argv, line in zip(MODELS_ONLY, lines, strict=True):
+        assert re.match(rf"specref: {argv[0]}: \w+: .* wanted `pip install 'specref\[models\]'`$", line), line
+    alone = [['metrics', os.devnull], ['judge', os.devnull], ['certify', '--system', 'autoregressive']]
+    said = run_without([*EXTRA], MISSING.format(alone))
+    words = 'wanted the counts of a server', 'judge: rule', 'mean tokens per target call'
+    assert all(w in said for w in words) and 'pip install' not in said
+    for package, argv in ('matplotlib', ['tour']), ('scipy', ['certify', '--target', 'small']):
+        line, torch = run_without([package], MISSING.format([argv])).splitlines()
+        assert line.startswith(f'specref: {argv[0]}: {package}: ') and not torch
+
+def packed(project):
+    "The data files that the wheel of the project in this folder will have"
+    from setuptools.dist import Distribution
+    dist = Distribution()
+    dist.parse_config_files(['pyproject.toml'])
+    build = dist.get_command_obj('build_py')
+    build.ensure_finalized()
+    build.manifest_files = {}   # no files are added beside those of the patterns
+    return build.find_data_files(project, project)
+
+def test_records_are_read_in_a_clone_and_from_the_wheel(monkeypatch, tmp_path):
+    "The wheel of the models has what is JSON in docs/benchmarks, and nothing else of it"
+    monkeypatch.chdir(ROOT/'models')
+    copies = {Path(f).name for f in packed('specref_models') if '/records/' in f}
+    clone = record_files()
+    stored = {f.name for f in (ROOT/'docs'/'benchmarks').glob('*.json')}
+    assert copies == {f.name for f in clone.values()} == stored
+    folders = dict(specref=tmp_path, specref_models=ROOT/'models'/'specref_models')
+    monkeypatch.setattr(check, 'package_folder', folders.get)
+    assert {*clone} == {*record_files()} and clone != record_files() and read_record('noise')
+    folders['specref_models'] = tmp_path
+    with pytest.raises(ImportError, match=r'specref\[models\]'): read_record('noise')
 
 
 def test_without_the_weights(monkeypatch):
@@ -139,6 +202,8 @@ def build(project, out):
         to = source/f.relative_to(project)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(f, to)
+    records = project/'specref_models'/'records'   # a link, which git lists as no file
+    if records.exists(): shutil.copytree(records, source/records.relative_to(project))
     call = [sys.executable, '-m', 'build', '--no-isolation', '-o', out/'dist', source]
     subprocess.run(call, check=True, capture_output=True, cwd=out)
 
@@ -182,13 +247,15 @@ torch.set_num_threads(1)
 target, draft = embedded('target', temperature=0), embedded('small', temperature=0)
 print(*generate(target, Chain(draft, 4), reject, prompts('english', 1)[0], 16, Seeded(0)))
 load_system('EAGLE')
+from specref.core.check import read_record
+print(read_record('noise'))
 """
 INSTALLED = 'import importlib.metadata as m; print(*(d.name for d in m.distributions()))'
 
 @pytest.mark.skipif(not LONG, reason='`make test-long` installs both distributions in an empty environment')
 def test_both_wheels_in_an_empty_environment(dist, empty):
     """The core has at most 1 MB, runs with numpy alone and names the extra for the rest; `specref[models]`
-    brings transformers, weights and texts, and the embedded pair decodes the same tokens as here"""
+    brings transformers, weights, texts and records, and the embedded pair decodes the same tokens as here"""
     def pip(*call): empty('-m', 'pip', 'install', '-q', *call)
     core, models = (next(dist.glob(f'{name}-*.whl')) for name in ('specref', 'specref_models'))
     assert core.stat().st_size <= 1e6 and len([*dist.glob('*.tar.gz')]) == 2
@@ -201,6 +268,7 @@ def test_both_wheels_in_an_empty_environment(dist, empty):
     pip(*pins, models, f'{core}[models]')
     here = subprocess.run([sys.executable, '-c', PAIR], cwd=ROOT, check=True, capture_output=True, text=True)
     assert here.stdout and empty('-c', PAIR) == here.stdout
+    assert 'plot: ' in empty('-m', 'specref', 'tour', '--n', '4')
 
 @pytest.mark.skipif(not LONG, reason='`make test-long` checks the types of a script in an empty environment')
 def test_a_type_checker_accepts_a_users_script(dist, empty, tmp_path):

@@ -11,7 +11,7 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'judge_command', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models', 'add_report',
            'prompt_text', 'file_text', 'add_prompts', 'add_decode', 'add_bench', 'add_certify', 'add_judge', 'add_tour',
            'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained', 'add_convert', 'add_export',
-           'add_metrics', 'main', 'escape_unknown', 'run_command']
+           'add_metrics', 'main', 'escape_unknown', 'look_for', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -21,7 +21,8 @@ import sys
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from importlib import import_module
-from .. import install_hint
+from importlib.util import find_spec
+from .. import install_hint, require
 from inspect import Parameter, signature
 from math import inf, isfinite
 from pathlib import Path
@@ -253,6 +254,7 @@ def certify_command(system=None, n=3, runs=2000, seed=0, prompt="The value of", 
     check_certify(log, of_log, others, options)
     if log is not None: return certify_recorded(log, of_log, as_json)
     chosen = choose_drafter(options, system)
+    if options.named: look_for("torch", "scipy")   # before the models are loaded
     pair = load_pair(chosen, system) if options.named else None
     names = [system] if system else list(pair and pair.own_systems or SYSTEMS)
     count = pair and ModelCounts.of(pair, names, prompt, n, runs, seed)
@@ -417,14 +419,14 @@ def parser():
     add_metrics(commands)
     return top
 
-def add_command(commands, name, runs, does, function=None):  # -> add_argument
-    "A command that runs `module:function`; the defaults are those of `function`, where it is given"
+def add_command(commands, name, runs, does, function=None, needs=()):  # -> add_argument
+    "A command that runs `module:function` with the defaults of `function`, and the packages it needs last"
     sub = commands.add_parser(name, help=does, description=does, argument_default=argparse.SUPPRESS,
                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     taken = signature(function).parameters if function else {}
     usual = {key: x.default for key, x in taken.items() if x.default not in (None, Parameter.empty)}
     usual = {key: x for key, x in usual.items() if x is not False}   # a flag has no default to show
-    sub.set_defaults(runs_function=runs, **usual)
+    sub.set_defaults(runs_function=runs, needs=needs, **usual)
     return sub.add_argument
 
 # %% ../../nbs/63_commands.ipynb #730da290
@@ -508,7 +510,7 @@ def add_judge(commands):
 # %% ../../nbs/63_commands.ipynb #5c5087b8
 def add_tour(commands):
     does = "decode with a system of each family and print the table"
-    add = add_command(commands, "tour", "app.tour:tour", does)
+    add = add_command(commands, "tour", "app.tour:tour", does, needs=("torch", "matplotlib"))
     add("--all", dest="every", action="store_true", help="every system, not one of each family")
     add("--n", type=int, help="tokens per text")
     add("--each", type=int, help="prompts of each kind")
@@ -596,9 +598,15 @@ def escape_unknown(stream):
     if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
-def run_command(runs_function, **given):
+def look_for(*packages):
+    "Raise at once, before anything is loaded, if one of these packages is missing"
+    for package in packages:
+        if not find_spec(package): require(package)
+
+def run_command(runs_function, needs, **given):
     "Import and call the function that `module:function` names; another exit status than 0 ends the process"
     escape_unknown(sys.stdout)
+    look_for(*needs)
     module, _, function = runs_function.partition(":")
     status = getattr(import_module(f"specref.{module}"), function)(**given)
     print(end="", flush=True)

@@ -176,8 +176,8 @@ def without_idle_draft(pair, given, system):  # -> Pair
 def load_named(options, system):  # -> Pair
     "The models by their names; without a target the embedded ones, fastest on one thread"
     check_options(options)
-    import huggingface_hub, torch, transformers
     from specref.models.embedded import EMBEDDED, is_embedded, tokenizer_of
+    import huggingface_hub, torch, transformers
     transformers.utils.logging.disable_progress_bar()
     huggingface_hub.utils.logging.set_verbosity_error()   # an error is one line of ours
     for role in ("target", "draft"): check_name(role, getattr(options, role), EMBEDDED)

@@ -13,15 +13,16 @@ __all__ = ['SEQUOIA_RATES', 'Setup', 'UNMEASURED', 'SYSTEMS', 'LENIENCE', 'SAMPL
            'by_head', 'by_classifier', 'by_goodput', 'skipping_drafts', 'adapter_drafts', 'swift_drafts',
            'sparse_cascade', 'LastTokens', 'amusd_drafts', 'ssd_drafts', 'guesses_at_once', 'guesses_in_a_row',
            'online_drafts', 'boosted_drafts', 'mask_groups', 'slot_block', 'string_match', 'shared_token_chain',
-           'string_chain', 'plain_decoding', 'past_the_patch', 'hidden_slots', 'part_name', 'describe']
+           'string_chain', 'plain_decoding', 'past_the_patch', 'hidden_slots', 'part_name', 'describe', 'chapter_link']
 
 # %% ../../nbs/60_systems.ipynb #e74926fe
-import sys
+import json, re, sys
 from collections import namedtuple
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
+from pathlib import Path
 from ..core.target import Meter, ModelView, NgramModel, Rows, UnwarpedModel, check_target
 from ..core.tree import Tree, from_choices, iid, likeliest_points
 from ..core.loop import FunctionDrafter, System, match, autoregressive
@@ -374,3 +375,11 @@ def describe(system, *network):
     named = [part_name(part) for part in (system.drafter, system.verify, *network)]
     (drafter, _), (verifier, _) = named[:2]
     return Description(drafter, verifier, tuple(m for _, modules in named for m in modules))
+
+def chapter_link(modules):
+    "A link to the last of the chapters that these modules come from; its title where its notebook is here"
+    texts = [Path(sys.modules[name].__file__).read_text(encoding="utf-8") for name in modules]
+    page = Path(max(re.search(r"File to edit: .*/(\w+\.ipynb)", text)[1] for text in texts))
+    cells = json.loads(page.read_text(encoding="utf-8"))["cells"] if page.exists() else []
+    titles = [cell["source"][0].strip("# \n") for cell in cells if cell["cell_type"] == "markdown"]
+    return f"[{[*titles, page.stem][0]}]({page.name})"

@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import cache
 from heapq import heappop, heappush
 from contextlib import contextmanager
-from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from .. import require
 from math import comb, inf
@@ -261,8 +261,8 @@ LARGE = 10_000   # paths whose number is estimated with more walks
 class Enumeration:
     "A progress bar of paths: on request, or where there are many and a person watches"
     def __init__(self, paths, progress):
-        bar = import_module("tqdm.auto").tqdm if progress or paths > LARGE and sys.stderr.isatty() else None
-        self.bar = bar and bar(total=paths, unit="path")
+        watched = paths > LARGE and sys.stderr.isatty() and find_spec("tqdm")
+        self.bar = require("tqdm.auto").tqdm(total=paths, unit="path") if progress or watched else None
     def __call__(self, paths):
         if self.bar is not None: self.bar.update(paths)
     def __enter__(self): return self
@@ -510,7 +510,7 @@ def count_evidence(sample, noise, target, ctx, n, stop, runs, due, alpha, progre
     "Evidence from the texts `sample(ctx, n, noise(run))` of `runs` runs, on cells fixed before the first"
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
     check_sees(cells, runs, alpha)
-    if progress: each = import_module("tqdm.auto").tqdm(each, unit="run")
+    if progress: each = require("tqdm.auto").tqdm(each, unit="run")
     texts = (clip(sample(ctx, n, noise(run)), n, cells.stop) for run in each)
     return evidence(cells, Counter(map(cells.of, texts)), alpha)
 

@@ -13,8 +13,6 @@ __all__ = ['SAMPLING_RULE', 'ARGMAX_DRAFT', 'WARPED_DRAFT', 'ROUNDED_DRAFT', 'PO
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
-import json
 import numpy as np
 from ..core.rng import tv_outcomes
 from ..verify.coupled import gumbel_max_coupling, reused_noise_law
@@ -212,10 +210,9 @@ class ReportedBug:
         how = dict(cases=BACKWARDS, depth=2, runs=runs, seed=seed) | self.how | dict(drafter=draft)
         return SamplerChecks(verify, **how).result(self.check).passes
 
-def still_in_releases(path):  # -> {id: words}
-    "What a file of runs on released engines says of each report: still there, gone, or not run"
-    path = Path(path)
-    runs = json.loads(path.read_text()).get("reported", {}) if path.exists() else {}
+def still_in_releases(record):  # -> {id: words}
+    "What a record of runs on released engines says of each report: still there, gone, or not run"
+    runs = record.get("reported", {})
     said = {True: "still there in", False: "gone in", None: "not run in", "refused": "refused in"}
     def words(run):
         return ": ".join(filter(None, [f"{said[run['still']]} {run['version']}", run.get("how")]))

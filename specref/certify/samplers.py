@@ -29,12 +29,12 @@ from datetime import date
 from functools import cache, cached_property, lru_cache
 from numbers import Real
 from operator import index
-from importlib import import_module
 from itertools import combinations
 from statistics import mean
 from textwrap import fill
 from types import SimpleNamespace
 import numpy as np
+from .. import require
 from ..core.check import check_at_least, check_rate, error_words, write_json
 from ..core.law import as_law, exact, greedy, normalize, one_hot
 from ..core.loop import clip, match
@@ -95,7 +95,7 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     ctx, stop = check_context(target, ctx), as_stop(stop, target.V)
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
     check_sees(cells, runs, alpha/2)
-    if progress: each = import_module("tqdm.auto").tqdm(each, unit="run")
+    if progress: each = require("tqdm.auto").tqdm(each, unit="run")
     texts = [cells.of(returned_text(sample, ctx, n, numpy_generator(seed, run))) for run in each]
     found = evidence(cells, Counter(texts), alpha/2)
     again = alike_texts(texts, float(sum(w*w for w in cells.weight.values())), alpha/2)
@@ -1547,7 +1547,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
     check_kit(verify, V, draft, like, cases, interface)
     how = like, cases, runs, seed, alpha, interface, special_tokens(special, V), depth
     kit = SamplerChecks(verify, V, gamma, draft, *how)
-    if progress: kit.tick = import_module("tqdm.auto").tqdm(total=kit.planned, unit="call").update
+    if progress: kit.tick = require("tqdm.auto").tqdm(total=kit.planned, unit="call").update
     found = SamplerReport("", tuple(kit.result(name) for name in CHECKS), kit.found.get(BLOCKS, {}))
     title = (f"{V:,} tokens, drafts of {gamma}, cases: {len(kit.made)}, {runs:,} runs each (total "
              f"false-alarm rate {alpha:.0e}); {found.verdicts}")

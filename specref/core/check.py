@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['check_at_least', 'check_between', 'check_rate', 'check_type', 'look_up', 'defaults', 'check_unused',
-           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'check_space', 'write_json']
+           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'check_space', 'write_json', 'package_folder',
+           'record_files', 'read_record', 'skip_cells_without']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
 import json, os, shutil, sys
+from importlib.util import find_spec
 from inspect import signature
 from linecache import getline
 from math import inf
@@ -110,3 +112,29 @@ def check_space(size, **given):
 def write_json(path, data):
     "Write `data` as indented JSON, whole or not at all"
     write_whole(path, lambda f: f.write_text(json.dumps(data, indent=1) + "\n"))
+
+# %% ../../nbs/64_check.ipynb #2b4c832c
+def package_folder(name):  # -> Path
+    "The folder of a package; where it is not installed, a folder that does not exist"
+    found = find_spec(name)
+    return Path(found.origin).parent if found else Path(name)
+
+def record_files():  # -> {name: Path}
+    "The stored measurements: of docs/benchmarks in a clone, otherwise those that `specref-models` installs"
+    clone = package_folder("specref").parent/"docs"/"benchmarks"
+    folder = clone if clone.is_dir() else package_folder("specref_models")/"records"
+    if not folder.is_dir():
+        raise ImportError("the stored measurements are not installed; wanted `pip install 'specref[models]'`")
+    return {file.stem: file for file in sorted(folder.glob("*.json"))}
+
+def read_record(name):
+    "A stored measurement, by its name"
+    return json.loads(look_up(record_files(), name=name).read_text(encoding="utf-8"))
+
+# %% ../../nbs/64_check.ipynb #8af2e076
+def skip_cells_without(package):
+    "Where a package is not installed, the cells of this notebook from the next one on only say so"
+    if find_spec(package): return
+    from IPython import get_ipython
+    words = f"skipped: it needs {package}, which is not installed"
+    get_ipython().input_transformers_cleanup.append(lambda lines: [f"print({words!r})\n"])

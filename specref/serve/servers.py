@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from ..core.check import check_at_least, look_up, write_whole
 from ..core.loop import COUNTERS
-from ..train.checkpoints import convert
-from ..train.registry import load_drafter, tokenizer_and_model
 
 # %% ../../nbs/50b_servers.ipynb #ffc2a967
 @dataclass(frozen=True)
@@ -59,16 +57,17 @@ def write_yaml(path, entries):
 
 def export_drafter(drafter, server, out, target=None, gamma=3):
     "Store a drafter in a server's format in a new folder `out`, with its configuration; print the command"
+    from specref.train import checkpoints, registry
     recipes, options, command = look_up(SERVERS, server=server)
     check_at_least(1, gamma=gamma)
     out = Path(out).resolve()
     if out.exists(): raise ValueError(f"out: got {out.name}, which is there already, wanted a new folder")
-    _, model = tokenizer_and_model("target" if target is None else target)
-    recipe = load_drafter(drafter, model).recipe
+    _, model = registry.tokenizer_and_model("target" if target is None else target)
+    recipe = registry.load_drafter(drafter, model).recipe
     if recipe not in recipes:
         raise ValueError(f"drafter: got {recipe}, wanted one that {server} reads: {', '.join(recipes)}")
     how = recipes[recipe]
-    convert(drafter, how.layout, out/"drafter", target)
+    checkpoints.convert(drafter, how.layout, out/"drafter", target)
     write_yaml(out/"serve.yaml", options(how, str(target or "TARGET"), str(out/"drafter"), gamma))
     print(f"{command} {out/'serve.yaml'}")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from shutil import copytree, rmtree
 import numpy as np
 import torch
+from .. import require
 from ..core.check import check_at_least, write_whole
 from ..models.embedded import sample_texts
 from ..models.recipe import fast_products, token_dtype
@@ -211,10 +212,7 @@ def find_devices(device=None, parts=1):  # -> Devices
 
 def joined_devices(device, parts):  # -> Devices
     "The processes that `accelerate launch` or `torchrun` has started"
-    try: from accelerate import Accelerator
-    except ImportError as e:
-        raise ImportError("several processes need accelerate: pip install 'specref[train]'") from e
-    all_of_them = Accelerator(cpu=device == "cpu")
+    all_of_them = require("accelerate").Accelerator(cpu=device == "cpu")
     def mean(gradient): return all_of_them.reduce(gradient, "mean")
     return Devices(all_of_them.device, parts, all_of_them.num_processes, all_of_them.process_index, mean,
                    all_of_them.main_process_first)
