@@ -47,7 +47,8 @@ class Once(HFModel):
     "An embedded model, top 2, that computes each tree once; `parts` replace parts of its cached pass"
     def __init__(self, name, temperature, **parts):
         super().__init__(raw_model(name), temperature, top_k=2, check=False)
-        vars(self).update(parts, given={})
+        self.given = {}
+        for name, part in parts.items(): setattr(self, name, part)
     def __call__(self, tree):
         key = tree.ctx, *map(tuple, (tree.parent, tree.token))
         if key not in self.given: self.given[key] = super().__call__(tree)

@@ -93,7 +93,10 @@ class OfThread:
     name: str
     def __get__(self, x, owner=None):
         own = own_state(x)
-        if self.name not in own: x.begin()
+        if self.name not in own:
+            given = dict(own)   # an attribute that was set before the first reading stays
+            x.begin()
+            own.update(given)
         return own[self.name]
     def __set__(self, x, value): own_state(x)[self.name] = value
 
