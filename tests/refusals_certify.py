@@ -162,6 +162,8 @@ ROWS = [
     *(("build", lambda x=x: certificates.certificate(x)) for x in (None, system().drafter)),
     ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
     ("build", lambda: certificates.certificate(lambda draft: draft.no), "AttributeError: .*line .*draft.no"),
+    *((name, lambda x={name: x}: certificates.certificate(lambda draft, **_: system(), **x))
+      for name, x in (("n", 0), ("V", 0), ("gamma", 0), ("stop", (9,)))),
     *(("system", partial(OF_FRACTIONS, s), words) for s, words in OWN_ERRORS),
     ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
     ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
@@ -268,6 +270,8 @@ ROWS = [
     ("rule", lambda: pasted("return [0"), "line [23]: "),
     ("rule", lambda: pasted("pass", "1/0\n"), "raised ZeroDivisionError"),
     ("rule", lambda: judge.judge_rule("x = 1"), "got no function of that name, wanted rule"),
+    *(("rule", partial(judge.judge_rule, text), "SystemExit") for text in (
+        "raise SystemExit(0)", "def rule(p, q, draft, u): raise SystemExit(0)")),
     *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
     ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
     ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),

@@ -553,8 +553,8 @@ def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | 
     True
     """
     check_system(system, target)
-    ctx, stop, calls = check_call(target, system.drafter, ctx, n or 1), as_stop(stop, target.V), []
     check_at_least(1, n=3 if n is None else n, runs=runs, due=due, limit=limit)
+    ctx, stop, calls = check_call(target, system.drafter, ctx, n or 1), as_stop(stop, target.V), []
     check_at_least(0, seed=seed)
     check_rate(alpha=alpha)
     if target(Tree(ctx))[0].dtype == object:
@@ -603,6 +603,8 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     if not callable(build) or isinstance(build, Drafter) or hasattr(build, "forward"):
         raise ValueError(f"build: got {given_words(build)}, wanted a function of a draft -> System")
     how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
+    check_at_least(1, V=V, n=3 if n is None else n, gamma=gamma)
+    stop = as_stop(stop, V)
     def after(k, tables):   # with new tables: nothing that one run did to them is there in the next
         p, q = (tables(V, s) for s in seeds)
         with own_errors("build"): system = build(q, **how)

@@ -80,7 +80,7 @@ def rounds(target: Target, drafter: "Drafter | Callable", verify: "Verifier", ct
         ctx: tokens before the first round, at least one
         rng: random numbers; round i drafts by `rng.at(i).draft` and verifies by `rng.at(i).verify`
     Returns: an iterator of `Round`: tree, rows, verdict and tokens; the context grows by the tokens of each
-    Raises: ValueError for a wrong argument, when the first round is asked for
+    Raises: ValueError for a wrong argument
     Source: Leviathan et al. 2023, Algorithm 1, for any tree and verifier (Theorem learning)
     See also: generate, loop_law, Round
 
