@@ -1,5 +1,7 @@
 "Objects that change, in two threads at once: the texts of each thread alone; copies begin without a cache"
 import pickle
+import threading
+import time
 from copy import copy, deepcopy
 
 import pytest
@@ -82,6 +84,22 @@ def test_two_threads_on_one_network_through_generate():
         how = dict(custom_generate=speculate, drafter=PromptLookup(8, 3), max_new_tokens=N, do_sample=False)
         return lambda: net.generate(torch.tensor([ctx]), **how).tolist()
     assert at_once(*map(text, CTXS)) == [text(ctx)() for ctx in CTXS]
+
+def test_a_window_is_checked_before_any_thread_passes_it(monkeypatch):
+    "A thread whose text is longer waits for the check that another has begun"
+    target, begun, order = model(), threading.Event(), []
+    target.windows = target.unchecked = [4]
+    def check(n):
+        begun.set()
+        time.sleep(.05)
+        order.append("checked")
+    def second():
+        begun.wait()
+        target.check_windows(5)
+        order.append("passed")
+    monkeypatch.setattr(target, "check", check)
+    at_once(lambda: target.check_windows(5), second)
+    assert order == ["checked", "passed"]
 
 @pytest.mark.parametrize("of", [HFModel, PackedLlama])
 def test_copies_begin_without_a_cache(of):

@@ -341,8 +341,8 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
 
     def check_windows(self, length: int) -> None:
         "The first text that is longer than a window is checked, as every model is at the start"
-        if not self.unchecked: return
-        with CHECKING:
+        if length <= min(self.windows, default=np.inf): return
+        with CHECKING:   # also while another thread is in the check
             passed = [w for w in self.unchecked if w < length]
             if passed: self.check_window(*passed)
     def check_window(self, shortest: int, *longer: int) -> None:
