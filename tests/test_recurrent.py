@@ -128,7 +128,7 @@ class ToyPasses(RecurrentModel):
     "A recurrence whose state is the tuple of the tokens read: every pass is checked exactly"
     def __init__(self, lag, slots, chunk, stepwise):
         self.lag, self.slots, self.chunk, self.stepwise, self.refed = lag, slots, chunk, stepwise, 0
-        self.most, self.unchecked, self.by_paths, self.model = np.inf, [], False, torch.nn.Module()
+        self.most, self.windows, self.by_paths, self.model = np.inf, [], False, torch.nn.Module()
         self.passes = []
         self.forget()
     def pass_over(self, start, end, first):
