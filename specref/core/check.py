@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['check_at_least', 'check_between', 'check_rate', 'check_type', 'look_up', 'defaults', 'check_unused',
-           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'check_space', 'write_json', 'package_folder',
-           'record_files', 'read_record', 'skip_cells_without']
+           'check_same_vocab', 'as_tokens', 'error_words', 'write_whole', 'check_space', 'read_text', 'write_json',
+           'package_folder', 'record_files', 'read_record', 'skip_cells_without']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
 import json, os, shutil, sys
@@ -108,6 +108,13 @@ def check_space(size, **given):
         free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
         if free < size:
             raise ValueError(f"{name}: got {str(folder)!r} with {free:,} bytes free, wanted {size:,}")
+
+def read_text(what="text", **given):  # -> str
+    "The text of a named file, or of the standard input for `-`"
+    (name, file), = given.items()
+    try: return sys.stdin.read() if str(file) == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{name}: got {str(file)!r}, wanted a file of {what} ({e})") from e
 
 def write_json(path, data):
     "Write `data` as indented JSON, whole or not at all"

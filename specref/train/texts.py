@@ -18,7 +18,7 @@ from shutil import copytree, rmtree
 import numpy as np
 import torch
 from .. import require
-from ..core.check import check_at_least, write_whole
+from ..core.check import check_at_least, read_text, write_whole
 from ..models.embedded import sample_texts
 from ..models.recipe import fast_products, token_dtype
 from .harness import StateDataset, TargetModel, file_digest
@@ -49,9 +49,7 @@ def parse_line(line, where):  # -> a text, or the turns of a conversation
 
 def read_texts(file):  # -> texts, and conversations as lists of turns
     "The texts in a file of JSON lines; none of them is used if one is wrong"
-    try: lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as e:
-        raise ValueError(f"data: got {str(file)!r}, wanted a file of JSON lines ({type(e).__name__})") from e
+    lines = read_text("JSON lines", data=file).splitlines()
     texts = [parse_line(line, f"line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not texts: raise ValueError(f"data: got {str(file)!r} with no text in it, wanted at least one")
     return texts
