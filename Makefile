@@ -7,12 +7,14 @@ NB ?= $(wildcard nbs/*.ipynb)
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
 PY := .venv/bin/python
+# RUN: what the commands of the package import; READY: what tests and the book need beside it
+RUN := .venv/.run
 READY := .venv/.ready
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 21
 
-tour: $(READY)  ## decode real text with every system: certificate, acceptance, speed
+tour: $(RUN)  ## decode real text with every system: certificate, acceptance, speed
 	$(PY) -m specref tour
 
 test: $(READY)  ## every test, the notebooks included
@@ -33,13 +35,13 @@ LONGER := 10240 6000 0 eagle hass eagle3 eagle31
 CURVE = OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py
 RECORDED = $(CURVE) docs/benchmarks/curve.json build/curve
 
-train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
+train: $(RUN)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
 	$(CURVE) --anew build/longer.json build/curve $(LONGER)
 	$(PY) -c "from specref.serve.byte_latent import train_bytes; train_bytes()"
 
-bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
+bench: $(RUN)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
 	$(PY) -m specref compare
 
@@ -123,10 +125,15 @@ define venv
 endef
 
 # torch first and by itself, at its pin: a range, or a resolver left to choose, may bring gigabytes of CUDA packages
-$(READY): pyproject.toml models/pyproject.toml constraints.txt
+$(RUN): pyproject.toml models/pyproject.toml constraints.txt
 	$(venv)
 	$(PY) -m pip install -q -c constraints.txt setuptools torch
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e models -e '.[models,dev,docs]'
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e models -e '.[models]'
+	@touch $@
+
+$(READY): $(RUN)
+	@echo "installing what tests and the book need ..."
+	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,docs]'
 	@touch $@
 
 .venv/.lab: $(READY)
