@@ -124,20 +124,23 @@ define venv
 @$(PYTHON) -m venv $(@D)
 endef
 
+# without compiling: Python does it when a module is first imported
+INSTALL := $(PY) -m pip install -q --no-compile -c constraints.txt
+
 # torch first and by itself, at its pin: a range, or a resolver left to choose, may bring gigabytes of CUDA packages
 $(RUN): pyproject.toml models/pyproject.toml constraints.txt
 	$(venv)
-	$(PY) -m pip install -q -c constraints.txt setuptools torch
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e models -e '.[models]'
+	$(INSTALL) setuptools torch
+	$(INSTALL) --no-build-isolation -e models -e '.[models]'
 	@touch $@
 
 $(READY): $(RUN)
 	@echo "installing what tests and the book need ..."
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,docs]'
+	$(INSTALL) --no-build-isolation -e '.[dev,docs]'
 	@touch $@
 
 .venv/.lab: $(READY)
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[lab]'
+	$(INSTALL) --no-build-isolation -e '.[lab]'
 	@touch $@
 
 .venv-compat/.ready: Makefile
