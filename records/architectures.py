@@ -1,12 +1,11 @@
 """Every causal architecture of transformers, tiny and random: six systems against its own `generate`, greedy
 
-`python tests/sweep.py OUT.json [NAME ...]`: each model in a process of its own, with a limit of CPU seconds.
+`make record-architectures`; `architectures.py NAME ...` prints the outcomes of some and records nothing.
+Each model is in a process of its own, with a limit of CPU seconds.
 `right`, or `right by paths`: all six texts are its own, and the logits of a tree are those of plain passes.
 `refused`: in words. `failed`: another error, or no time. `wrong`: none may be.
 `not built`: transformers' `generate` served no tiny model of it.
-A run over all of them is recorded in docs/benchmarks/architectures.json.
 """
-import json
 import multiprocessing
 import resource
 import sys
@@ -23,6 +22,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, NoRepeatNGramLogitsProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specref.core.check import write_record
 from specref.core.loop import System
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
@@ -34,7 +34,7 @@ from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 
-RECORD = Path(__file__).resolve().parents[1]/"docs"/"benchmarks"/"architectures.json"
+RECORD = Path(__file__).with_suffix(".json")
 OUTCOMES = "right", "right by paths", "refused", "failed", "wrong", "not built"
 V, SECONDS, PROMPT, TOKENS = 64, 60, (3, 1, 4, 1, 5, 9, 2, 6), 24
 WINDOWS = "sliding_window", "attention_chunk_size", "window_size"   # of 8 tokens in every tiny model
@@ -209,21 +209,19 @@ def reason(found):  # -> str
 
 
 def record(found):  # -> dict
-    "The versions, the counts, and each architecture's outcome, with the reason of what is not right"
+    "The counts, and each architecture's outcome, with the reason of what is not right"
     counts = Counter(f["outcome"] for f in found.values())
     rows = {name: ": ".join(filter(None, (f["outcome"], reason(f)))) for name, f in sorted(found.items())}
-    packages = dict(transformers=transformers.__version__, torch=torch.__version__.split("+")[0])
-    return dict(versions=packages, counts={name: counts[name] for name in OUTCOMES}, architectures=rows)
+    return dict(counts={name: counts[name] for name in OUTCOMES}, architectures=rows)
 
 
-def main(out, *names):
+def main(*names):
     found = {}
     for name in names or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         found[name] = limited(name)
         print(f"{name:24} {found[name]['outcome']:9} {found[name]['why'][:150]}", flush=True)
-        Path(out).write_text(json.dumps(dict(transformers=transformers.__version__, models=found), indent=1))
     print(table(found))
-    if not names: RECORD.write_text(json.dumps(record(found), indent=1) + "\n", encoding="utf-8")
+    if not names: write_record(RECORD, "make record-architectures", record(found))
     sys.exit(any(f["outcome"] == "wrong" for f in found.values()))
 
 

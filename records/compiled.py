@@ -12,12 +12,13 @@ import torch
 import triton
 from tqdm import tqdm
 
+from specref.core.check import write_record
 from specref.gpu import draws, kernels, rules
 from specref.gpu.bench.clocks import TREE_SHAPES, case_shapes
 from specref.gpu.bench.tasks import compile_launch, gpu_tasks
 from specref.gpu.verify import verify_chains, verify_trees
 
-RECORD = Path(__file__).parents[1]/"docs"/"benchmarks"/"compiled.json"
+RECORD = Path(__file__).with_suffix(".json")
 LIMITS = "registers", "spilled", "barriers"
 
 
@@ -59,10 +60,12 @@ def worse(name, now, was):  # -> lines
 
 
 if __name__ == "__main__":
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    releases = json.loads(RECORD.read_text())["releases"] if RECORD.exists() else {}
     now = dict(found())
-    was = record.setdefault(triton.__version__, now)
+    was = releases.get(triton.__version__, now)
     wrong = [line for name, x in now.items() for line in worse(name, x, was.get(name, x))]
     print(*wrong, f"{len(now)} launches, {len(wrong)} worse than on record", sep="\n")
-    if not wrong: RECORD.write_text(json.dumps(record | {triton.__version__: now}, indent=1) + "\n")
+    if not wrong:
+        got = dict(releases=releases | {triton.__version__: now})
+        write_record(RECORD, "make compat-triton", got, "triton")
     sys.exit(bool(wrong))

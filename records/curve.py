@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specref.app.tour import provenance_of_run
-from specref.core.check import write_json
+from specref.core.check import write_record
 from specref.train.harness import StateDataset, TargetModel, evaluate, mixed_precision, read_card
 from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TrainingRun, load_network, store_drafter,
                                     tokenizer_and_model, training_rows, with_options)
@@ -63,8 +62,8 @@ def add_row(record, make, **key):  # read again after the training: several runs
     def rows(): return json.loads(record.read_text())["rows"] if record.exists() else []
     if any(all(row[k] == x for k, x in key.items()) for row in rows()): return
     row = make()
-    about = provenance_of_run(threads=torch.get_num_threads(), held=HELD, length=LENGTH, depth=DEPTH)
-    write_json(record, about | dict(rows=rows() + [row]))
+    about = dict(threads=torch.get_num_threads(), held=HELD, length=LENGTH, depth=DEPTH)
+    write_record(record, "make curve", about | dict(rows=rows() + [row]))
 
 if __name__ == "__main__":
     anew = "--anew" in sys.argv

@@ -1,14 +1,11 @@
-"""Seconds of a round of the embedded batch engine on this CPU, by batch and draft length (`make engine`)
-
-engine.py RECORD"""
-import sys
+"Seconds of a round of the batch engine on this CPU, by batch and draft length (`make record-engine`)"
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from specref.app.tour import provenance_of_run
-from specref.core.check import write_json
+from specref.core.check import write_record
 from specref.gpu.bench.decoding import embedded_pair, timed_engine_run
 from specref.gpu.engine import Engine
 from specref.models.embedded import prompts
@@ -28,6 +25,6 @@ def measure_engine(path, batches=(1, 2, 4, 8, 16, 32), gammas=(0, 2, 4), n=32, r
     torch.set_num_threads(threads)
     pair = embedded_pair("cpu")
     rows = [row for batch in batches for row in measured_rounds(pair, batch, gammas, n, repeats)]
-    write_json(path, provenance_of_run(threads=threads, repeats=repeats, tokens=n) | dict(rows=rows))
+    write_record(path, "make record-engine", dict(threads=threads, repeats=repeats, tokens=n, rows=rows))
 
-if __name__ == "__main__": measure_engine(sys.argv[1])
+if __name__ == "__main__": measure_engine(Path(__file__).with_suffix(".json"))

@@ -1,6 +1,6 @@
 """Released samplers and engines, tested: `make engines`
 
-engines.py RECORD SOURCES [PART ...]: each part of the record is made anew and written at once; without names
+engines.py SOURCES [PART ...]: each part of the record is made anew and written at once; without names
 all of them. SOURCES holds the wheels of engines that are not installed; only their Python files are used."""
 import os
 os.environ["TRITON_INTERPRET"] = "1"   # before triton is imported
@@ -25,10 +25,9 @@ import torch
 import engines_exact as ee
 from specref.app import engines as en
 from specref.app.benchmarks import generation_view, quiet
-from specref.app.tour import provenance_of_run
 from specref.certify.certificates import ALPHA
 from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
-from specref.core.check import write_json
+from specref.core.check import write_record
 from specref.core.loop import match
 from specref.core.rng import numpy_generator
 from specref.core.target import TableModel, random_table
@@ -36,7 +35,7 @@ from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenize
 from specref.verify.block import block
 from specref.verify.reject import reject
 
-RECORD, SOURCES = map(Path, sys.argv[1:3])
+RECORD, SOURCES = Path(__file__).with_suffix(".json"), Path(sys.argv[1])
 SEEDS_EXACT = [0, 3]
 BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 500_000, 200
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
@@ -195,7 +194,7 @@ def exact_rows():
     once, again = (ee.enumerated(seed) for seed in SEEDS_EXACT)
     for name, (stated, off) in once.items():
         worst = max(off, again[name][1])
-        witness = dict(reproduce="tests/engines_exact.py: enumerated(seed)", seeds=SEEDS_EXACT,
+        witness = dict(reproduce="records/engines_exact.py: enumerated(seed)", seeds=SEEDS_EXACT,
                        output_off_by=[off, again[name][1]], stated_off_by=[stated, again[name][0]])
         if name.startswith("Gemma"): witness["our_loop_off_by"] = [*map(ee.imitated, SEEDS_EXACT)]
         verdict = "differs" if worst > 1e-5 else "no difference"
@@ -445,7 +444,7 @@ def reported():
     "{issue: does the release of the record still have it?}"
     once, rows = ee.enumerated(0), json.loads(RECORD.read_text())["rows"]
     own_drafts, = (row for row in rows if row["part"] == "own_drafts")
-    exact = "exact output and stated distributions of a random network (tests/engines_exact.py)"
+    exact = "exact output and stated distributions of a random network (records/engines_exact.py)"
     def wrong(*names): return any(max(x or 0 for x in once[name]) > 1e-5 for name in names)
     return {
         "huggingface/transformers#32867": issue("transformers", wrong("assistant model"), exact),
@@ -495,6 +494,7 @@ def main(parts):
 def update(change):
     "A change of the record as it is now"
     record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
-    write_json(RECORD, record | provenance_of_run(threads=1, alpha=ALPHA) | change(record))
+    old = {key: x for key, x in record.items() if key in (*LISTS, "rows")}
+    write_record(RECORD, "make engines", dict(threads=1, alpha=ALPHA) | old | change(record))
 
-if __name__ == "__main__": main(sys.argv[3:])
+if __name__ == "__main__": main(sys.argv[2:])

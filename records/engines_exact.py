@@ -171,3 +171,5 @@ def recurrent():
         f"`crop(-2)` {'does not roll' if off > 1e-2 else 'rolls'} the state back (logits of a random "
         f"Qwen3-Next are off by {off:.2f}, without it by less than .0001), but generate raises: "
         f"{refused.split(',')[0]}")
+
+if __name__ == "__main__": print(*(two_tokenizers(seed) for seed in (0, 3)), sep="\n")

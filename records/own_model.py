@@ -1,17 +1,14 @@
-"Four drafters trained for two steps on a random model of 1.2 billion weights (`make own-model`)"
+"Four drafters trained for two steps on a random model of 1.2 billion weights (`make record-own_model`)"
 import json
-import platform
 import resource
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specref.core.check import write_json
+from specref.core.check import write_record
 from specref.models.embedded import tokenizer
 from specref.train.checkpoints import LAYOUTS, from_folder, to_folder
 from specref.train.harness import TargetModel
@@ -55,14 +52,13 @@ def trained(name, layout, model, tok):
                 weights=sum(w.numel() for w in net.parameters()))
 
 if __name__ == "__main__":
+    torch.set_num_threads(2)
     tok, model = tokenizer(), random_model()
     tok.chat_template = TEMPLATE
     runs = {name: trained(name, layout, model, tok)
             for name, layout in (("eagle3", "speculators/eagle3"), ("eagle", "eagle"), ("dflash", "dflash"),
                                  ("medusa", "medusa"))}
     found = dict(target=sum(w.numel() for w in model.parameters()), shape=SHAPE, runs=runs,
-                 memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
-                 python=platform.python_version(), torch=torch.__version__,
-                 transformers=transformers.__version__)
+                 memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1))
     print(json.dumps(found, indent=1))
-    write_json(sys.argv[1], found)
+    write_record(Path(__file__).with_suffix(".json"), "make record-own_model", found)

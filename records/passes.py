@@ -1,10 +1,7 @@
-"""Milliseconds of a forward pass (`make passes`): transformers, `LlamaPass` and its parts, with all weights
-transposed, with all packed, and in bfloat16 where the processor has it. A record has one run for each kind of
-vectors that torch finds, which decide how the weights are stored
-
-passes.py RECORD"""
+"""Milliseconds of a forward pass (`make record-passes`): transformers, `LlamaPass` and its parts, with all
+weights transposed, with all packed, and in bfloat16 where the processor has it. A record has one run for each
+kind of vectors that torch finds, which decide how the weights are stored"""
 import json
-import sys
 from copy import deepcopy
 from functools import partial
 from math import prod
@@ -16,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specref.app.tour import provenance_of_run
-from specref.core.check import write_json
+from specref.core.check import provenance_of_run, write_record
 from specref.models import llama as module
 from specref.models.llama import JoinedRows, LlamaPass, packed, transposed
 from specref.models.recipe import llama
@@ -25,7 +21,7 @@ from specref.models.transformer import RowCache, given_cache
 
 SHAPES = {"embedded target": (24, 192, 512, 512), "embedded small draft": (1, 256, 1024, 512),
           "Llama of 340 million": (24, 1024, 2816, 32000)}   # layers, width, MLP, vocabulary
-CONTEXT, ROWS = 200, (1, 5, 25)
+CONTEXT, ROWS, COMMAND = 200, (1, 5, 25), "make record-passes"
 
 def additive(m):  # -> (1, 1, m, CONTEXT + m), or None
     "The mask of a chain of m rows behind the context"
@@ -113,9 +109,9 @@ def measure_passes(path, laps=40, threads=1):
     torch.set_num_threads(threads)
     with torch.inference_mode():
         rows = [row for name, shape in SHAPES.items() for row in measured_shape(name, shape, laps)]
-        run = provenance_of_run(threads=threads, laps=laps, context=CONTEXT,
-                                read_bytes_per_second=bandwidth()) | dict(rows=rows)
-    others = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-    write_json(path, others | {torch.backends.cpu.get_cpu_capability(): run})
+        run = provenance_of_run(COMMAND, threads=threads, laps=laps, context=CONTEXT,
+                                read_bytes_per_second=bandwidth(), rows=rows)
+    others = json.loads(path.read_text())["runs"] if path.exists() else {}
+    write_record(path, COMMAND, dict(runs=others | {torch.backends.cpu.get_cpu_capability(): run}))
 
-if __name__ == "__main__": measure_passes(sys.argv[1])
+if __name__ == "__main__": measure_passes(Path(__file__).with_suffix(".json"))

@@ -1,12 +1,11 @@
 """Tokens a second of the embedded target in other libraries that run on a CPU: `make peers`
 
-peers.py RECORD: every contestant decodes the same prompts in turn, at temperature 0, on one thread."""
+Every contestant decodes the same prompts in turn, at temperature 0, on one thread."""
 import json
 import shutil
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -20,11 +19,11 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.utils import load_model
 
 from specref.app.benchmarks import CONSTANT, quiet, transformers_generate
-from specref.app.tour import KINDS, UNTRAINED, decode_cold, provenance_of_run
-from specref.core.check import write_json
+from specref.app.tour import KINDS, UNTRAINED, decode_cold
+from specref.core.check import write_record
 from specref.models.embedded import DATA, raw_model
 
-GAMMA, PACKAGES = CONSTANT["num_assistant_tokens"], ("transformers", "mlx-lm", "onnxruntime-genai")
+GAMMA = CONSTANT["num_assistant_tokens"]
 
 
 def exported(folder):
@@ -107,7 +106,7 @@ def measure_peers(path, laps=5, n=64, threads=1):
         exported(Path(folder))
         runs = contestants(Path(folder))
         rows = [row for kind in KINDS for row in measured_kind(runs, kind, laps, n)]
-    about = dict(threads=threads, prompts=laps, tokens=n, versions={name: version(name) for name in PACKAGES})
-    write_json(path, provenance_of_run(**about) | dict(rows=rows))
+    got = dict(threads=threads, prompts=laps, tokens=n, rows=rows)
+    write_record(path, "make peers", got, "mlx-lm", "onnxruntime-genai")
 
-if __name__ == "__main__": measure_peers(sys.argv[1])
+if __name__ == "__main__": measure_peers(Path(__file__).with_suffix(".json"))

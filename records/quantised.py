@@ -1,13 +1,11 @@
 """Chapter 07 on quantized and offloaded weights: `make compat-quantised`
 
 Each way of loading the embedded target is compared with its own `generate`, and recorded in
-docs/benchmarks/quantised.json: what the check of `HFModel` says, how far the rows of a tree are from plain
+quantised.json: what the check of `HFModel` says, how far the rows of a tree are from plain
 passes, and how many greedy texts are those of `generate`."""
-import json
 import logging
 import sys
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +14,7 @@ import torch
 import transformers
 from transformers import BitsAndBytesConfig, TorchAoConfig
 
+from specref.core.check import write_record
 from specref.core.law import tv, warp
 from specref.core.loop import generate
 from specref.core.rng import Seeded
@@ -24,8 +23,7 @@ from specref.models.embedded import prompts, raw_model, stored
 from specref.models.transformer import HFModel, Unservable
 from specref.verify.reject import Chain, reject
 
-RECORD = Path(__file__).resolve().parents[1]/"docs"/"benchmarks"/"quantised.json"
-PACKAGES = "torch", "transformers", "accelerate", "bitsandbytes", "torchao"
+RECORD = Path(__file__).with_suffix(".json")
 TEXTS, TOKENS = 4, 32
 
 
@@ -114,9 +112,8 @@ def main(*names):
     for name in names or WAYS:
         with TemporaryDirectory() as folder: found[name] = tried(WAYS[name](folder))
         print(name, found[name], flush=True)
-    versions = {name: version(name).split("+")[0] for name in PACKAGES}
-    record = dict(versions=versions, texts=TEXTS, tokens=TOKENS, ways=found)
-    if not names: RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    got = dict(texts=TEXTS, tokens=TOKENS, ways=found)
+    if not names: write_record(RECORD, "make compat-quantised", got, "accelerate", "bitsandbytes", "torchao")
     whole = [f for name, f in found.items() if name.startswith(("float32", "device_map"))]
     return any(f.get("same") != TEXTS for f in whole)
 

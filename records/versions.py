@@ -1,23 +1,25 @@
 """The adapters of transformers under other releases
 
 `make compat-transformers` tries the versions below. What fails there is printed, and its reasons are counted
-in docs/benchmarks/transformers.json. `make compat-newest` tries the newest release of each package that can
+in versions.json. `make compat-newest` tries the newest release of each package that can
 change a row, a test or a page, and says which upper bounds of pyproject.toml are reached. Each has a virtual
 environment of its own, on top of the packages of this one."""
-import json, os, re, subprocess, sys, sysconfig, tomllib, venv
+import os, re, subprocess, sys, sysconfig, tomllib, venv
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
 from packaging.requirements import Requirement
 
-from house import ROOT
+from specref.core.check import write_record
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = Path(__file__).with_suffix(".json")
 
 VERSIONS = '5.0.0', '5.13.0', '5.17.0', '5.23.0', '5.24.0'   # too old, the least admitted, ..., the pinned
 NEWEST = 'numpy', 'torch', 'transformers', 'tokenizers', 'safetensors', 'hypothesis', 'nbdev', 'sphinx'
 ADAPTERS = 'transformer', 'llama', 'encoder_decoder', 'recurrent', 'bridge', 'engine', 'notebooks'
 PAGES = 'not test_notebooks or 07_transformer or 09_bridge'   # of the notebooks, these two
-RECORD = ROOT/'docs'/'benchmarks'/'transformers.json'
 
 
 def bounds():
@@ -104,7 +106,7 @@ def main(*versions):
         passed, failed = tried(python, version, *ADAPTERS)
         record[version] = dict(passed=passed, failed=sum(map(len, failed.values())),
                                reasons={why: len(tests) for why, tests in failed.items()})
-    if not versions: RECORD.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
+    if not versions: write_record(RECORD, 'make compat-transformers', dict(releases=record))
     return bool(record.get(VERSIONS[-1], {}).get('failed'))
 
 
