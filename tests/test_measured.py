@@ -332,6 +332,10 @@ def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
     table[0] += 1
     assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(twin=1)
     assert not tk.tree_parity({}, "mixed", 5, 31, CPU, logits, stored)["stored"]
+    tk.store_verdicts(path, [(rule, *sizes[1:]) for rule in ("chain", "block")])   # of the same numbers
+    for rule in "chain", "block":
+        found = tk.tree_parity({}, rule, *sizes[1:3], CPU, logits, tk.stored_verdicts(path))
+        assert found["stored"] and found["differ"] == dict(twin=0)
 
 def test_what_is_compiled_ahead_is_what_is_launched():
     "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"

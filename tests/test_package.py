@@ -8,7 +8,8 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from house import MAIN, ROOT, anchors, foreign, references, tracked, undescribed
+from book import MAIN
+from house import ROOT, anchors, foreign, references, tracked, undescribed
 from specref.app.commands import parser
 from specref.core import check
 from specref.core.check import read_record, record_files
