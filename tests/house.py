@@ -1,5 +1,5 @@
 "Notebooks are read, run, exported, compared and checked; `run` and `compat` are commands"
-import ast, configparser, difflib, multiprocessing, os, re
+import ast, configparser, difflib, json, multiprocessing, os, re
 import shutil, subprocess, sys, tempfile, tomllib
 from collections import defaultdict
 from dataclasses import dataclass
@@ -321,8 +321,8 @@ def untidy_outputs(c):
     if found: yield f'the output names this machine: {found[0]}'
 
 def outside(root=ROOT):
-    "Notebooks that read beyond their folder by a path, or import from tests/: nothing of both is in a wheel"
-    own = {f.stem for f in (root/'tests').glob('*.py')}
+    "Notebooks that read beyond their folder by a path, or import from tests and the like: no wheel has those"
+    own = {f.stem for d in ('docs', 'records', 'tests') for f in (root/d).glob('*.py')}
     for nb in notebooks(root):
         for c in nb.code:
             names = {name.partition('.')[0] for name in imported(ast.walk(parse(c['source'])))}
@@ -389,6 +389,58 @@ def unfaithful(root=ROOT):
     for test, names, given in found:
         yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
+
+# -- Records ---------------------------------------------------------------------------------------
+
+FIELDS = dict(command=r'make [\w-]+', date=r'\d{4}-\d\d-\d\d', machine='.+', commit='[0-9a-f]{40}',
+              versions='{.+}')
+
+def unrecorded(root=ROOT):
+    """Records without a field, or whose command is no target of the Makefile (`record-x` runs `x.py`); data of
+    another kind without a record of the same name"""
+    stored = sorted((root/'records').glob('*'))
+    records = {f.stem: json.loads(f.read_text(encoding='utf-8')) for f in stored if f.suffix == '.json'}
+    targets = set(re.findall(r'^([\w%-]+):', (root/'Makefile').read_text(), re.M)) if records else set()
+    if 'record-%' in targets: targets |= {f'record-{f.stem}' for f in stored if f.suffix == '.py'}
+    for name, record in records.items():
+        for field, form in FIELDS.items():
+            if not re.fullmatch(form, str(record.get(field, ''))): yield f'{name}: no {field}'
+        made = record.get('command', '').removeprefix('make ')
+        if made not in targets - {f'record-{other}' for other in records.keys() - {name}}:
+            yield f'{name}: no target of the Makefile is called {made!r}'
+    others = [f for f in stored if f.suffix not in ('.json', '.py', '') and f.stem not in records]
+    yield from (f'{f.name}: no record' for f in others)
+
+def numbers_in(x):
+    "The numbers in nested lists and dictionaries"
+    for y in x.values() if isinstance(x, dict) else x if isinstance(x, list) else ():
+        if isinstance(y, float): yield y
+        yield from numbers_in(y)
+
+DECIMALS = re.compile(r'(?<![\w.,-])-?(\d*\.(\d\d+))(?!\w|\.\d)')
+OTHERS = re.compile('paper|report|authors|model card|version|since')   # a sentence on the numbers of others
+TYPED = {'.999': 'the power of the tests', 'questions': 'its cells assert the numbers of its answers'}
+
+def decimals(source):
+    """The numbers with two decimals or more in the sentences of a markdown cell, without quotes, code, sentences
+    about others, and formulas that state no error"""
+    plain = re.sub(r'^>.*$|```.*?```|`[^`]*`|\$(?:(?!\\pm)[^$])*\$', '', source, flags=re.M | re.S)
+    for sentence in re.split(r'(?<=[.?!]) |\n', plain):
+        if not OTHERS.search(sentence): yield from DECIMALS.findall(sentence)
+
+def typed(root=ROOT):
+    "Numbers in the prose of a page that reads records: rounded from a record, or printed by one of its cells"
+    files = {f.stem: f for f in (root/'records').glob('*.json')}
+    for nb in notebooks(root):
+        code = ''.join(c['source'] for c in nb.code if 'read_record' in c['source'])
+        used = files.keys() & set(re.findall(r'["\'](\w+)["\']', code))
+        if not used or nb.path.stem in TYPED: continue
+        values = [abs(x) for name in used for x in numbers_in(json.loads(files[name].read_text()))]
+        shown = {float(x) for c in nb.code for out in shown_output(c) for x in re.findall(r'\d*\.\d+', out)}
+        for c in nb.cells:
+            for x, places in decimals(c['source']) if c['cell_type'] == 'markdown' else ():
+                own = float(x) in shown or any(round(y, len(places)) == float(x) for y in values)
+                if own and x not in TYPED: yield f'{nb.path.name} cell {c["id"]}: types {x}'
 
 # -- Docstrings of the main names ------------------------------------------------------------------
 
