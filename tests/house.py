@@ -248,15 +248,18 @@ def foreign(names, root=ROOT):
         new = {name for name in new if name} - seen
     return {name.partition('.')[0] for name in seen} - sys.stdlib_module_names - {'specref'}
 
+def bound(n):
+    "The names that a statement defines"
+    if isinstance(n, (ast.FunctionDef, ast.ClassDef)): return [n.name]
+    return [x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
+
 def ambiguous(root=ROOT):
     "Names that two modules define; a kernel has the names of its torch implementation"
     defined = defaultdict(list)
     for f in modules(root):
         module = f.relative_to(root).with_suffix('').as_posix()
         for n in ast.parse(f.read_text(encoding='utf-8')).body:
-            names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else [
-                x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
-            for name in names:
+            for name in bound(n):
                 if name != '__all__' and module not in defined[name]: defined[name].append(module)
     allowed = ['specref/gpu/kernels', 'specref/gpu/verify']
     for name, found in sorted(defined.items()):
@@ -396,8 +399,8 @@ FIELDS = dict(command=r'make [\w-]+', date=r'\d{4}-\d\d-\d\d', machine='.+', com
               versions='{.+}')
 
 def unrecorded(root=ROOT):
-    """Records without a field, or whose command is no target of the Makefile (`record-x` runs `x.py`); data of
-    another kind without a record of the same name"""
+    """Records without a field, or whose command is no target of the Makefile (`record-x` runs `x.py`); other
+    data without a record of the same name"""
     stored = sorted((root/'records').glob('*'))
     records = {f.stem: json.loads(f.read_text(encoding='utf-8')) for f in stored if f.suffix == '.json'}
     targets = set(re.findall(r'^([\w%-]+):', (root/'Makefile').read_text(), re.M)) if records else set()
@@ -411,6 +414,15 @@ def unrecorded(root=ROOT):
     others = [f for f in stored if f.suffix not in ('.json', '.py', '') and f.stem not in records]
     yield from (f'{f.name}: no record' for f in others)
 
+def stale(root=ROOT):
+    "Scripts of records that import from the package a name that no module has: nothing runs most of them"
+    there = {'specref', *(dotted(f, root).removesuffix('.__init__') for f in (root/'specref').rglob('*.py'))}
+    for f in modules(root):
+        there |= {f'{dotted(f, root)}.{name}' for n in ast.parse(f.read_text()).body for name in bound(n)}
+    for f in sorted((root/'records').glob('*.py')):
+        for name in imported(ast.walk(ast.parse(f.read_text()))):
+            if name.startswith('specref.') and name not in there: yield f'{f.name}: there is no {name}'
+
 def numbers_in(x):
     "The numbers in nested lists and dictionaries"
     for y in x.values() if isinstance(x, dict) else x if isinstance(x, list) else ():
@@ -422,8 +434,8 @@ OTHERS = re.compile('paper|report|authors|model card|version|since')   # a sente
 TYPED = {'.999': 'the power of the tests', 'questions': 'its cells assert the numbers of its answers'}
 
 def decimals(source):
-    """The numbers with two decimals or more in the sentences of a markdown cell, without quotes, code, sentences
-    about others, and formulas that state no error"""
+    """The numbers with two decimals or more in the sentences of a markdown cell, without quotes, code,
+    sentences about others, and formulas that state no error"""
     plain = re.sub(r'^>.*$|```.*?```|`[^`]*`|\$(?:(?!\\pm)[^$])*\$', '', source, flags=re.M | re.S)
     for sentence in re.split(r'(?<=[.?!]) |\n', plain):
         if not OTHERS.search(sentence): yield from DECIMALS.findall(sentence)

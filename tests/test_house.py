@@ -8,7 +8,7 @@ from house import PLAIN, ROOT, disagreements, export, light, tracked
 
 RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unrecorded, house.typed)
+         house.unrecorded, house.stale, house.typed)
 
 def none(found, hint=''):
     found = list(found)
@@ -192,6 +192,8 @@ PLANTS = {
     'a record without versions': (house.unrecorded, stored(versions={})),
     'a command that no target has': (house.unrecorded, stored(command='make two')),
     'a command whose script is not there': (house.unrecorded, stored(command='make record-one')),
+    'a script of a record whose import is gone': (
+        house.stale, file('records/one.py', 'from specref.core.law import thrice\n')),
     'data without a record': (house.unrecorded, file('records/two.npz', '')),
     'a number of a record, rounded, in prose': (house.typed, read(prose('So it is 1.25 tokens.'))),
     'a number that a cell prints, in prose': (
