@@ -308,7 +308,7 @@ def tour(n=12, each=1, out="out", every=False, target=None, draft=None, drafter=
     blocks = run_tour(stops, n, each)
     rows = [row for block in blocks for row in block["rows"]]
     print(f"{LEGEND}\nplot: {plot(rows, out)}")
-    write_record(Path(out) / "tour.json", "make record-tour", given | dict(blocks=blocks))
+    write_record(Path(out) / "tour.json", "specref tour", given | dict(blocks=blocks))
     return rows
 
 def run_tour(stops, n, each):  # -> blocks
