@@ -5,6 +5,7 @@ from pathlib import Path
 
 import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
+from specref.core.check import provenance_of_run
 
 RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
@@ -153,13 +154,12 @@ def both(*plants):
     return plant
 
 table = both(file('specref/app/systems.py', 'SYSTEMS = {"chain": chain_system(2, "first2023")}\n'))
-MADE = dict(command='make one', date='2026-11-28', machine='a', commit='0'*40, versions=dict(numpy='2'))
-
 def stored(**more):
-    "A record of 1.2499, the target that makes it, and a page that reads it"
+    "A record of 1.2499 as it is written, and the target that makes it"
     def plant(root):
+        made = provenance_of_run('make one')
         (root/'Makefile').write_text('one:\n\nrecord-%:\n')
-        (root/'records/one.json').write_text(json.dumps(MADE | dict(rows=[dict(tokens=1.2499)]) | more))
+        (root/'records/one.json').write_text(json.dumps(made | dict(rows=[dict(tokens=1.2499)]) | more))
     return plant
 
 def read(*cells): return both(stored(), law(code('read_record("one")["date"]', result('2')), *cells))
