@@ -1,5 +1,5 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
-import inspect, json, os, re, runpy, shutil, subprocess, sys, tomllib
+import inspect, os, re, runpy, shutil, subprocess, sys, tomllib
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from house import MAIN, ROOT, anchors, foreign, references, tracked, undescribed
+from book import MAIN
+from house import ROOT, anchors, foreign, references, tracked, undescribed
 from specref.app.commands import parser
 from specref.core import check
 from specref.core.check import read_record, record_files
@@ -107,11 +108,11 @@ def packed(project):
     return build.find_data_files(project, project)
 
 def test_records_are_read_in_a_clone_and_from_the_wheel(monkeypatch, tmp_path):
-    "The wheel of the models has what is JSON in docs/benchmarks, and nothing else of it"
+    "The wheel of the models has what is JSON in records, and nothing else of it"
     monkeypatch.chdir(ROOT/'models')
     copies = {Path(f).name for f in packed('specref_models') if '/records/' in f}
     clone = record_files()
-    stored = {f.name for f in (ROOT/'docs'/'benchmarks').glob('*.json')}
+    stored = {f.name for f in (ROOT/'records').glob('*.json')}
     assert copies == {f.name for f in clone.values()} == stored
     folders = dict(specref=tmp_path, specref_models=ROOT/'models'/'specref_models')
     monkeypatch.setattr(check, 'package_folder', folders.get)
@@ -294,7 +295,7 @@ def test_the_wheel_of_the_models_is_whole():
 
 def test_the_versions_of_transformers_are_recorded():
     "The least version of pyproject.toml and the pinned one are tried; the pinned one fails nothing"
-    record = json.loads(versions.RECORD.read_text(encoding='utf-8'))
+    record = read_record('versions')['releases']
     admitted = versions.bounds()['transformers']
     assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == PINS['transformers']
     assert [admitted.contains(version) for version in record] == [False, *[True]*(len(record) - 1)]

@@ -6,14 +6,14 @@ from urllib.parse import urljoin
 
 import pytest
 from browser import Browser
-from house import MAIN, PLAIN, ROOT, anchors, marked, modules, notebooks
+from book import MAIN
+from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.core.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
 from specref.serve.roofline import SHAPES, Workload, pays
 from specref.verify.reject import capped_geometric
 
-sys.path.append(str(ROOT/'docs'))
 import stage
 
 CHROMIUM = shutil.which('chromium')

@@ -34,6 +34,7 @@ from time import perf_counter
 import numpy as np
 from .. import __version__
 from ..core.check import check_at_least, check_between, check_unused, defaults, read_text
+from ..core.check import provenance_of_run
 from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
@@ -49,9 +50,8 @@ from .paired import mean_acceptance, paired_runs, predicted_speedup, runs_of
 def header(pair, command, **given):  # -> dict
     "How a report begins"
     import torch
-    from specref.app.tour import provenance_of_run
-    run = provenance_of_run(threads=torch.get_num_threads(), specref=__version__)
-    return dict(command=command, **given, **asdict(pair.options), **run)
+    run = provenance_of_run(command, threads=torch.get_num_threads(), specref=__version__)
+    return run | given | asdict(pair.options)
 
 def options_line(report):
     "The options of a report, as they are typed"
