@@ -13,7 +13,7 @@ import numpy as np
 from ..core.check import check_at_least
 from ..core.law import Law, Number, overlap, residual
 from ..core.rng import Rng
-from ..core.target import Target
+from ..core.target import Target, check_model
 from ..core.tree import Draw, Tokens, Tree, without_replacement
 from ..core.loop import Drafter
 
@@ -42,6 +42,7 @@ class Branching(Drafter):
         for k in self.shape: check_at_least(1, shape=k)
         n = len(self.models)
         if not n: raise ValueError("model: got (), wanted at least one")
+        for model in self.models: check_model(model)
         try: signature(self.draw).bind(*self.models)
         except TypeError:
             name = getattr(self.draw, "__name__", "a value")
