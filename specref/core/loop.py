@@ -142,7 +142,7 @@ def builds_system(f):
 def part_of(x, name):  # -> words
     "What to write in the place of a system, or of what builds one, where its part is wanted; else nothing"
     if isinstance(x, System): return "its parts: drafter=system.drafter, verify=system.verify"
-    return f"what it builds of a draft model: build(draft).{name}" if builds_system(x) else ""
+    return f"what it builds of its one argument, a draft: build(draft).{name}" if builds_system(x) else ""
 
 def drafter_words(x):
     "What to write in the place of `x` where a drafter is wanted"
@@ -200,7 +200,7 @@ def checked_verify(verify):  # -> Verifier
         except (AttributeError, TypeError): right = False
         if right: return verdict
         raise ValueError(f"verify: got {verdict!r:.80} from {part_words(verify)}, "
-                         f"wanted a Verdict: a node of {len(tree)}, and a token")
+                         f"wanted a Verdict: a node from 0 to {len(tree) - 1} and a token")
     return checked
 
 @dataclass(frozen=True)

@@ -400,7 +400,7 @@ class Engine:
         self.target, self.draft, self.temperature = target, draft, temperature
         self.verify, self.sample, self.every = verify, sample, every
         self.cuts = top_k, top_p, min_p
-        self.warps(max(len(x) if isinstance(x, Sequence) else 1 for x in (temperature, *self.cuts)))
+        self.warps(max(len(x) if hasattr(x, "__len__") else 1 for x in (temperature, *self.cuts)))
         self.V, self.without_replacement = p.V, draw is without_replacement
         self.most, self.why = min((p.most, p.why), (q.most, q.why))
         self.plan = self.checked_plan(rename_argument("shape", sort_by_level, shape))

@@ -8,7 +8,7 @@ __all__ = ['COMPILED', 'CACHE_NAMES', 'WINDOW', 'CHECKING', 'LOCKS', 'COMPARED',
            'releases', 'cache_keyword', 'bare_model', 'cache_name', 'given_cache', 'attention_windows',
            'position_limit', 'context_limit', 'tree_mask', 'plain_masks', 'leaf_paths', 'RowAnswer', 'vocabulary',
            'network_lock', 'CachedModel', 'warpers', 'as_processors', 'check_processors', 'probe_scores', 'softmax_row',
-           'raw_weights', 'own_options', 'read_checkpoint', 'check_device', 'loading_error', 'HFModel']
+           'raw_weights', 'own_options', 'read_checkpoint', 'check_device', 'check_path', 'loading_error', 'HFModel']
 
 # %% ../../nbs/07_transformer.ipynb #9bd807d7
 import os, warnings
@@ -432,8 +432,7 @@ def own_options(kw, *takers):  # -> options of these functions or classes, the o
 
 def read_checkpoint(kind, path, dtype=torch.float32, device=None, **kw):  # -> network
     "A checkpoint with all of its weights, by a class of transformers; `kw` as for its `from_pretrained`"
-    if not isinstance(path, (str, os.PathLike)):
-        raise ValueError(f"path: got {given_words(path)}, wanted a name or a folder; HFModel(x) takes a network")
+    check_path(path)
     if device is not None and "device_map" in kw:
         raise ValueError(f"device: got {device} and a device_map, wanted one of the two")
     if device is not None: check_device(device)
@@ -451,8 +450,17 @@ def check_device(device):
     except Exception as e:
         usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         usable += ["mps"] if torch.backends.mps.is_available() else []
-        why = f"({type(e).__name__}: {str(e).splitlines()[0]})"
-        raise ValueError(f"device: got {device!r:.80}, wanted one of {', '.join(usable)} {why}") from e
+        wanted = f"one that torch can use here: {', '.join(usable)}"
+        raise ValueError(f"device: got {device!r:.80}, wanted {wanted}") from e
+
+def check_path(path):
+    "Raise for what is no name or folder, and for the name of an embedded model"
+    wanted = "the name or the folder of a checkpoint"
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"path: got {given_words(path)}, wanted {wanted}; HFModel(x) takes a network")
+    ours = [file.parent.name for file in package_folder("specref_models").glob("*/config.json")]
+    if str(path) in ours and not os.path.exists(path):
+        raise ValueError(f"path: got {path!r}, wanted {wanted}; embedded({path!r}) is the model of this name")
 
 def loading_error(kind, path, kw, error):  # -> ValueError
     "Why transformers did not load a checkpoint: a keyword that it does not know, or the path"
@@ -464,8 +472,6 @@ def loading_error(kind, path, kw, error):  # -> ValueError
         other = ENCODED if kind is AutoModelForCausalLM else SERVED
         return ValueError(f"path: got {str(path)!r}, which {kind.__name__} does not read, wanted {other}")
     why = f"{type(error).__name__}: {error}"
-    if str(path) in (file.parent.name for file in package_folder("specref_models").glob("*/config.json")):
-        why = f"embedded({path!r}) is the model of this name; {why}"
     return ValueError(f"path: got {str(path)!r}, wanted a readable checkpoint for {kind.__name__} ({why})")
 
 COMPARED = WeakKeyDictionary()   # model -> the classes that have compared a row with its own
