@@ -99,8 +99,9 @@ def wants_a_model(x):  # -> (argument, call)
         lambda x: loop_law(x, no_draft, match, (1,), 1),
         lambda x: certify_sampler(print, x, (1,)), lambda x: certify_system(autoregressive, x, (1,)),
         lambda x: measure(x, q, [(1,)]), lambda x: measure_rank_acceptance(x, q, [(1,)], 2)))
-    for name, drafter in ("drafter", lambda: x), ("model" if type(x) is str else "drafter", lambda: Chain(x, 2)):
-        yield name, lambda f=drafter: generate(p, f(), match, (1,), 1, Seeded(0))
+    yield "drafter", lambda: generate(p, x, match, (1,), 1, Seeded(0))
+    name = "model" if isinstance(x, str) else "drafter"   # a network may be wrapped later, by `speculate`
+    yield name, lambda: generate(p, Chain(x, 2), match, (1,), 1, Seeded(0))
     yield "draft", lambda: measure(p, x, [(1,)])
     yield "draft", lambda: SYSTEMS["prompt lookup"](x)
 INSTEAD = {net: "recurrent import load_served, serve_model`", t5: "import EncoderDecoderModel`",
@@ -175,7 +176,8 @@ ROWS = [
     (cache_name(net()), called(**{cache_name(net()): DynamicCache()})),
     ("inputs_embeds", called(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
     *(("verify", called(verify=bad), "such as reject") for bad in (3, "reject")),
-    ("token_callback", called(token_callback=3)), *(("seed", called(seed=bad)) for bad in (-1, True, Seeded)), ("max_length", called(max_new_tokens=5000)),
+    ("token_callback", called(token_callback=3)), *(("seed", called(seed=bad)) for bad in (-1, True, Seeded)),
+    ("max_length", called(max_new_tokens=5000)),
     ("ctx", called(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),
     ("drafter", called(drafter=None)), ("drafter", called(drafter=3)), ("drafter", called(drafter="small")),
     ("drafter", called(drafter=lambda: net(5))), ("drafter", called(drafter=lambda: PromptLookup(7))),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_ROWS', 'COUNTERS', 'autoregressive', 'Verdict', 'Round', 'loop', 'rounds', 'Drafter', 'Verifier',
            'FunctionDrafter', 'as_drafter', 'builds_system', 'part_of', 'drafter_words', 'check_verify', 'check_rng',
-           'WrappedDrafter', 'CheckedDrafter', 'text_words', 'checked_verify', 'Bounded', 'bounded', 'Timed',
+           'WrappedDrafter', 'CheckedDrafter', 'context_words', 'checked_verify', 'Bounded', 'bounded', 'Timed',
            'timed_rounds', 'match', 'Step', 'Generation', 'check_tokenizer', 'keeping', 'generate', 'generate_texts',
            'clip', 'emitted_steps', 'checked_drafter', 'check_call', 'check_run', 'check_prompts', 'ProgressBar',
            'RoundCounts', 'stack_bars', 'no_time', 'in_braces', 'Ledger', 'part_words', 'System', 'no_draft', 'trace',
@@ -185,11 +185,11 @@ class CheckedDrafter(WrappedDrafter):
     def __call__(self, ctx, rng):
         tree = self.drafter(ctx, rng)
         if isinstance(tree, Tree) and (tree.ctx is ctx or tree.ctx == ctx): return tree
-        got = f"a tree after {text_words(tree.ctx)}" if isinstance(tree, Tree) else given_words(tree)
+        got = f"a tree after {context_words(tree.ctx)}" if isinstance(tree, Tree) else given_words(tree)
         raise ValueError(f"drafter: got {got} from {part_words(self.drafter)}, "
-                         f"wanted a Tree after {text_words(ctx)}")
+                         f"wanted a Tree after {context_words(ctx)}")
 
-def text_words(ctx): return f"{ctx}" if len(ctx) <= 8 else f"{len(ctx)} tokens that end in {ctx[-8:]}"
+def context_words(ctx): return f"{ctx}" if len(ctx) <= 8 else f"{len(ctx)} tokens that end in {ctx[-8:]}"
 
 def checked_verify(verify):  # -> Verifier
     "`verify`, and an error where it returns something else than a node of the tree and a token"

@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = ['STATUS_COLOUR', 'STATUS_WORD', 'STATUS_SHAPE', 'NOT_XML', 'KIND_STYLE', 'TEXT_TAG', 'TEXT_STYLE', 'ROUND_STYLE',
            'TABLE_STYLE', 'node_status', 'draw_edge', 'as_xml', 'draw_node', 'tree_rows', 'tree_points', 'Picture',
-           'draw_tree', 'svg', 'draw_box', 'draw_timeline', 'draw_diagram', 'box_ends', 'draw_arrow', 'Markup',
-           'draw_text', 'draw_bars', 'draw_label', 'draw_legend', 'draw_rounds', 'html_table', 'words_table']
+           'token_names', 'draw_tree', 'svg', 'draw_box', 'draw_timeline', 'draw_diagram', 'box_ends', 'draw_arrow',
+           'Markup', 'draw_text', 'draw_bars', 'draw_label', 'draw_legend', 'draw_rounds', 'html_table', 'words_table']
 
 # %% ../../nbs/02a_picture.ipynb #2cceb3b1
 import re
 from collections.abc import Callable
 from html import escape, unescape
 from typing import Any
-from .check import check_function
 
 # %% ../../nbs/02a_picture.ipynb #5ecf030e
 def node_status(tree, end=None):  # -> one letter a node
@@ -51,7 +50,7 @@ NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def as_xml(text):
     "Text for SVG and HTML: control characters, which XML excludes, as their pictures"
     def picture(found): return chr(0x2400 + ord(found[0])) if found[0] < " " else "\ufffd"
-    return NOT_XML.sub(picture, escape(text))
+    return NOT_XML.sub(picture, escape(str(text)))
 
 def draw_node(at, status, label):  # -> svg
     "A node at the point `at`, its shape by its status, its label beside or inside"
@@ -86,6 +85,11 @@ class Picture(str):
     def _repr_svg_(self): return str(self)
     def __repr__(self): return f"Picture: {unescape(self.split('<title>')[1].split('</title>')[0])}"
 
+def token_names(tokens, show):
+    "Tokens in words, by `show`"
+    if callable(show): return [show(x) for x in tokens]
+    raise ValueError(f"show: got {show!r:.80}, wanted a function of a token id, such as str")
+
 def draw_tree(tree: Any, verdict: Any = None, show: Callable[[int], str] = str) -> Picture:
     """An SVG of a `Tree`, with the status of each node under a `Verdict`; `show` turns a token id into text
 
@@ -93,8 +97,7 @@ def draw_tree(tree: Any, verdict: Any = None, show: Callable[[int], str] = str) 
     >>> draw_tree(tree, Verdict(node=1, token=2))
     Picture: Draft tree of 3 nodes: 3 accepted; 2 not reached; 1 rejected; then 2
     """
-    check_function(1, "of a token id, such as str", show=show)
-    at, names, n = tree_points(tree), ["ctx", *map(show, tree.token[1:])], len(tree)
+    at, names, n = tree_points(tree), ["ctx", *token_names(tree.token[1:], show)], len(tree)
     low = max(y for _, y in at.values())
     status = ["C", *node_status(tree, verdict and verdict.node)[1:]]
     edges = [draw_edge(at[tree.parent[i]], at[i], status[i]) for i in range(1, n)]
@@ -215,7 +218,7 @@ def draw_bars(x, wide, high, low, spans):  # [(bottom, top), ...] -> path
 
 def draw_label(x, y, text, anchor="start"):  # -> svg
     "Text at a point"
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="currentColor">{as_xml(str(text))}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="currentColor">{as_xml(text)}</text>'
 
 def draw_legend(x, styles):  # {name: style} -> [svg], the right end
     "A small box and a name for each style, in a row"
@@ -246,7 +249,7 @@ TABLE_STYLE = ("<style>.specref-table{margin:.2em 0!important}.specref-table th,
 
 def html_table(rows, head=(), title=""):  # rows of cells -> HTML
     "A table of texts, below its title"
-    def line(cells, tag): return f"<tr>{''.join(f'<{tag}>{as_xml(str(x))}</{tag}>' for x in cells)}</tr>"
+    def line(cells, tag): return f"<tr>{''.join(f'<{tag}>{as_xml(x)}</{tag}>' for x in cells)}</tr>"
     top = f"<b>{as_xml(title)}</b>"*bool(title)
     names = f"<thead>{line(head, 'th')}</thead>"*bool(head)
     body = "".join(line(row, "td") for row in rows)

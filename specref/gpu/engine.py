@@ -398,8 +398,7 @@ class Engine:
         p, q = served_model("target", target), served_model("draft", draft)
         if p.V != q.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
         self.target, self.draft, self.temperature = target, draft, temperature
-        self.verify, self.sample, self.every = verify, sample, every
-        self.cuts = top_k, top_p, min_p
+        self.verify, self.sample, self.every, self.cuts = verify, sample, every, (top_k, top_p, min_p)
         self.warps(max(len(x) if hasattr(x, "__len__") else 1 for x in (temperature, *self.cuts)))
         self.V, self.without_replacement = p.V, draw is without_replacement
         self.most, self.why = min((p.most, p.why), (q.most, q.why))

@@ -197,8 +197,8 @@ class StateReader(StatePasses):
         return [found[i] for i in range(len(tree))]
     def states(self, ctx: Tokens, layers: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
         "Hidden states (len(ctx), width) of `ctx` by layer (0: embeddings); no pass for cached rows of `keep`"
-        layers, how = self.keep if layers is None else as_tokens(self.layers + 1, layers=layers), dict(check=False)
-        how |= dict(chunk=self.chunk, stepwise=self.stepwise)
+        layers = self.keep if layers is None else as_tokens(self.layers + 1, layers=layers)
+        how = dict(check=False, chunk=self.chunk, stepwise=self.stepwise)
         reader = self if {*layers} <= {*self.keep} else type(self)(self.model, keep=layers, **how)
         reader.meter = self.meter
         reader.feed(Tree(ctx), with_answers=False)

@@ -8,7 +8,8 @@ __all__ = ['COMPILED', 'CACHE_NAMES', 'WINDOW', 'CHECKING', 'LOCKS', 'COMPARED',
            'releases', 'cache_keyword', 'bare_model', 'cache_name', 'given_cache', 'attention_windows',
            'position_limit', 'context_limit', 'tree_mask', 'plain_masks', 'leaf_paths', 'RowAnswer', 'vocabulary',
            'network_lock', 'CachedModel', 'warpers', 'as_processors', 'check_processors', 'probe_scores', 'softmax_row',
-           'raw_weights', 'own_options', 'read_checkpoint', 'check_device', 'check_path', 'loading_error', 'HFModel']
+           'raw_weights', 'own_options', 'read_checkpoint', 'check_device', 'check_checkpoint', 'loading_error',
+           'HFModel']
 
 # %% ../../nbs/07_transformer.ipynb #9bd807d7
 import os, warnings
@@ -28,7 +29,7 @@ from transformers.masking_utils import create_masks_for_generate
 from ..core.check import as_tokens, check_at_least, check_between, check_switch, package_folder, takes
 from ..core.law import Law, check_warp, one_hot
 from ..core.tree import Tokens, Tree
-from ..core.target import ENCODED, SERVED, SERVING, PerThread, Rows, Target, given_words
+from ..core.target import ENCODED, SERVED, SERVED_BY, PerThread, Rows, Target, given_words
 
 # %% ../../nbs/07_transformer.ipynb #737a7faa
 def common_prefix_len(a, b):  # -> length
@@ -139,7 +140,7 @@ def why_rowless(model):  # -> str
     layers = DynamicCache(config=config).layers
     state = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
     stateful = getattr(model, "_is_stateful", False)
-    kept = f"it keeps a recurrent state, which has no rows to keep or drop; write {SERVING}"
+    kept = f"it keeps a recurrent state, which has no rows to keep or drop; write {SERVED_BY}"
     return kept if state or stateful else ""
 
 def has_alibi(model, config):
@@ -391,7 +392,8 @@ def as_processors(processors):  # -> list
     "Functions of token ids and logits, in a list"
     found = [*processors] if isinstance(processors, Iterable) else [processors]
     if isinstance(processors, Iterable) and all(takes(f, 2) for f in found): return found
-    raise ValueError(f"processors: got {processors!r:.80}, wanted a list of functions (ids, logits) -> logits")
+    wanted = "a list of functions (ids, logits) -> logits"
+    raise ValueError(f"processors: got {processors!r:.80}, wanted {wanted}")
 
 def check_processors(processors, V, device):
     "A processor must be a function of the text: each is called on a text and a longer one, and both again"
@@ -432,7 +434,7 @@ def own_options(kw, *takers):  # -> options of these functions or classes, the o
 
 def read_checkpoint(kind, path, dtype=torch.float32, device=None, **kw):  # -> network
     "A checkpoint with all of its weights, by a class of transformers; `kw` as for its `from_pretrained`"
-    check_path(path)
+    check_checkpoint(path)
     if device is not None and "device_map" in kw:
         raise ValueError(f"device: got {device} and a device_map, wanted one of the two")
     if device is not None: check_device(device)
@@ -453,7 +455,7 @@ def check_device(device):
         wanted = f"one that torch can use here: {', '.join(usable)}"
         raise ValueError(f"device: got {device!r:.80}, wanted {wanted}") from e
 
-def check_path(path):
+def check_checkpoint(path):
     "Raise for what is no name or folder, and for the name of an embedded model"
     wanted = "the name or the folder of a checkpoint"
     if not isinstance(path, (str, os.PathLike)):
