@@ -21,6 +21,7 @@ from specref.draft.length import ScheduledChain
 from specref.draft.shapes import DynamicTree, StaticTree
 from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
 from specref.verify.siblings import Branching
+from specref.verify.traversal import best_rule, mean_accepted
 from specref.app.systems import SYSTEMS
 
 nan, inf = float("nan"), float("inf")
@@ -147,6 +148,12 @@ class Unmade(Drafter):
     def __call__(self, ctx, rng): return Tree(ctx)
 
 
+class Forgetful(Unmade):
+    "Learns, and does not return what it learned"
+    models = ()
+    def learn(self, round): pass
+
+
 def each_door(drafter=no_draft, verify=reject):
     "The doors of the loop, with a part that returns something wrong"
     yield lambda: run(drafter=drafter, verify=verify)
@@ -160,6 +167,10 @@ RETURNED = [
     *(("drafter", f, r"got a tree after \(9, 9\) from elsewhere, wanted a Tree after \(0,\)")
       for f in each_door(elsewhere)),
     *(("drafter", f, r"got \[1\] from <lambda>, wanted a Tree") for f in each_door(lambda ctx, rng: [1])),
+    ("learn", lambda: run(drafter=Forgetful()), "got None, wanted a function"),
+    *(("drafter", lambda f=f: f(table(), elsewhere, (0,))) for f in (
+        lambda p, d, ctx: mean_accepted(p, d, reject, ctx), best_rule)),
+    ("verify", lambda: mean_accepted(table(), no_draft, lambda *_: None, (0,))),
     ("drafter", lambda: run(ctx=(0,)*9, drafter=elsewhere), "9 tokens that end in"),
     *(("verify", f, "from <lambda>, wanted a Verdict: a node from 0 to 0 and a token")
       for bad in (None, 3, Verdict(1, 0), Verdict(-1, 0), Verdict(0, 3), Verdict(0, -1), Verdict(0, .5))

@@ -177,7 +177,7 @@ class WrappedDrafter(Drafter):
     def V(self) -> int | None: return self.drafter.V
     def learn(self, round: Round) -> Drafter:
         after = self.drafter.learn(round)
-        return self if after is self.drafter else replace(self, drafter=after)
+        return self if after is self.drafter else replace(self, drafter=as_drafter(after, "learn"))
 
 @dataclass(frozen=True)
 class CheckedDrafter(WrappedDrafter):
