@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from math import inf, prod
 import numpy as np
-from ..core.check import as_tokens, check_at_least, check_between, check_type
+from ..core.check import as_tokens, check_at_least, check_between, check_function, check_type
 from ..core.cost import Costs
 from ..core.law import Law, Number, one_hot
 from ..core.loop import Drafter, rounds
@@ -106,7 +106,7 @@ class StaticTree(Drafter):
     draw: Callable[[Law], Draw] = without_replacement
     def __post_init__(self):
         check_model(self.model)
-        check_type(Callable, draw=self.draw)
+        check_function(1, "of a row (V,)", draw=self.draw)
         object.__setattr__(self, "parent", as_parents(self.parent))
     @property
     def models(self) -> tuple[Target, ...]: return (self.model,)
