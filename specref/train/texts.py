@@ -21,6 +21,7 @@ from .. import require
 from ..core.check import check_at_least, read_text, write_whole
 from ..models.embedded import sample_texts
 from ..models.recipe import fast_products, token_dtype
+from ..models.transformer import check_device
 from .harness import StateDataset, TargetModel, file_digest
 
 # %% ../../nbs/30f_own_texts.ipynb #ee972c48
@@ -203,10 +204,9 @@ def find_devices(device=None, parts=1):  # -> Devices
     "The device of this process, and the others if a launcher has started several"
     check_at_least(1, parts=parts)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1: return joined_devices(device, parts)
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
-    try: torch.empty(0, device=device or usual)
-    except Exception as e: raise ValueError(f"device: got {device!r}, which cannot be used ({e})") from e
-    return Devices(torch.device(device or usual), parts)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    return Devices(torch.device(device), parts)
 
 def joined_devices(device, parts):  # -> Devices
     "The processes that `accelerate launch` or `torchrun` has started"

@@ -8,12 +8,11 @@ __all__ = ['round_robin', 'Branching', 'acceptance_prob', 'acceptance_prob_iid']
 # %% ../../nbs/11_siblings.ipynb #acc50a46
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 import numpy as np
-from ..core.check import check_at_least
+from ..core.check import check_at_least, check_function
 from ..core.law import Law, Number, overlap, residual
 from ..core.rng import Rng
-from ..core.target import Target
+from ..core.target import Target, check_model
 from ..core.tree import Draw, Tokens, Tree, without_replacement
 from ..core.loop import Drafter
 
@@ -42,10 +41,8 @@ class Branching(Drafter):
         for k in self.shape: check_at_least(1, shape=k)
         n = len(self.models)
         if not n: raise ValueError("model: got (), wanted at least one")
-        try: signature(self.draw).bind(*self.models)
-        except TypeError:
-            name = getattr(self.draw, "__name__", "a value")
-            raise ValueError(f"draw: got {name}, wanted a function of {n} distribution(s)") from None
+        for model in self.models: check_model(model)
+        check_function(n, f"of {n} distribution(s)", draw=self.draw)
     @property
     def models(self) -> tuple[Target, ...]:
         return self.model if isinstance(self.model, tuple) else (self.model,)
