@@ -16,6 +16,7 @@ PUBLIC = {   # module: the names that stand here as well
     "core.target": "Rows TableModel NgramModel random_table target_law",
     "core.loop": "Drafter Verdict Round rounds match generate generate_texts Generation Ledger System "
                  "autoregressive no_draft trace loop_law",
+    "core.registry": "SYSTEMS TRAINED LOSSY",
     "core.cost": "speedup Costs best_gamma",
     "core.rates": "Rates",
     "core.timing": "measure explain",
@@ -39,14 +40,13 @@ PUBLIC = {   # module: the names that stand here as well
     "draft.jacobi": "Jacobi",
     "draft.lookahead": "Lookahead",
     "draft.ouroboros": "Ouroboros",
-    "train.registry": "TRAINED load_system",
+    "train.registry": "load_system",
     "gpu.engine": "Engine",
     "certify.certificates": "certify_system certificate g_test",
     "certify.sequential": "certify_rounds certify_log certify_sequentially save_log",
     "certify.samplers": "certify_sampler certify_rows",
     "certify.judge": "judge_rule",
     "certify.mutants": "MUTANTS",
-    "app.systems": "SYSTEMS LOSSY",
 }
 _MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(_MODULE_OF)

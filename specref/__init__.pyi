@@ -44,6 +44,9 @@ from .core.loop import autoregressive as autoregressive
 from .core.loop import no_draft as no_draft
 from .core.loop import trace as trace
 from .core.loop import loop_law as loop_law
+from .core.registry import SYSTEMS as SYSTEMS
+from .core.registry import TRAINED as TRAINED
+from .core.registry import LOSSY as LOSSY
 from .core.cost import speedup as speedup
 from .core.cost import Costs as Costs
 from .core.cost import best_gamma as best_gamma
@@ -89,7 +92,6 @@ from .draft.recycling import Recycling as Recycling
 from .draft.jacobi import Jacobi as Jacobi
 from .draft.lookahead import Lookahead as Lookahead
 from .draft.ouroboros import Ouroboros as Ouroboros
-from .train.registry import TRAINED as TRAINED
 from .train.registry import load_system as load_system
 from .gpu.engine import Engine as Engine
 from .certify.certificates import certify_system as certify_system
@@ -103,8 +105,6 @@ from .certify.samplers import certify_sampler as certify_sampler
 from .certify.samplers import certify_rows as certify_rows
 from .certify.judge import judge_rule as judge_rule
 from .certify.mutants import MUTANTS as MUTANTS
-from .app.systems import SYSTEMS as SYSTEMS
-from .app.systems import LOSSY as LOSSY
 __version__: str
 PUBLIC: dict[str, str]
 EXTRAS: dict[str, str]

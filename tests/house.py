@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from specref.core.registry import DECLARED
 from warm import execute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -391,8 +392,13 @@ def marks(mark, root=ROOT):
         for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
             for d in getattr(n, 'decorator_list', []):
                 if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == mark:
-                    names = [ast.literal_eval(a) for a in d.args]
+                    names = [name for a in d.args for name in marked_names(a, root)]
                     yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
+
+def marked_names(arg, root=ROOT):
+    "The name that an argument of a mark is, or for `*TABLE` what is declared in that table"
+    if not isinstance(arg, ast.Starred): return [ast.literal_eval(arg)]
+    return [name for name, table in systems(root).items() if table == getattr(arg.value, 'id', None)]
 
 def by_name(marks):
     "Each name that stands in one of these marks, with the tests that carry it"
@@ -414,7 +420,7 @@ def unproved(root=ROOT):
         if a not in names: yield f'{tests[0]} checks {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
-UNREACHED = {   # parts that have a faithful test, though no row of the tables runs them, and why
+UNREACHED = {   # parts that have a faithful test, though no declaration runs them, and why
     ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',
     ('BLT-DV', 'specref.serve.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
     ('boosted drafts', 'specref.train.online.agrees'):
@@ -428,27 +434,19 @@ def references(root=ROOT):
     "The keys of the bibliography"
     return set(re.findall(r'^@\w+\{([\w-]+),', (root/'docs/refs.bib').read_text(encoding='utf-8'), re.M))
 
-def tables(root=ROOT):  # -> {(module, variable): names}
-    "The tables of systems: assigned in a module of the package, by name, with a row that cites a source"
-    found, cited = {}, references(root)
-    texts = {f: f.read_text(encoding='utf-8') for f in modules(root)}
-    for f in (f for f, text in texts.items() if cited & set(re.findall(r'"([\w-]+)"', text))):
-        for n in ast.parse(texts[f]).body:
-            if not (isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)): continue
-            names = [getattr(k, 'value', None) for k in n.value.keys]
-            words = {x.value for v in n.value.values for x in ast.walk(v) if isinstance(x, ast.Constant)}
-            if all(isinstance(name, str) for name in names) and words & cited:
-                found[dotted(f, root), n.targets[0].id] = names
-    return found
+def systems(root=ROOT):  # -> {name: table}
+    "What the chapters declare"
+    texts = (f.read_text(encoding='utf-8') for f in modules(root))
+    return {name: table for text in texts for table, name in DECLARED.findall(text)}
 
 def unfaithful(root=ROOT):
-    """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
-    no table, and such tests without a plainer system or part for which they must fail"""
-    found, systems = [*marks('faithful', root)], {s for names in tables(root).values() for s in names}
+    """Systems that no test builds by name to show what a simpler one lacks, tests of systems that no chapter
+    declares, and such tests without a plainer system or part for which they must fail"""
+    found, known = [*marks('faithful', root)], systems(root).keys()
     built = by_name(mark for mark in found if 'part' not in mark[2])
-    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys()))
+    yield from (f'no test builds {s} by its name' for s in sorted(known - built.keys()))
     for test, names, given in found:
-        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
+        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - known)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
 # -- Docstrings of the main names ------------------------------------------------------------------

@@ -151,7 +151,7 @@ def both(*plants):
         for p in plants: p(root)
     return plant
 
-table = both(file('specref/app/systems.py', 'SYSTEMS = {"chain": chain_system(2, "first2023")}\n'))
+table = both(file('specref/app/systems.py', 'SYSTEMS.declare("chain", chain_system(2), "first2023")\n'))
 def faithful_test(how): return file('tests/test_chain.py', f'@faithful({how})\ndef test_chain(): pass\n')
 
 PLANTS = {

@@ -21,6 +21,11 @@ from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, to_float32
 from .harness import DraftNetwork, evaluate, train_network
 
+# %% ../../nbs/31c_spire.ipynb #72bd99d8
+from ..core.registry import TRAINED, drafter_system
+from .harness import Recipe
+from ..verify.reject import model_chain, reject
+
 # %% ../../nbs/31c_spire.ipynb #22a1eb5a
 class Spire(DraftNetwork):
     "The target's embedding, last layers and head, trained on; attends to memories (Neelam et al. 2025)"
@@ -244,3 +249,7 @@ def ablation(base, train, held, folder, steps, peak, rows=16, seed=0):  # -> {le
         tokens, overlaps = evaluate(net, base, held, 4)
         found[name] = dict(tokens=tokens, overlaps=overlaps)
     return found
+
+# %% ../../nbs/31c_spire.ipynb #7982de80
+TRAINED.declare("SPIRe", drafter_system(model_chain, reject, 4), "neelam2025spire",
+                recipe=Recipe("spire", Spire, SpireDraft, 1e-2))

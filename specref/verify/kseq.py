@@ -15,6 +15,10 @@ from ..core.tree import Tree
 from ..core.loop import Verdict
 from .transport import common_law
 
+# %% ../../nbs/14a_kseq.ipynb #c720f148
+from ..core.registry import SYSTEMS
+from .siblings import independent_siblings, tree_system
+
 # %% ../../nbs/14a_kseq.ipynb #8e015d7a
 def expected_trials(p, q, k, rho):  # (V,), (V,) -> number
     "How many of `k` independent siblings K-SEQ verifies on average, T(ρ) (Theorem kseq)"
@@ -57,3 +61,6 @@ def kseq(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0,
         x = tree.token[c]
         if rng.coin(p[i][x], of=ρ * q[x], at=c): return kseq(p, tree, rng, c, rho)
     return Verdict(i, rng.pick(residual(p[i], T * np.minimum(q, p[i] / ρ)), at=i))
+
+# %% ../../nbs/14a_kseq.ipynb #66aa9d6e
+SYSTEMS.declare("K-SEQ", tree_system("independent, K-SEQ", kseq, independent_siblings), "sun2023")
