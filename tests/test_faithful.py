@@ -1,4 +1,6 @@
 "What a toy lacks, by enumeration given the draft; each test must fail for a plainer part in its place"
+import json
+import sys
 from functools import partial
 from itertools import product
 
@@ -7,7 +9,8 @@ import pytest
 import torch
 
 import house
-from helpers import faithful
+import stand_ins
+from helpers import STAND_INS, faithful
 from published import Published, drafted, part_of, rebound, verified
 from specref.core.rng import Seeded, law_of
 from specref.core.law import overlap
@@ -315,6 +318,14 @@ def test_a_part_that_no_system_reaches(of):
     with pytest.raises(LookupError): part_of(system, part.rpartition(".")[2])
     assert any(f'part="{part}"' in f.read_text() for f in house.ROOT.glob("tests/test_*.py"))
     with pytest.raises(LookupError): part_of("prompt lookup", part)
+
+
+def test_the_stand_ins_are_stored():
+    "The page of all systems has them from a file, with those of every test module that is loaded"
+    stored = json.loads(stand_ins.FILE.read_text(encoding="utf-8"))
+    found = {s: {*whats} - {*stored.get(s, "").split("; ")} for s, whats in STAND_INS.items()}
+    assert not any(found.values()), "`python tests/stand_ins.py` writes the file again"
+    if {*stand_ins.modules()} <= sys.modules.keys(): assert stored == stand_ins.listed()
 
 
 def test_a_subject_is_a_name():

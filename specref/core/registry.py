@@ -12,10 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 from .. import require
-from .check import as_tokens, check_at_least
+from .check import as_tokens, check_at_least, package_folder
 from .loop import System, autoregressive
 from .rng import Seeded
 from .target import check_target
@@ -94,7 +93,7 @@ NOTEBOOK = re.compile(r"File to edit: .*/(\w+)\.ipynb")
 @cache
 def declarations():  # -> {system: (table, module)}
     "Where each system is declared, in the order of the chapters"
-    root, found = Path(__file__).parents[1], []
+    root, found = package_folder("specref"), []
     for file in root.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         module = ".".join(("specref", *file.relative_to(root).with_suffix("").parts))
