@@ -23,7 +23,7 @@ LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliogr
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
-KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold'}
+KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold', 'public'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
 SEARCH = re.compile(r'\n*<!-- search: (.*?) -->')
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)

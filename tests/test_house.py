@@ -89,10 +89,10 @@ def test_import_is_quick_and_needs_numpy_alone():
     assert not foreign and seconds <= .2, f'import specref takes {seconds:.2f} s and loads {foreign}'
 
 def test_the_lazy_names():
-    "Each name of `PUBLIC` is the object its module defines, not a module; the front page needs numpy alone"
+    "Each public name is the object its module defines, not a module; the front page needs numpy alone"
     import specref
     from importlib import import_module
-    for name, module in specref._MODULE_OF.items():
+    for name, module in specref.public().items():
         assert getattr(specref, name) is getattr(import_module(f'specref.{module}'), name)
         assert not (ROOT/'specref'/name).exists() and name in dir(specref)
     code = ('from specref import Chain, reject, block, exact, generate, law_of, Seeded\n'

@@ -8,6 +8,7 @@ __all__ = ['CascadeTree', 'CascadeDrafter', 'cut_round', 'output_law', 'offer_to
            'MaxGram', 'bigram_table', 'check_cascade', 'cs_drafting', 'StagedTree', 'cascade_drafts', 'staged_drafts']
 
 # %% ../../nbs/23_cascade.ipynb #bb3828f4
+from itertools import product
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
@@ -17,17 +18,13 @@ from ..core.check import as_tokens, check_at_least, check_between, check_type
 from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, no_draft, rounds
 from ..core.rng import Enumerator
 from ..core.target import NgramModel, check_target
-from ..core.tree import Tree, add_paths, chain_nodes, iid
+from ..core.tree import Tree, add_paths, chain_nodes, from_choices, iid, likeliest_points
+from ..core.registry import SYSTEMS, drafter_system
 from .lookup import longest_ending
 from .shapes import StaticTree
 from ..verify.lossy import AcceptanceRule, bild_rollback, lenient
 from ..verify.reject import reject
-
-# %% ../../nbs/23_cascade.ipynb #6435a0a8
-from ..core.registry import SYSTEMS, drafter_system
-from ..core.tree import from_choices, likeliest_points
 from ..verify.siblings import drawn_at
-from itertools import product
 
 # %% ../../nbs/23_cascade.ipynb #d2b06f1b
 class CascadeTree(Tree):

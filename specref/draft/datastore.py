@@ -15,10 +15,8 @@ from ..core.loop import Drafter
 from ..core.rng import Rng
 from ..core.target import check_context
 from ..core.tree import Tokens, Tree, add_paths
-from .shapes import heaviest_paths
-
-# %% ../../nbs/21a_datastore.ipynb #3639b932
 from ..core.registry import SYSTEMS, drafter_system
+from .shapes import heaviest_paths
 from ..verify.reject import reject
 
 # %% ../../nbs/21a_datastore.ipynb #4972e358

@@ -11,6 +11,7 @@ __all__ = ['Trunk', 'Branch', 'check_exit', 'ExitTarget', 'ExitDraft', 'dropout_
 
 # %% ../../nbs/25a_exit.ipynb #dcb7737c
 import json
+from math import inf
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -25,17 +26,13 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 from ..core.check import check_at_least, check_between, check_type
 from ..core.cost import speedup
 from ..core.target import Meter
-from .length import ConfidenceLength
+from ..core.registry import SYSTEMS, Source, drafter_system
+from .length import ConfidenceLength, ScheduledChain
 from .skipping import PartialModel, attention_share, same_warp, whole_layers
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model, write_network
 from ..models.transformer import HFModel, given_cache
-
-# %% ../../nbs/25a_exit.ipynb #f318f71f
-from ..core.registry import SYSTEMS, Source, drafter_system
-from .length import ScheduledChain
 from ..verify.reject import chain_system, reject
-from math import inf
 
 # %% ../../nbs/25a_exit.ipynb #e89591e1
 class Trunk(PartialModel):

@@ -15,8 +15,6 @@ from ..core.loop import Drafter, Round
 from ..core.rng import Rng
 from ..core.target import check_context
 from ..core.tree import Draw, Tokens, Tree, iid, points
-
-# %% ../../nbs/22_jacobi.ipynb #24335afd
 from ..core.registry import SYSTEMS, drafter_system
 from ..verify.reject import reject
 

@@ -20,11 +20,9 @@ from ..core.cost import Costs
 from ..core.loop import Drafter
 from ..core.target import raw_law
 from ..core.tree import Tree, iid
+from ..core.registry import SYSTEMS, drafter_system
 from ..verify.lossy import entropy
 from ..verify.reject import capped_geometric, reject
-
-# %% ../../nbs/24_length.ipynb #1cd782f7
-from ..core.registry import SYSTEMS, drafter_system
 
 # %% ../../nbs/24_length.ipynb #dd9d516f
 class Schedule:

@@ -12,8 +12,6 @@ from ..core.check import as_tokens, check_at_least, check_type
 from ..core.loop import Drafter, Round
 from ..core.rng import Rng
 from ..core.tree import Tokens, Tree, add_paths
-
-# %% ../../nbs/22a_lookahead.ipynb #8b8f939a
 from ..core.registry import SYSTEMS, drafter_system
 from ..verify.reject import reject
 

@@ -9,7 +9,7 @@ __all__ = ['continuation', 'longest_ending', 'NgramPlaces', 'IncrementalReader',
 # %% ../../nbs/21_lookup.ipynb #bc927a16
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from math import inf
@@ -18,11 +18,8 @@ from ..core.loop import Drafter
 from ..core.rng import Rng
 from ..core.target import PerThread
 from ..core.tree import Tokens, Tree, points
-
-# %% ../../nbs/21_lookup.ipynb #b4bbc4ed
 from ..core.registry import SYSTEMS, drafter_system
 from ..verify.reject import reject
-from dataclasses import replace
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
 def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens

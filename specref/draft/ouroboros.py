@@ -14,10 +14,8 @@ from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Enumerator, Rng
 from ..core.target import Target, check_target
 from ..core.tree import Tokens, Tree, add_paths, iid
-from .lookahead import Lookahead, NgramPool
-
-# %% ../../nbs/22b_ouroboros.ipynb #02244711
 from ..core.registry import SYSTEMS, drafter_system
+from .lookahead import Lookahead, NgramPool
 from ..verify.reject import reject
 
 # %% ../../nbs/22b_ouroboros.ipynb #7e35bb85

@@ -8,6 +8,7 @@ __all__ = ['AheadTree', 'lines_of', 'remaining', 'part_below', 'prepared_for', '
            'outcome_weights', 'Saguaro', 'SaguaroSSD', 'pearl_drafts', 'amusd_drafts', 'ssd_drafts']
 
 # %% ../../nbs/26_parallel.ipynb #922d59a7
+from fractions import Fraction
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -17,12 +18,9 @@ from ..core.law import normalize, residual
 from ..core.loop import Drafter, Verdict
 from ..core.picture import draw_timeline
 from ..core.tree import Tree, chain_nodes, iid
-from .shapes import top_tokens
-
-# %% ../../nbs/26_parallel.ipynb #ef59fc9b
 from ..core.registry import SYSTEMS, drafter_system
+from .shapes import top_tokens
 from ..verify.reject import chain_system, reject
-from fractions import Fraction
 
 # %% ../../nbs/26_parallel.ipynb #01523ed0
 class AheadTree(Tree):

@@ -25,17 +25,14 @@ from ..core.loop import match, rounds
 from ..core.rng import Seeded
 from ..core.target import Meter, PerThread
 from ..core.tree import Tree, iid
-from .parallel import AheadTree, EventLog, Overlapped, lines_of, prepared_for
+from ..core.registry import SYSTEMS, Source, drafter_system
+from .parallel import AheadTree, EventLog, Overlapped, lines_of, prepared_for, reject_ahead
 from ..verify.siblings import drawn_at
 from .skipping import same_warp
 from ..models.embedded import DOMAINS, domain_ids, stored, windows
 from ..models.llama import check_llama
 from ..models.recipe import fit, llama, save_model
 from ..models.transformer import HFModel, RowAnswer, given_cache
-
-# %% ../../nbs/26a_pipeline.ipynb #425bf874
-from ..core.registry import SYSTEMS, Source, drafter_system
-from .parallel import reject_ahead
 
 # %% ../../nbs/26a_pipeline.ipynb #89c0409a
 def flight_latency(right, exit, stages):  # -> share of plain decoding's time

@@ -16,12 +16,10 @@ from ..core.loop import Drafter, Round
 from ..core.rng import Rng
 from ..core.target import raw_row
 from ..core.tree import Tokens, Tree, points
-from .shapes import independent, top_tokens
-
-# %% ../../nbs/21c_recycling.ipynb #69cd848a
 from ..core.registry import SYSTEMS, drafter_system
-from ..verify.reject import reject
+from .shapes import independent, top_tokens
 from .suffix import SAM, Fallback
+from ..verify.reject import reject
 
 # %% ../../nbs/21c_recycling.ipynb #f6d28c67
 RANK_RATES = tuple(Fraction(w, 100) for w in (50, 14, 8, 6, 4, 3, 3, 2))

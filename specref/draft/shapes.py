@@ -20,16 +20,13 @@ import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
 from ..core.cost import Costs
 from ..core.law import Law, Number, one_hot
-from ..core.loop import Drafter, rounds
+from ..core.loop import Drafter, System, rounds
 from ..core.rng import Rng, Seeded
 from ..core.target import Target, UnwarpedModel, check_target
 from ..core.tree import Draw, Tokens, Tree, add_paths, check_parents, from_choices, to_choices
 from ..core.tree import without_replacement
-from ..verify.reject import reject
-
-# %% ../../nbs/20_shapes.ipynb #9fc9c5f2
 from ..core.registry import SYSTEMS, drafter_system
-from ..core.loop import System
+from ..verify.reject import reject
 from ..verify.siblings import drawn_at
 
 # %% ../../nbs/20_shapes.ipynb #6582b000

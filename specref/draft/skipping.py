@@ -23,6 +23,7 @@ from ..core.loop import Drafter, generate
 from ..core.rng import Seeded
 from ..core.target import Meter, raw_row
 from ..core.tree import Tree, checked
+from ..core.registry import SYSTEMS, Source, drafter_system
 from .length import Schedule, ScheduledChain, next_threshold
 from ..verify.siblings import drawn_at
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
@@ -31,9 +32,6 @@ from ..models.recipe import write_card
 from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie
 from ..models.transformer import common_prefix_len
 from ..verify.reject import reject
-
-# %% ../../nbs/25_skipping.ipynb #f89c2909
-from ..core.registry import SYSTEMS, Source, drafter_system
 
 # %% ../../nbs/25_skipping.ipynb #8fda17e5
 def run_layers(network, h, at, end, mask, memory, runs):  # (m, d), (m,) -> (m, d)

@@ -17,15 +17,12 @@ from ..core.check import check_at_least, check_between, check_type
 from ..core.cost import pass_seconds
 from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
+from ..core.registry import SYSTEMS, Source, drafter_system
 from .cascade import Nested, graft, mean_rounds
 from .skipping import LentRows, SkippedModel, run_layers, skip_mask
 from ..models.llama import llama_pass
 from ..models.transformer import RowCache, Unservable
-from ..verify.reject import Chain, capped_geometric
-
-# %% ../../nbs/25b_sparse.ipynb #a0a7d632
-from ..core.registry import SYSTEMS, Source, drafter_system
-from ..verify.reject import chain_system, reject
+from ..verify.reject import Chain, capped_geometric, chain_system, reject
 
 # %% ../../nbs/25b_sparse.ipynb #85ee76ce
 @dataclass(frozen=True)

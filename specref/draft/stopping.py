@@ -11,6 +11,7 @@ __all__ = ['STOPPING', 'best_from', 'best_stopping', 'AcceptanceHead', 'LengthCl
            'predicted_lengths']
 
 # %% ../../nbs/24a_stopping.ipynb #09007b4e
+from functools import partial
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -22,15 +23,11 @@ from ..core.check import check_at_least, check_between, look_up
 from ..core.loop import Round, Verdict
 from ..core.target import PerThread
 from ..core.tree import Tree
-from ..models.embedded import DOMAINS, domain_ids, raw_model, sample_texts, stored, windows
+from ..core.registry import SYSTEMS, Source
+from ..models.embedded import DOMAINS, domain_ids, embedded, raw_model, sample_texts, stored, windows
 from ..models.recipe import fit, write_network, write_samples
 from ..verify.lossy import entropy
-
-# %% ../../nbs/24a_stopping.ipynb #4f0be783
-from ..core.registry import SYSTEMS, Source
 from .length import Disco, ScheduledChain, SpecDecPP, drawn_row, scheduled_system
-from ..models.embedded import embedded
-from functools import partial
 
 # %% ../../nbs/24a_stopping.ipynb #c2875b87
 def best_from(p, q, text, survival, price, left):  # -> mean accepted, mean drafted, texts to go on after

@@ -18,11 +18,9 @@ from ..core.loop import Drafter, Round, as_drafter
 from ..core.rng import Rng
 from ..core.target import Target
 from ..core.tree import Tokens, Tree, add_paths
+from ..core.registry import SYSTEMS, check_texts, drafter_system
 from .lookup import IncrementalReader
 from .shapes import heaviest_paths
-
-# %% ../../nbs/21b_suffix.ipynb #e0461019
-from ..core.registry import SYSTEMS, check_texts, drafter_system
 from ..verify.reject import reject
 
 # %% ../../nbs/21b_suffix.ipynb #3f4f8e66

@@ -24,11 +24,8 @@ from ..core.law import greedy, one_hot
 from ..core.loop import Drafter
 from ..core.target import ModelView, Rows, raw_row
 from ..core.tree import Tree, likeliest_points
-from ..verify.reject import Chain
-
-# %% ../../nbs/27_vocab.ipynb #cd8d2aec
 from ..core.registry import SYSTEMS, Source, drafter_system
-from ..verify.reject import reject
+from ..verify.reject import Chain, reject
 
 # %% ../../nbs/27_vocab.ipynb #61f4ac62
 END = "\U0010ffff"   # in a string: the token that ends a text, which has no characters

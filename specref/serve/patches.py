@@ -16,13 +16,11 @@ from ..core.law import check_warp
 from ..core.loop import System
 from ..core.target import Meter, PerThread, Rows, Target, check_context
 from ..core.tree import Tree
+from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
 from .byte_latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
 from ..verify.reject import Chain, reject
-
-# %% ../../nbs/52b_patches.ipynb #239428f6
-from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..train.masks import SlotRows
 
 # %% ../../nbs/52b_patches.ipynb #c216af24

@@ -17,18 +17,14 @@ from transformers import DynamicCache
 from ..core.check import check_at_least, check_between
 from ..core.target import Meter, ModelView, PerThread, Rows
 from ..core.tree import Tree
+from ..core.registry import TRAINED, drafter_system
 from ..models.recipe import llama
 from ..models.transformer import CachedModel, HFModel, RowAnswer, given_cache
-from .eagle3 import Eagle3
-from .features import FeatureDraft, NetworkDraft, layer_config, to_float32
-from .harness import DraftNetwork
-from .mtp import DecoderLayer
-
-# %% ../../nbs/33a_blocks.ipynb #001f0b0b
-from ..core.registry import TRAINED, drafter_system
 from ..models.embedded import raw_model
-from .eagle3 import choose_draft_vocab
-from .harness import Recipe
+from .eagle3 import Eagle3, choose_draft_vocab
+from .features import FeatureDraft, NetworkDraft, layer_config, to_float32
+from .harness import DraftNetwork, Recipe
+from .mtp import DecoderLayer
 from .masks import few_texts
 from .medusa import head_tree
 from ..verify.reject import model_chain, reject

@@ -20,16 +20,14 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from ..core.check import check_at_least, check_between, look_up, write_json, write_whole
+from ..core.registry import SYSTEMS, Source, drafter_system
 from ..models.embedded import DOMAINS, bits_per_byte, domain_ids, evenly_spaced, mean_overlap
 from ..models.embedded import prompts, raw_model, stored, windows
 from ..models.recipe import fit, save_model
 from ..models.transformer import HFModel, RowCache, given_cache
-
-# %% ../../nbs/30a_consistency.ipynb #15680f6d
-from ..core.registry import SYSTEMS, Source, drafter_system
+from ..models.llama import packed_or_plain
 from ..draft.jacobi import jacobi_points
 from ..draft.skipping import same_warp
-from ..models.llama import packed_or_plain
 from ..verify.reject import reject
 
 # %% ../../nbs/30a_consistency.ipynb #ae19fc44

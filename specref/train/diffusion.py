@@ -24,15 +24,12 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
 from ..core.cost import Costs
+from ..core.registry import TRAINED, drafter_system
 from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, layer_config, to_float32
-from .harness import DraftNetwork, StateDataset, evaluate, tokens_a_round
+from .harness import DraftNetwork, Recipe, StateDataset, evaluate, tokens_a_round
 from .mtp import DecoderLayer
-
-# %% ../../nbs/33b_diffusion.ipynb #0b1ac0cd
-from ..core.registry import TRAINED, drafter_system
-from .harness import Recipe
 from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/33b_diffusion.ipynb #9c74c6be

@@ -11,16 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ..core.check import check_between
-from .features import DraftLayer, causal_attention, layer_config, to_float32, unroll
-from .harness import DraftNetwork, label_mean
-
-# %% ../../nbs/32_eagle.ipynb #f2ad22eb
 from ..core.registry import TRAINED, drafter_system
 from ..core.target import UnwarpedModel
-from ..draft.shapes import DynamicTree
+from .features import DraftLayer, causal_attention, layer_config, to_float32, unroll
+from .harness import DraftNetwork, Recipe, label_mean
 from .features import FeatureDraft
-from .harness import Recipe
 from .hydra import eagle_tree
+from ..draft.shapes import DynamicTree
 from ..verify.reject import reject
 
 # %% ../../nbs/32_eagle.ipynb #c58955e2

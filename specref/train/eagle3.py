@@ -11,15 +11,10 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least, check_between
-from .eagle import Eagle, add_feature_noise
-from .features import DraftLayer, layer_config, to_float32, unroll
-from .harness import DraftNetwork, label_mean
-
-# %% ../../nbs/32a_eagle3.ipynb #340e5f10
 from ..core.registry import TRAINED, drafter_system
-from .eagle import eagle2_tree
-from .features import FeatureDraft
-from .harness import Recipe
+from .eagle import Eagle, add_feature_noise, eagle2_tree
+from .features import DraftLayer, FeatureDraft, layer_config, to_float32, unroll
+from .harness import DraftNetwork, Recipe, label_mean
 from ..verify.reject import reject
 
 # %% ../../nbs/32a_eagle3.ipynb #ad0fee3d

@@ -16,15 +16,12 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between
 from ..core.tree import Tree, from_choices
+from ..core.registry import TRAINED, drafter_system
 from ..models.transformer import RowAnswer
 from .eagle import add_feature_noise
 from .features import DraftLayer, FeatureDraft, layer_config, to_float32
-from .harness import DraftNetwork, label_mean
-
-# %% ../../nbs/32b_falcon.ipynb #3c95c6be
-from ..core.registry import TRAINED, drafter_system
+from .harness import DraftNetwork, Recipe, label_mean
 from ..draft.shapes import StaticTree
-from .harness import Recipe
 from ..verify.reject import reject
 from ..verify.siblings import drawn_at
 

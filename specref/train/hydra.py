@@ -15,18 +15,13 @@ from torch.nn import functional as F
 from ..core.check import check_at_least, check_type
 from ..core.law import normalize
 from ..core.loop import Drafter
-from ..core.tree import Tree, add_paths
-from ..draft.shapes import top_tokens
-from ..models.transformer import RowAnswer, RowCache, RowTrie
-from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
-from .harness import DraftNetwork, label_mean, shifted_loss
-
-# %% ../../nbs/31a_hydra.ipynb #1b0eafbe
+from ..core.tree import Tree, add_paths, from_choices, to_choices
 from ..core.registry import TRAINED, drafter_system
 from ..core.target import UnwarpedModel
-from ..core.tree import from_choices, to_choices
-from ..draft.shapes import EAGLE_TREE, StaticTree
-from .harness import Recipe
+from ..draft.shapes import EAGLE_TREE, StaticTree, top_tokens
+from ..models.transformer import RowAnswer, RowCache, RowTrie
+from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
+from .harness import DraftNetwork, Recipe, label_mean, shifted_loss
 from .medusa import tree_depth
 from ..verify.reject import reject
 from ..verify.siblings import drawn_at

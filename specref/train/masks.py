@@ -23,17 +23,14 @@ from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
 from ..core.target import Meter, PerThread, Rows, Target, check_target
 from ..core.tree import Tokens, Tree, iid
+from ..core.registry import SYSTEMS, TRAINED, Source, drafter_system
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
 from ..models.llama import packed_or_plain
 from ..models.transformer import HFModel, RowAnswer, raw_weights
 from .features import NetworkDraft, to_float32
-from .harness import DraftNetwork, StateDataset
-
-# %% ../../nbs/33_masks.ipynb #671c5c9a
-from ..core.registry import SYSTEMS, TRAINED, Source, drafter_system
+from .harness import DraftNetwork, Recipe, StateDataset
 from ..draft.skipping import same_warp
-from .harness import Recipe
 from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/33_masks.ipynb #3adb75df

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
-
-# %% ../../nbs/31_medusa.ipynb #f5cebb57
 from ..core.registry import TRAINED, drafter_system
 from ..draft.shapes import ParallelHeadTree, medusa_choices
 from .harness import Recipe

@@ -15,13 +15,10 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least
 from ..core.tree import Tree
-from ..models.transformer import RowAnswer
-from .harness import DraftNetwork, set_weights, shifted_loss
-from .features import DraftLayer, FeatureDraft, causal_attention, layer_config, unroll
-
-# %% ../../nbs/31b_mtp.ipynb #e4cbd8c1
 from ..core.registry import TRAINED, drafter_system
-from .harness import Recipe
+from ..models.transformer import RowAnswer
+from .harness import DraftNetwork, Recipe, set_weights, shifted_loss
+from .features import DraftLayer, FeatureDraft, causal_attention, layer_config, unroll
 from .medusa import head_tree
 from ..verify.reject import model_chain, reject
 

@@ -27,16 +27,13 @@ from ..core.loop import Drafter, as_drafter, rounds
 from ..core.rng import Rng, Seeded
 from ..core.target import ModelView, Rows, raw_law
 from ..core.tree import Tokens, Tree
+from ..core.registry import SYSTEMS, Source, drafter_system
 from ..models.embedded import DOMAINS, domain_ids, windows
 from ..models.recipe import fit, llama, next_token_loss, optimiser
 from ..models.transformer import HFModel
 from .harness import batch_at, label_mean
-from ..verify.reject import Chain
-
-# %% ../../nbs/30e_online.ipynb #ebdbb8df
-from ..core.registry import SYSTEMS, Source, drafter_system
+from ..verify.reject import Chain, reject
 from ..draft.sparse import LastTokens
-from ..verify.reject import reject
 
 # %% ../../nbs/30e_online.ipynb #742bfb31
 class ReplayItem(NamedTuple):

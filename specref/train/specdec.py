@@ -26,13 +26,11 @@ from ..core.check import as_tokens, check_at_least, check_between, write_json
 from ..core.loop import Drafter
 from ..core.target import Meter, PerThread
 from ..core.tree import Tree, likeliest_points
+from ..core.registry import SYSTEMS, drafter_system
 from ..models.embedded import corpus, stored
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.recipe import fit, save_model, write_network
 from ..models.transformer import softmax_row
-
-# %% ../../nbs/33c_specdec.ipynb #75325726
-from ..core.registry import SYSTEMS, drafter_system
 from ..draft.shapes import SkipGrams
 from ..verify.reject import reject
 

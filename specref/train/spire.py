@@ -15,15 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between
+from ..core.registry import TRAINED, drafter_system
 from ..models.llama import check_llama
 from ..draft.sparse import check_queries
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, to_float32
-from .harness import DraftNetwork, evaluate, train_network
-
-# %% ../../nbs/31c_spire.ipynb #72bd99d8
-from ..core.registry import TRAINED, drafter_system
-from .harness import Recipe
+from .harness import DraftNetwork, Recipe, evaluate, train_network
 from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/31c_spire.ipynb #22a1eb5a

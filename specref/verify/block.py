@@ -14,8 +14,6 @@ from ..core.rng import Rng
 from ..core.tree import Tree, chain_nodes
 from ..core.target import check_context
 from ..core.loop import Verdict
-
-# %% ../../nbs/12_block.ipynb #f9af4d7a
 from ..core.registry import SYSTEMS
 from .reject import chain_system
 

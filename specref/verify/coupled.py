@@ -15,8 +15,6 @@ from ..core.check import check_at_least, check_same_vocab
 from ..core.rng import Rng, Seeded, Streams, numpy_generator
 from ..core.tree import Tokens, Tree
 from ..core.loop import Verdict, WrappedDrafter, match
-
-# %% ../../nbs/15_coupled.ipynb #9bbaba85
 from ..core.registry import SYSTEMS
 from .reject import Chain, chain_system
 

@@ -13,10 +13,8 @@ from ..core.law import Law, Number, residual
 from ..core.rng import Rng
 from ..core.tree import Tree
 from ..core.loop import Verdict
-from .transport import common_law
-
-# %% ../../nbs/14a_kseq.ipynb #c720f148
 from ..core.registry import SYSTEMS
+from .transport import common_law
 from .siblings import independent_siblings, tree_system
 
 # %% ../../nbs/14a_kseq.ipynb #8e015d7a

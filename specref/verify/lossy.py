@@ -9,6 +9,7 @@ __all__ = ['standard_rule', 'LENIENCE', 'AcceptanceRule', 'check_fraction', 'len
            'position_distances', 'greedy_chain', 'bild_chain', 'likeliest_siblings']
 
 # %% ../../nbs/15a_lenience.ipynb #f823e3bf
+from fractions import Fraction
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,9 @@ from ..core.rng import Outcomes, Rng, tv_outcomes
 from ..core.tree import Tree, iid, chain_nodes
 from ..core.target import ModelView, Rows, Target, check_context, check_target, raw_law, raw_row
 from ..core.loop import Verdict
-from .reject import Chain
-
-# %% ../../nbs/15a_lenience.ipynb #7a001321
 from ..core.registry import LOSSY
-from .reject import chain_system
+from .reject import Chain, chain_system
 from .siblings import drawn_at, tree_system
-from fractions import Fraction
 
 # %% ../../nbs/15a_lenience.ipynb #1303a2b1
 @dataclass(frozen=True)

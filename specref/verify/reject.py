@@ -14,11 +14,8 @@ from ..core.law import Law, Number, residual
 from ..core.rng import Rng
 from ..core.tree import Tokens, Tree, iid
 from ..core.target import Target
-from ..core.loop import Drafter, Verdict
-
-# %% ../../nbs/05_reject.ipynb #58c384b0
+from ..core.loop import Drafter, Verdict, match
 from ..core.registry import SYSTEMS, drafter_system
-from ..core.loop import match
 
 # %% ../../nbs/05_reject.ipynb #e11305f9
 def reject(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)

@@ -7,25 +7,19 @@ __all__ = ['round_robin', 'Branching', 'acceptance_prob', 'acceptance_prob_iid',
            'independent_siblings']
 
 # %% ../../nbs/11_siblings.ipynb #acc50a46
+from math import inf
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 import numpy as np
-from ..core.check import check_at_least
+from ..core.check import check_at_least, check_between
 from ..core.law import Law, Number, overlap, residual
 from ..core.rng import Rng
-from ..core.target import Target
-from ..core.tree import Draw, Tokens, Tree, without_replacement
-from ..core.loop import Drafter
-
-# %% ../../nbs/11_siblings.ipynb #b42af4da
+from ..core.target import Target, UnwarpedModel
+from ..core.tree import Draw, Tokens, Tree, iid, likeliest_points, without_replacement
+from ..core.loop import Drafter, System
 from ..core.registry import SYSTEMS
-from ..core.check import check_between
-from ..core.loop import System
-from ..core.target import UnwarpedModel
-from ..core.tree import iid, likeliest_points
 from .reject import reject
-from math import inf
 
 # %% ../../nbs/11_siblings.ipynb #44770651
 def round_robin(draw):

@@ -24,8 +24,6 @@ from ..core.check import check_at_least, check_same_vocab
 from ..core.rng import Rng
 from ..core.tree import Draw, Tree, iid, in_sequence, points, without_replacement
 from ..core.loop import Verdict
-
-# %% ../../nbs/14_transport.ipynb #bd17235f
 from ..core.registry import SYSTEMS
 from .siblings import drawn_at, independent_siblings, tree_system
 

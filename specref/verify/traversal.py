@@ -19,8 +19,6 @@ from ..core.check import check_same_vocab
 from ..core.rng import Rng, law_of, mean_of
 from ..core.tree import Tree
 from ..core.loop import Verdict, as_drafter, check_call
-
-# %% ../../nbs/13_traversal.ipynb #c85f963b
 from ..core.registry import SYSTEMS
 from .siblings import tree_system
 
