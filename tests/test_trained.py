@@ -658,6 +658,28 @@ def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
     assert all(w.grad is None and not w.requires_grad for w in base.model.parameters())
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in base.model.parameters()}
 
+@cases
+def test_training_lowers_the_loss_and_resumes(name, tmp_path):
+    "Interrupted and resumed it ends with the same weights; the target's own do not change"
+    base = TargetModel(tiny(V, layers=4).float())
+    def counting(n): return states_of(base.model, (torch.arange(n)[:, None] + torch.arange(16)) % V)
+    held, key = counting(8), base.key
+    many = counting(32)
+    train = StateDataset(many.x.numpy(), {k: s.numpy() for k, s in many.states.items()})
+    def loss(net):
+        torch.manual_seed(9)
+        return net.loss(held, 0.).item()
+    def run(folder, until=None):
+        torch.manual_seed(0)
+        net = CASES[name].make(recipe_of(name).make, base)
+        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder, look=10, rows=8,
+                                         depth=2, until=until)
+    before, net, evaluations = run("whole")
+    run("parts", until=10)
+    _, again, same = run("parts")
+    assert loss(net) < before - .02 and evaluations == same and len(same) == 2
+    assert all(map(torch.equal, net.parameters(), again.parameters())) and TargetModel(base.model).key == key
+
 class Precisions(TorchDispatchMode):
     "The types in which softmaxes and products are computed"
     def __init__(self):
