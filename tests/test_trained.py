@@ -663,8 +663,7 @@ def test_training_lowers_the_loss_and_resumes(name, tmp_path):
     "Interrupted and resumed it ends with the same weights; the target's own do not change"
     base = TargetModel(tiny(V, layers=4).float())
     def counting(n): return states_of(base.model, (torch.arange(n)[:, None] + torch.arange(16)) % V)
-    held, key = counting(8), base.key
-    many = counting(32)
+    held, many, key = counting(8), counting(32), base.key
     train = StateDataset(many.x.numpy(), {k: s.numpy() for k, s in many.states.items()})
     def loss(net):
         torch.manual_seed(9)
