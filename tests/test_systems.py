@@ -7,7 +7,7 @@ from helpers import random_table
 from house import references
 from specref.certify.certificates import certificate, certify_system
 from specref.core.loop import System, Verdict
-from specref.core.registry import BYTE_SYSTEMS, LOSSY, SYSTEMS, TABLES
+from specref.core.registry import BYTE_SYSTEMS, LOSSY, SYSTEMS, TABLES, declared
 from specref.core.rng import Seeded
 from specref.core.tree import likeliest_points
 from specref.verify.lossy import GreedyModel
@@ -27,6 +27,17 @@ def test_papers_are_in_the_bibliography():
     "Under their keys; the name of every declaration is its own"
     assert {key for table in TABLES for entry in table.entries() for key in entry.cites} <= references()
     assert len({name for table in TABLES for name in table}) == sum(map(len, TABLES))
+
+
+def test_a_system_is_declared_where_it_is_used(monkeypatch):
+    "It is in its table, last, and in no other; a chapter's own comes from its module"
+    monkeypatch.setattr(LOSSY, "declared", {**LOSSY.declared})
+    LOSSY.declare("mine", lambda name, cites: lambda draft: (name, cites, draft), "cai2024", near=GreedyModel)
+    assert [*LOSSY][-1] == "mine" and LOSSY["mine"](1) == ("mine", ("cai2024",), 1) and "mine" not in SYSTEMS
+    assert declared("mine") is LOSSY.entry("mine") and LOSSY.entry("mine").module == "__main__"
+    assert declared("REST").module == "specref.draft.datastore" and len({*LOSSY}) == len(LOSSY)
+    for absent in "nothing", "Medusa":
+        with pytest.raises(KeyError): SYSTEMS[absent]
 
 
 def draw_of(name, temperature):
