@@ -133,7 +133,7 @@ LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
 RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS),
          OwnTargetStop("speculative sampling", "bfloat16"),
-         TrainedStop("SPIRe")]   # the other trained ones have a page of their own
+         *(TrainedStop(entry.name) for entry in TRAINED.entries() if entry.long)]   # others: the next page
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
     **{("goodput length", draft): partial(goodput_run, draft) for draft in ("small", "large")},

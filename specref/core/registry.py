@@ -83,11 +83,12 @@ class Declared:
     recipe: object = None          # how its network is trained
     trainings: dict = field(default_factory=dict)   # what else is trained: name -> function of a folder
     over: tuple = ()               # systems that emit fewer tokens a round, by its paper
+    long: bool = False             # a trained drafter for long texts, raced on them
     @property
     def module(self): return declarations().get(self.name, ("", "__main__"))[1]
 
 # %% ../../nbs/04a_registry.ipynb #d1294386
-DECLARED = re.compile(r'^(\w+)\.declare\(\s*"([^"]+)"', re.M)
+DECLARED = re.compile(r'^(\w+)[.]declare[(]\s*"([^"]+)"', re.M)
 NOTEBOOK = re.compile(r"File to edit: .*/(\w+)\.ipynb")
 
 @cache

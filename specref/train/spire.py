@@ -249,4 +249,5 @@ def ablation(base, train, held, folder, steps, peak, rows=16, seed=0):  # -> {le
 
 # %% ../../nbs/31c_spire.ipynb #7982de80
 TRAINED.declare("SPIRe", drafter_system(model_chain, reject, 4), "neelam2025spire",
+                long=True,
                 recipe=Recipe("spire", Spire, SpireDraft, 1e-2))
