@@ -402,5 +402,4 @@ def swift_source(target, _):
 
 SYSTEMS.declare("Draft & Verify", drafter_system(skipping_drafts, reject, 8), "zhang2024draft",
                 source=skipping_source, for_embedded=True)
-SYSTEMS.declare("SWIFT", drafter_system(swift_drafts, reject, 25), "xia2025swift", source=swift_source,
-                for_embedded=True)
+SYSTEMS.declare("SWIFT", drafter_system(swift_drafts, reject, 25), "xia2025swift", source=swift_source)
