@@ -8,7 +8,6 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 import house
 from specref.core.registry import declared
 
-
 def same(built): return built
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Published:
         how = dict(temperature=target.temperature) | made.options | how
         return made.target, self(made.draft or made.target, values, **how)
 
-
 # Plainer systems
 
 def verified(verify): return lambda system: replace(system, verify=verify)
@@ -73,7 +71,6 @@ def rebound(function, **others):
                        function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
     return new
-
 
 # Parts
 
