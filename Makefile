@@ -27,18 +27,19 @@ lab: .venv/.lab  ## open the notebooks
 	$(PY) -m jupyterlab nbs
 
 site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
+	$(PY) tests/stand_ins.py
 	$(PY) docs/stage.py _site
 
-TRAININGS := lengths layerskip kangaroo looped vocab translation consistency space medusa medusa2 hydra hydra++ mlp mtp \
-    deepseek spire falcon pass peagle pard uno dflash dflash2 dspark
-LONGER := 10240 6000 0 eagle hass eagle3 eagle31
+USUAL := "from specref.train.registry import shipped_trainings as made; print(*[*made().values()][0])"
+LONGER := "from specref.train.registry import shipped_trainings as made; [print(*at, 0, *names) for at, names in [*made().items()][1:]]"
+NAMES = $(PY) -W ignore -c
 CURVE = OMP_NUM_THREADS=1 $(PY) -W ignore records/curve.py
 RECORDED = $(CURVE) records/curve.json build/curve
 
 train: $(RUN)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
-	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
-	$(CURVE) --anew build/longer.json build/curve $(LONGER)
+	for name in $$($(NAMES) $(USUAL)); do $(PY) -m specref train $$name || exit 1; done
+	$(NAMES) $(LONGER) | while read run; do $(CURVE) --anew build/longer.json build/curve $$run || exit 1; done
 	$(PY) -c "from specref.serve.byte_latent import train_bytes; train_bytes()"
 
 bench: $(RUN)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
@@ -111,7 +112,7 @@ curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of tra
 	$(RECORDED) 2048 600 1 eagle3 eagle31
 	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3 eagle31 || exit 1; done
 	$(RECORDED) 4160 1800 0 eagle3@0.01
-	$(RECORDED) $(LONGER)
+	$(NAMES) $(LONGER) | while read run; do $(RECORDED) $$run || exit 1; done
 	$(RECORDED) 20480 6000 0 eagle eagle3
 
 clean:  ## remove what builds and tests leave; .venv stays

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from specref.core.registry import DECLARED
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # -- Notebooks -------------------------------------------------------------------------------------
@@ -60,8 +62,18 @@ def marks(mark, root=ROOT):
         for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
             for d in getattr(n, 'decorator_list', []):
                 if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == mark:
-                    names = [ast.literal_eval(a) for a in d.args]
+                    names = [name for a in d.args for name in marked_names(a, root)]
                     yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
+
+def marked_names(arg, root=ROOT):
+    "The name that an argument of a mark is, or for `*TABLE` what is declared in that table"
+    if not isinstance(arg, ast.Starred): return [ast.literal_eval(arg)]
+    return [name for name, table in declared(root).items() if table == getattr(arg.value, 'id', None)]
+
+def declared(root=ROOT):  # -> {name: table}
+    "What the chapters declare"
+    texts = (f.read_text(encoding='utf-8') for f in sorted((root/'specref').rglob('*.py')))
+    return {name: table for text in texts for table, name in DECLARED.findall(text)}
 
 def by_name(marks):
     "Each name that stands in one of these marks, with the tests that carry it"

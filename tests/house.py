@@ -9,8 +9,8 @@ from pathlib import Path
 from warm import execute
 
 sys.path.append(str(Path(__file__).resolve().parents[1]/'docs'))
-from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, doc_parts, marked, marks, notebooks
-from book import order, references, text, works
+from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, declared, doc_parts, marked, marks, notebooks
+from book import order, text, works
 
 WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
@@ -360,7 +360,7 @@ def unproved(root=ROOT):
         if a not in names: yield f'{tests[0]} checks {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
-UNREACHED = {   # parts that have a faithful test, though no row of the tables runs them, and why
+UNREACHED = {   # parts that have a faithful test, though no declaration runs them, and why
     ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',
     ('BLT-DV', 'specref.serve.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
     ('boosted drafts', 'specref.train.online.agrees'):
@@ -370,27 +370,14 @@ UNREACHED = {   # parts that have a faithful test, though no row of the tables r
     ('SpecDec, exact', 'specref.train.specdec.spec_decoder'):
         'its target has an encoder, and no command builds such a target'}
 
-def tables(root=ROOT):  # -> {(module, variable): names}
-    "The tables of systems: assigned in a module of the package, by name, with a row that cites a source"
-    found, cited = {}, references(root)
-    sources = {f: f.read_text(encoding='utf-8') for f in modules(root)}
-    for f in (f for f, source in sources.items() if cited & set(re.findall(r'"([\w-]+)"', source))):
-        for n in ast.parse(sources[f]).body:
-            if not (isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)): continue
-            names = [getattr(k, 'value', None) for k in n.value.keys]
-            words = {x.value for v in n.value.values for x in ast.walk(v) if isinstance(x, ast.Constant)}
-            if all(isinstance(name, str) for name in names) and words & cited:
-                found[dotted(f, root), n.targets[0].id] = names
-    return found
-
 def unfaithful(root=ROOT):
-    """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
-    no table, and such tests without a plainer system or part for which they must fail"""
-    found, systems = [*marks('faithful', root)], {s for names in tables(root).values() for s in names}
+    """Systems that no test builds by name to show what a simpler one lacks, tests of systems that no chapter
+    declares, and such tests without a plainer system or part for which they must fail"""
+    found, known = [*marks('faithful', root)], declared(root).keys()
     built = by_name(mark for mark in found if 'part' not in mark[2])
-    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys()))
+    yield from (f'no test builds {s} by its name' for s in sorted(known - built.keys()))
     for test, names, given in found:
-        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
+        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - known)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
 # -- Records ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.certify.certificates import certify_system
 from specref.certify.samplers import certify_sampler
 from specref.core.loop import autoregressive, generate, loop_law, match, no_draft, rounds

@@ -24,7 +24,8 @@ from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_
 from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.branching import branching
-from specref.train.eagle import EAGLE_TREE, Eagle
+from specref.draft.shapes import EAGLE_TREE
+from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.registry import load_network

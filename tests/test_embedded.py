@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import long
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.app.tour import earlier_text
 from specref.core.law import warp
 from specref.core.loop import loop_law, rounds

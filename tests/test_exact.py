@@ -7,7 +7,7 @@ from specref.core import law
 from specref.verify import kseq, transport
 from specref.core.rng import law_of
 from specref.core.loop import generate, loop_law
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.target import target_law
 
 systems = pytest.mark.parametrize("name", SYSTEMS)

@@ -19,7 +19,7 @@ from specref.core.loop import Generation, Ledger, RoundCounts, System, generate,
 from specref.core.loop import match, no_draft, rounds, trace
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, add_paths
 

@@ -6,7 +6,7 @@ import torch
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
 from specref.app import names, paired
 from specref.app.names import ModelOptions, text_difference, fresh_copy, rounding_reach
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core import timing
 from specref.core.law import warp
 from specref.core.loop import autoregressive
@@ -100,7 +100,7 @@ def test_a_pair_of_two_tokenizers_is_for_the_systems_that_translate(folder):
     given = ModelOptions(target=str(folder/"target"), draft=str(folder/"letters"), temperature=0.)
     pair = names.load_pair(given, "TLI")
     assert (pair.words.target.V, pair.words.draft.V) == (pair.target.V, pair.draft.V) == (512, 257)
-    for system in names.TRANSLATED:
+    for system in names.translators():
         target, built = names.build_system(pair.at(1.), system, 2)
         assert built.drafter.models[0].model.temperature == target.temperature == 1
     with pytest.raises(ValueError, match="^system: got 'SpecHub', wanted one of universal"):

@@ -8,7 +8,7 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from book import MAIN
+from book import MAIN, notebooks
 from house import ROOT, anchors, foreign, references, tracked, undescribed
 from specref.app.commands import parser
 from specref.core import check
@@ -22,16 +22,18 @@ STUB = ROOT/'specref'/'__init__.pyi'
 
 def stub():
     "The public names as plain imports, for tools that read code and do not run it"
-    rows = [f'from .{m} import {n} as {n}' for m, names in specref.PUBLIC.items() for n in names.split()]
+    found = [(nb.module, names) for nb in notebooks() for c in nb.exported
+             for names in re.findall(r'^#\| public: (.*)', c['source'], re.M)]
+    rows = [f'from .{module} import {name} as {name}' for module, names in found for name in names.split()]
     return '\n'.join([
         '# for type checkers and editors; `python tests/test_package.py` writes it',
-        'from types import ModuleType', *rows, '__version__: str', 'PUBLIC: dict[str, str]',
-        'EXTRAS: dict[str, str]', 'def install_hint(error: BaseException) -> str: ...',
+        'from types import ModuleType', *rows, '__version__: str', 'EXTRAS: dict[str, str]',
+        'def public() -> dict[str, str]: ...', 'def install_hint(error: BaseException) -> str: ...',
         'def require(module: str) -> ModuleType: ...', ''])
 
 
 def test_editors_find_the_lazy_names():
-    "`__init__.pyi` is written from `PUBLIC`, and `dir` lists the same names"
+    "`__init__.pyi` has what the chapters mark as public, and `dir` lists the same names"
     assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/test_package.py` writes it again'
     assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
 

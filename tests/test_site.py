@@ -309,7 +309,7 @@ def test_hidden_code_is_hidden(site):
             if hidden and len(last) > 40: assert last not in shown, f'{nb.path.stem}: {last}'
             if c not in nb.exported: continue
             assert hidden or source in shown, f'{nb.path.stem}: {c["id"]}'
-            defining += bool(nb.module and not unnamed and [*stage.definitions(c)])
+            defining += bool(nb.module and not unnamed)
         assert page.count('class="exported"') == defining, nb.path.stem
 
 
@@ -446,8 +446,10 @@ TYPED = """(words => {
 def test_search(site, browser):
     "From disk, each search term finds its page among the first three results"
     assert not browser.open(f'{(site/"search.html").as_uri()}?q=overlap')
-    wanted = [(word, pages.split()) for word, pages in FOUND.items()]
-    wanted += [(word, [page]) for page, words in stage.SEARCHED.items() for word in words.split(', ')]
+    pages = {word: found.split() for word, found in FOUND.items()}
+    for nb in notebooks():
+        for word in stage.search_words(nb): pages.setdefault(word, []).append(stage.page(nb.path.stem))
+    wanted = [*pages.items()]
     found = browser.js(f'{TYPED}({json.dumps([word for word, _ in wanted])})')
     shown = [[re.search(r'(\w+)\.html', link)[1] for link in links] for links in found]
     none((word, pages, first) for (word, pages), first in zip(wanted, shown) if not {*pages} & {*first})

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from helpers import g_test, random_table, tempered
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.loop import Verdict, loop_law, rounds
 from specref.core.rng import Seeded, Streams, Uniforms, numpy_generator, tv_outcomes
 from specref.core.target import target_law

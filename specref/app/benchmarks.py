@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 # %% ../../nbs/62_benchmarks.ipynb #56a3ae15
 from ..core.check import check_at_least, write_record
+from ..core.registry import TRAINED
 from ..core.rng import Seeded, estimated_paths, law_of
 from ..core.cost import Costs
 from ..core.timing import measure
@@ -46,12 +47,9 @@ from ..draft.length import GoodputLength, ScheduledChain
 from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
-from .names import DRAFT_SOURCES
 from .paired import median_interval
-from .tour import FURTHER, KINDS, OWN_TARGETS, UNTRAINED, decode_cold
-from .tour import PlainStop, Stop, TrainedStop, provenance_words, sibling_rates, target_of
-from .tour import work_a_token
-from ..train.registry import TRAINED
+from .tour import KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_words
+from .tour import OF_TARGET, PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -133,9 +131,9 @@ class OwnTargetStop(Stop):
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
-RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS), *FURTHER,
+RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS),
          OwnTargetStop("speculative sampling", "bfloat16"),
-         TrainedStop("SPIRe")]   # the other trained ones have a page of their own
+         *(TrainedStop(entry.name) for entry in TRAINED.entries() if entry.long)]   # others: the next page
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
     **{("goodput length", draft): partial(goodput_run, draft) for draft in ("small", "large")},
@@ -271,7 +269,7 @@ def result_row(name, found, n):  # -> dict
     if plain[1]: others = {}   # none for a target of its own
     for key, other in others.items():
         if other in found.seen: row[key] = np.median(found.seconds(other) / mine)
-    if not plain[1] and name[0] not in DRAFT_SOURCES | TRAINED:   # the clock inside sees all models
+    if not plain[1] and name[0] not in {*OF_TARGET, *TRAINED}:   # the clock inside sees all models
         row["outside"] = np.median([x.outside for x in found.seen[name]])
     if found.ledgers(name): row |= predicted_row(name, found, over_plain)
     return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['continuation', 'longest_ending', 'NgramPlaces', 'IncrementalReader', 'first_place', 'last_place', 'MostFrequent',
-           'PromptLookup']
+           'PromptLookup', 'lookup_points', 'map_points']
 
 # %% ../../nbs/21_lookup.ipynb #bc927a16
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from math import inf
@@ -18,6 +18,8 @@ from ..core.loop import Drafter
 from ..core.rng import Rng
 from ..core.target import PerThread
 from ..core.tree import Tokens, Tree, points
+from ..core.registry import SYSTEMS, drafter_system
+from ..verify.reject import reject
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
 def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens
@@ -170,3 +172,13 @@ class PromptLookup(Drafter):
         tree = Tree(ctx)
         for i, x in enumerate(self.find(ctx)): tree.grow(i, points([x], self.V, self.exact), rng)
         return tree
+
+# %% ../../nbs/21_lookup.ipynb #a8aba6fa
+def lookup_points(setup):
+    return PromptLookup(setup.draft.V, num_draft_tokens=setup.gamma, exact=setup.exact)
+def map_points(setup):
+    "The continuation that followed most often, of at least two"
+    return replace(lookup_points(setup), take=MostFrequent(), hits=2)
+
+SYSTEMS.declare("prompt lookup", drafter_system(lookup_points, reject), "saxena2023", tour=True)
+SYSTEMS.declare("n-gram map", drafter_system(map_points, reject), "saxena2023")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PatchEnd', 'PatchTarget', 'LocalDraft', 'PatchTable', 'PatchMemory', 'PatchReading', 'ByteTarget', 'hidden_block',
-           'HiddenBlockDraft', 'byte_target', 'blt_s', 'blt_dv']
+           'HiddenBlockDraft', 'byte_target', 'blt_s', 'blt_dv', 'past_the_patch', 'hidden_slots']
 
 # %% ../../nbs/52b_patches.ipynb #ba4a2d9c
 from collections.abc import Callable
@@ -16,10 +16,12 @@ from ..core.law import check_warp
 from ..core.loop import System
 from ..core.target import Meter, PerThread, Rows, Target, check_context
 from ..core.tree import Tree
+from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
 from .byte_latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
 from ..verify.reject import Chain, reject
+from ..train.masks import SlotRows
 
 # %% ../../nbs/52b_patches.ipynb #c216af24
 @dataclass(frozen=True)
@@ -208,3 +210,15 @@ def blt_dv(target, size=8) -> System:
     "Blocks by one pass of the decoder, verified (Kallini et al. 2026)"
     drafter = Chain(HiddenBlockDraft(target, size), size)
     return System(f"BLT-DV, blocks of {size}", drafter, reject, ("kallini2026",))
+
+# %% ../../nbs/52b_patches.ipynb #e9e4deeb
+def past_the_patch(setup):
+    "On tables token 0 ends a patch, and the draft model is in the place of the local decoder"
+    def patcher(text): return [True, True, *(x == 0 for x in text)]
+    return ScheduledChain(setup.draft, PatchEnd(patcher, beyond=2), setup.gamma)
+def hidden_slots(setup):
+    "Token 0 in the place of hidden bytes, which do not read each other's tokens"
+    return Chain(SlotRows(setup.draft, (0,)*(setup.gamma - 1)), setup.gamma)
+
+BYTE_SYSTEMS.declare("BLT-S", drafter_system(past_the_patch, reject, 8), "kallini2026")
+BYTE_SYSTEMS.declare("BLT-DV", drafter_system(hidden_slots, reject, 8), "kallini2026")

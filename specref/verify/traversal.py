@@ -19,6 +19,8 @@ from ..core.check import check_same_vocab
 from ..core.rng import Rng, law_of, mean_of
 from ..core.tree import Tree
 from ..core.loop import CheckedDrafter, Verdict, as_drafter, check_call, checked_verify
+from ..core.registry import SYSTEMS
+from .siblings import tree_system
 
 # %% ../../nbs/13_traversal.ipynb #51105530
 def capped_ratio(s, of):
@@ -172,3 +174,7 @@ def acceptance_bound(target, drafter, ctx, seen=unseen):
 def seen_layers(tree, d):
     "The part of a tree that was drawn layer by layer, down to depth `d` (Theorem layers)"
     return tuple((tree.parent[i], tree.token[i]) for i in range(1, len(tree)) if tree.depth[i] <= d)
+
+# %% ../../nbs/13_traversal.ipynb #6893cdcd
+SYSTEMS.declare("traversal verification", tree_system("traversal", traversal), "weng2025traversal", tour=True)
+SYSTEMS.declare("mass-transfer tree", tree_system("mass transfer", all_donors))
