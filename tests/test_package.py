@@ -8,8 +8,8 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from book import MAIN, notebooks
-from house import ROOT, anchors, foreign, references, tracked, undescribed
+from book import MAIN, notebooks, references
+from house import ROOT, anchors, foreign, tracked, undescribed
 from specref.app.commands import parser
 from specref.core import check
 from specref.core.check import read_record, record_files
