@@ -40,7 +40,7 @@ train: $(RUN)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 	for name in $$($(NAMES) $(USUAL)); do $(PY) -m specref train $$name || exit 1; done
 	$(NAMES) $(LONGER) | while read run; do $(CURVE) --anew build/longer.json build/curve $$run || exit 1; done
-	$(PY) -c "from specref.serve.byte_latent import train_bytes; train_bytes()"
+	$(PY) -c "from specref.bytes.latent import train_bytes; train_bytes()"
 
 bench: $(RUN)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
@@ -64,7 +64,7 @@ gpu:  ## measure verification and the engine on this machine's GPU (with its own
 
 gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into build/others, for `make gpu`
 	$(PY) -m pip download -q --no-deps -d build/wheels vllm==0.33.0
-	$(PY) -c "import zipfile, glob; from specref.app.engines import VLLM_FILES, VLLM_HELPERS; \
+	$(PY) -c "import zipfile, glob; from specref.certify.engines import VLLM_FILES, VLLM_HELPERS; \
 	    wheel = zipfile.ZipFile(*glob.glob('build/wheels/vllm-0.33.0*')); \
 	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 

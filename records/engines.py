@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 import engines_exact as ee
-from specref.app import engines as en
-from specref.app.benchmarks import generation_view, quiet
+from specref.certify import engines as en
+from specref.app.benchmarks import quiet
+from specref.models.embedded import generation_view
 from specref.certify.certificates import ALPHA
 from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
 from specref.core.check import write_record

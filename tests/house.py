@@ -213,6 +213,18 @@ def upward(root=ROOT):
             if place.order >= nb.order and not appendix:
                 yield f'{nb.path.stem} imports {name}, which is {place.path.stem}'
 
+ROOMS = 'core verify speed models draft gpu train serve bytes certify gpu.bench app'.split()
+
+def doors(root=ROOT):
+    "Imports that do not run down the list of rooms: a folder imports from itself and from those before it"
+    def room(name): return next((r for r in reversed(ROOMS) if f'{name}.'.startswith(f'specref.{r}.')), None)
+    for f in modules(root):
+        tree, own = ast.parse(f.read_text(encoding='utf-8')), room(dotted(f, root))
+        if own is None: continue
+        for name in sorted({*imported(ast.walk(tree), package(f, root))}):
+            if room(name) and ROOMS.index(room(name)) > ROOMS.index(own):
+                yield f'{dotted(f, root)} imports {name}, whose room comes later'
+
 def eager(tree):
     "The nodes that run when a module is imported: all but the insides of functions"
     for n in ast.iter_child_nodes(tree):
@@ -361,8 +373,8 @@ def unproved(root=ROOT):
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
 UNREACHED = {   # parts that have a faithful test, though no declaration runs them, and why
-    ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',
-    ('BLT-DV', 'specref.serve.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
+    ('BLT-S', 'specref.bytes.patches.LocalDraft'): 'no command builds a model of bytes',
+    ('BLT-DV', 'specref.bytes.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
     ('boosted drafts', 'specref.train.online.agrees'):
         'the series of drafts is trained in its chapter; none is shipped',
     ('multi-token prediction', 'specref.train.mtp.backward_in_turn'):

@@ -41,7 +41,7 @@ class Published:
     def drafter(self, draft, values=(), **how): return self(draft, values, **how).drafter
     def on(self, target, draft=None, values=(), **how):  # -> target, System
         "Target and system with what drafts for this target: the source of the commands"
-        from specref.app.names import source_of
+        from specref.app.loading import source_of
         made = source_of(self.key)(target, draft)
         how = dict(temperature=target.temperature) | made.options | how
         return made.target, self(made.draft or made.target, values, **how)

@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 
 from specref.core.check import as_tokens, check_switch
-from specref.core.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
-from specref.core.cost import llama_size, pass_seconds, sparse_speedup, speedup
-from specref.core.rates import Rates
-from specref.core.timing import explain, measure, reprice
+from specref.speed.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
+from specref.speed.cost import llama_size, pass_seconds, sparse_speedup, speedup
+from specref.speed.rates import Rates
+from specref.speed.causes import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
 from specref.core.loop import Ledger, RoundCounts, System, generate, generate_texts, loop_law, match, no_draft
 from specref.core.loop import Drafter, Generation, Verdict, rounds, trace

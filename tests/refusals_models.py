@@ -14,7 +14,7 @@ from specref.certify.samplers import certify_sampler
 from specref.core.loop import autoregressive, generate, loop_law, match, no_draft, rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import random_table, target_law
-from specref.core.timing import measure
+from specref.speed.causes import measure
 from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
 from specref.draft.shapes import measure_rank_acceptance

@@ -8,7 +8,7 @@ import torch
 from specref.app import benchmarks as b, tour
 from specref.app.tour import KINDS
 from specref.core.check import read_record
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.loop import Ledger, RoundCounts, autoregressive
 from specref.core.rng import Seeded
 from specref.models.embedded import embedded, prompts, raw_model

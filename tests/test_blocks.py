@@ -18,7 +18,7 @@ from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.train import blocks
 from specref.train.blocks import (MaskedModel, Pard, PardDraft, PEagle, PEagleDraft, Uno, UnoDraft,
                                   cod_counts, nested_rows, parallel_gain, rollout_mask, rows_at, with_text)
-from specref.train.branching import branch_texts, branching, following
+from specref.train.synthetic import branch_texts, branching, following
 from specref.train.falcon import block_tokens, overlap_within
 from specref.train.features import FeatureDraft
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network

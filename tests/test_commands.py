@@ -18,12 +18,12 @@ from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  
 from house import ROOT
 from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
-from specref.app.names import ModelOptions, encode_prompt, translators
+from specref.app.loading import ModelOptions, encode_prompt, translators
 from specref.core.registry import SYSTEMS, Declared
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds, save_log
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
 from specref.core.rng import Seeded
 from specref.core.target import random_table

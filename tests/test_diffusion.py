@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from helpers import faithful, proves, refuses, seeds, tiny
 from published import drafted
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -21,7 +21,7 @@ from specref.core.target import TableModel, random_table, target_law
 from specref.core.tree import Tree, edge_laws
 from specref.draft.length import ScheduledChain, budget_by_goodput
 from specref.models.transformer import HFModel
-from specref.train.branching import branch_texts, branching
+from specref.train.synthetic import branch_texts, branching
 from specref.train.diffusion import (
     DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft, SurvivalGoodput, injected_attention, order_tokens,
     random_anchors, scheduled_block, sequential_temperatures, slot_overlap, survival_data,

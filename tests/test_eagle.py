@@ -23,7 +23,7 @@ from specref.core.tree import Tree, add_paths, likeliest_points, to_choices
 from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_nodes, top_tokens
 from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
-from specref.train.branching import branching
+from specref.train.synthetic import branching
 from specref.draft.shapes import EAGLE_TREE
 from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from helpers import proves
-from specref.app import engines as en
+from specref.certify import engines as en
 from specref.certify.certificates import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record

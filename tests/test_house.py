@@ -7,7 +7,7 @@ import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
 from specref.core.check import provenance_of_run
 
-RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
+RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
          house.unrecorded, house.stale, house.typed)
 
@@ -170,6 +170,8 @@ PLANTS = {
     'another version in settings.ini': (house.mirror, swap('settings.ini', 'version = ', 'version = 9.')),
     'a module that imports upward': (
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
+    'a room that imports from a later one': (
+        house.doors, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
     'a chapter without a module that imports a later number': (house.upward, lambda root: write(
         root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),

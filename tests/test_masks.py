@@ -19,7 +19,7 @@ from specref.core.tree import Tree
 from specref.models.embedded import DATA, raw_model
 from specref.models.recipe import llama, train_step
 from specref.models.transformer import HFModel
-from specref.train.branching import branch_texts, chain_tokens, overlap_at
+from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,

@@ -9,9 +9,9 @@ from browser import Browser
 from book import MAIN
 from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
-from specref.core.cost import best_gamma, speedup
+from specref.speed.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
-from specref.serve.roofline import SHAPES, Workload, pays
+from specref.speed.roofline import SHAPES, Workload, pays
 from specref.verify.reject import capped_geometric
 
 import stage
@@ -491,7 +491,7 @@ def test_interactive_distributions(site, browser):
 
 @reads
 def test_interactive_cost(site, browser):
-    "Speed-up and best γ are those of `specref.core.cost`"
+    "Speed-up and best γ are those of `specref.speed.cost`"
     move = figure(site, browser, 'cost')
     for α, γ, c in [(.8, 5, .05), (.5, 1, .3), (0, 3, .5), (.99, 20, .01), (.75, 7, .02), (.9, 10, 1)]:
         g = best_gamma(α, c)
@@ -502,7 +502,7 @@ def test_interactive_cost(site, browser):
 
 @reads
 def test_interactive_batch(site, browser):
-    "The speed-up and the largest batch that gains are those of `specref.serve.roofline`"
+    "The speed-up and the largest batch that gains are those of `specref.speed.roofline`"
     move = figure(site, browser, 'batch')
     cases = (32, 500, .8, 4, .05), (1, 0, .6, 1, .5), (700, 0, .9, 6, .02), (9, 32000, .3, 9, .4)
     for batch, context, α, γ, c in cases:

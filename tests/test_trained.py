@@ -23,7 +23,7 @@ from specref.core.tree import Tree, edge_laws
 from specref.models.embedded import DOMAINS, prompts, raw_model, sample_texts
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel, RowTrie
-from specref.train.branching import branch_texts, branching, chain_tokens, overlap_at
+from specref.train.synthetic import branch_texts, branching, chain_tokens, overlap_at
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST', 'SIZES', 'RACE_KINDS', 'BASELINES', 'DRAFTS',
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
-           'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds',
-           'layers_run', 'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race',
-           'result_row', 'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
+           'transformers_generate', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds', 'layers_run',
+           'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
+           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
            'growth_with_trees', 'growth_of_enumeration', 'growth', 'time_verifiers', 'verifier_words', 'after_reading',
            'datastore_of', 'memory_of', 'build_seconds', 'lookups', 'record', 'quiet', 'table_cells', 'result_cells',
            'by_kind', 'result_table']
@@ -15,7 +15,7 @@ __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST'
 # %% ../../nbs/62_benchmarks.ipynb #1ab5b02b
 import gc
 import tracemalloc
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -23,7 +23,6 @@ from pathlib import Path
 from time import perf_counter
 import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 from transformers.utils import logging
 
@@ -31,15 +30,15 @@ from transformers.utils import logging
 from ..core.check import check_at_least, write_record
 from ..core.registry import TRAINED
 from ..core.rng import Seeded, estimated_paths, law_of
-from ..core.cost import Costs
-from ..core.timing import measure
+from ..speed.cost import Costs
+from ..speed.causes import measure
 from ..core.loop import generate, match, rounds
 from ..core.target import Rows, random_table
 from ..core.tree import Tree, iid
 from ..verify.reject import Chain, reject
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
-from ..models.embedded import EMBEDDED, domain_ids, embedded, prompts, raw_model
+from ..models.embedded import EMBEDDED, domain_ids, embedded, generation_view, prompts, raw_model
 from ..models.recipe import llama
 from ..models.llama import PackedLlama, llama_pass
 from ..draft.datastore import Datastore
@@ -101,13 +100,6 @@ def transformers_generate(draft, how, temperature, prompt, n, seed, **options):
         ids, attention_mask=seen, max_new_tokens=n, pad_token_id=0, assistant_model=assistant,
         **(sampled if temperature else greedy), **options)
     assert out.shape[1] == len(prompt) + n
-
-# %% ../../nbs/62_benchmarks.ipynb #771d31bd
-def generation_view(name, **how):
-    "An embedded model, its weights shared, with a generation configuration that has no end token"
-    model = copy(raw_model(name))
-    model.generation_config = transformers.GenerationConfig(bos_token_id=0, **how)
-    return model
 
 # %% ../../nbs/62_benchmarks.ipynb #62f00d02
 @cache

@@ -36,14 +36,14 @@ from .. import __version__
 from ..core.check import check_at_least, check_between, check_unused, defaults, read_text
 from ..core.check import provenance_of_run
 from ..core.loop import WrappedDrafter
-from ..core.timing import explain
+from ..speed.causes import explain
 from ..verify.reject import capped_geometric
 from ..certify.certificates import certificate, certify_system, runs_needed
 from ..certify.sequential import certify_log
 from ..core.registry import SYSTEMS
-from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
-from .names import draft_source, encode_prompt, text_difference, load_pair, measure_pair
-from .names import table_system
+from .loading import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
+from .loading import draft_source, encode_prompt, text_difference, load_pair, measure_pair
+from .loading import table_system
 from .paired import mean_acceptance, paired_runs, predicted_speedup, runs_of
 
 # %% ../../nbs/63_commands.ipynb #1f4214d9

@@ -31,8 +31,8 @@ from ..models.embedded import DOMAINS, embedded, prompts, raw_model, tokenizer
 from ..models.llama import packed_or_plain
 from ..draft.shapes import measure_rank_acceptance, plan_by
 from ..verify.siblings import drawn_at
-from .names import ModelOptions, Pair, counted_noun, earlier_text, encode_prompt, end_tokens
-from .names import load_pair, source_of, system_builder, table_system, text_difference
+from .loading import ModelOptions, Pair, counted_noun, earlier_text, encode_prompt, end_tokens
+from .loading import load_pair, source_of, system_builder, table_system, text_difference
 
 # %% ../../nbs/60b_tour.ipynb #4d05d969
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 from ..core.check import check_at_least, check_between, check_type
-from ..core.cost import speedup
+from ..speed.cost import speedup
 from ..core.target import Meter
 from ..core.registry import SYSTEMS, Source, drafter_system
 from .length import ConfidenceLength, ScheduledChain

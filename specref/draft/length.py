@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from math import prod, sqrt
 import numpy as np
 from ..core.check import check_at_least, check_between, check_rate, check_type
-from ..core.cost import Costs
+from ..speed.cost import Costs
 from ..core.loop import Drafter
 from ..core.target import check_model, raw_law
 from ..core.tree import Tree, iid

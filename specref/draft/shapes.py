@@ -18,7 +18,7 @@ from itertools import count, islice
 from math import inf, prod
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_function, check_type
-from ..core.cost import Costs
+from ..speed.cost import Costs
 from ..core.law import Law, Number, one_hot
 from ..core.loop import Drafter, System, rounds
 from ..core.rng import Rng, Seeded

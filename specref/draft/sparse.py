@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import avg_pool1d
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
-from ..core.cost import pass_seconds
+from ..speed.cost import pass_seconds
 from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
 from ..core.registry import SYSTEMS, Source, drafter_system

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 from ..core.check import as_tokens, check_at_least, check_between
-from ..core.cost import Number
+from ..speed.cost import Number
 from ..core.tree import Tokens, Tree
 from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
                                         leaf_paths, network_lock, own_options, read_checkpoint, why_rowless)

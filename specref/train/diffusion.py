@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
-from ..core.cost import Costs
+from ..speed.cost import Costs
 from ..core.registry import TRAINED, drafter_system
 from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len

@@ -31,9 +31,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from ..core.check import check_at_least
 from ..core.law import overlap, warp
-from ..certify.certificates import ALPHA
-from ..certify.samplers import CASES, Interface, SamplerChecks, special_tokens
-from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
+from .certificates import ALPHA
+from .samplers import CASES, Interface, SamplerChecks, special_tokens
+from .sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
 
 # %% ../../nbs/65_engines.ipynb #c9316a44
 def engine_line(row):
@@ -156,7 +156,7 @@ def run_together(sampler):
     def make(*args, **kwargs):
         verify = sampler(*args, **kwargs)
         def faster(P, *given):
-            programs = import_module("specref.gpu.programs")
+            programs = import_module("specref.certify.programs")
             with programs.programs_together(P.shape[-1]): return verify(P, *given)
         faster.one_by_one = verify
         return faster
@@ -316,7 +316,7 @@ class OwnDrafts(Interface):
 def vllm_drafts(noise, salted=True):  # -> Interface
     "vLLM's drafter samples from the rows of the draft by the noise of the request's own seed"
     def drafted(rows, seeds, place):
-        programs, (z,), B = import_module("specref.gpu.programs"), log_rows(rows), len(rows)
+        programs, (z,), B = import_module("specref.certify.programs"), log_rows(rows), len(rows)
         cache, at = torch.zeros(B, place + 1, z.shape[1]), torch.arange(B)
         with programs.programs_together(z.shape[1]):
             x = noise.gumbel_sample(z, at, torch.ones(B), torch.from_numpy(seeds), torch.full((B,), place),
@@ -357,7 +357,7 @@ class BlackBox:
 
 def transformers_engine(target="target", draft="", rival="small", stop=(), **options):  # -> BlackBox
     "transformers' generate, with an assistant or with `options` that name another drafter"
-    from specref.app.benchmarks import generation_view
+    from specref.models.embedded import generation_view
     model, more = generation_view(target), dict(assistant_model=generation_view(draft)) if draft else {}
     how = dict(do_sample=True, top_k=0, top_p=1., temperature=1., pad_token_id=0) | more | options
     if stop: how["eos_token_id"] = list(stop)

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from .check import check_at_least, check_between
-from .law import Number
+from ..core.check import check_at_least, check_between
+from ..core.law import Number
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/06_cost.ipynb #7a89d346

@@ -14,7 +14,7 @@ from ..core.check import check_at_least, check_type
 from ..core.law import Number, normalize, one_hot
 from ..core.target import ModelView, Rows, check_context
 from ..draft.vocab import END, TextTokenizer
-from .steering import rows_of
+from ..serve.steering import rows_of
 
 # %% ../../nbs/52_characters.ipynb #4f5f0fb1
 @dataclass(frozen=True)

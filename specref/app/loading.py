@@ -26,7 +26,7 @@ from ..core.law import check_warp
 from ..core.registry import SYSTEMS, TRAINED, Source
 from ..core.target import Meter, given_words, random_table
 from ..core.tree import Tree
-from ..core.timing import measure
+from ..speed.causes import measure
 from ..draft.shapes import best_size, measure_rank_acceptance, sequoia
 
 # %% ../../nbs/60a_names.ipynb #0cecaa85

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 import numpy as np
-from .check import check_at_least, check_between, check_type
-from .law import Number
-from .loop import Ledger
+from ..core.check import check_at_least, check_between, check_type
+from ..core.law import Number
+from ..core.loop import Ledger
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/06a_rates.ipynb #c11c0456

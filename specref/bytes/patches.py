@@ -19,7 +19,7 @@ from ..core.tree import Tree
 from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
-from .byte_latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
+from .latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
 from ..verify.reject import Chain, reject
 from ..train.masks import SlotRows
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 import numpy as np
-from .check import check_at_least, check_type
+from ..core.check import check_at_least, check_type
 from .cost import Costs
-from .loop import Ledger, check_call, generate
+from ..core.loop import Ledger, check_call, generate
 from .rates import Rates, check_drafted
-from .rng import Seeded
-from .target import Target, check_target
-from .tree import Tree
+from ..core.rng import Seeded
+from ..core.target import Target, check_target
+from ..core.tree import Tree
 from ..verify.reject import Chain, reject
 
 # %% ../../nbs/06b_slower.ipynb #758462a3

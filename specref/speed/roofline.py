@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 import numpy as np
 from ..core.check import check_at_least, check_between, look_up
-from ..core.cost import Machine, ModelSize, pass_seconds
+from .cost import Machine, ModelSize, pass_seconds
 
 # %% ../../nbs/50_roofline.ipynb #77ab2f6a
 def attention_size(config):  # -> weights, KV numbers a row, operations a row and token: of one layer
