@@ -22,7 +22,7 @@ from specref.draft.shapes import DynamicTree, StaticTree
 from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
 from specref.verify.siblings import Branching
 from specref.verify.traversal import best_rule, mean_accepted
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 
 nan, inf = float("nan"), float("inf")
 half, FOUR = exact(1, 1), exact(1, 1, 1, 1)
