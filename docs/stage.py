@@ -9,9 +9,9 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
-from house import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
-from house import order   # noqa: F401  conf.py reads `stage.order`
+sys.path[:0] = [str(DOCS)]
+from book import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
+from book import order   # noqa: F401  conf.py reads `stage.order`
 from specref.core.registry import DECLARED
 
 PARTS = {   # the last chapter of each

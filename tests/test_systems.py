@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from helpers import random_table
-from house import references
+from book import references
 from specref.certify.certificates import certificate, certify_system
 from specref.core.loop import System, Verdict
 from specref.core.registry import BYTE_SYSTEMS, LOSSY, SYSTEMS, TABLES, TRAINED, declared

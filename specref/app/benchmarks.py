@@ -28,7 +28,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 # %% ../../nbs/62_benchmarks.ipynb #56a3ae15
-from ..core.check import check_at_least, write_json
+from ..core.check import check_at_least, write_record
 from ..core.registry import TRAINED
 from ..core.rng import Seeded, estimated_paths, law_of
 from ..core.cost import Costs
@@ -48,8 +48,9 @@ from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
 from .paired import median_interval
-from .tour import KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_of_run
-from .tour import OF_TARGET, PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
+from .tour import KINDS, OF_TARGET, OWN_TARGETS, UNTRAINED, decode_cold
+from .tour import PlainStop, Stop, TrainedStop, provenance_words, sibling_rates, target_of
+from .tour import work_a_token
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -382,21 +383,20 @@ def growth():  # -> {quantity: measured points}
                 trees=growth_with_trees(), enumeration=growth_of_enumeration())
 
 # %% ../../nbs/62_benchmarks.ipynb #94da9db9
-def time_verifiers(out="docs/benchmarks/verifiers.json", threads=1, V=32_000, gamma=8):
+def time_verifiers(out="records/verifiers.json", threads=1, V=32_000, gamma=8):
     "Time the verifiers and the enumeration, print the figures, write them as JSON"
     check_at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
-    about = provenance_of_run(threads=threads, numpy=np.__version__, tokens=V, drafts=gamma)
-    got = about | dict(verdict_ms=verifier_times(V, gamma), loop_ms=loop_ms(), growth=growth())
-    write_json(out, got)
-    print(verifier_words(got))
+    got = dict(threads=threads, tokens=V, drafts=gamma, verdict_ms=verifier_times(V, gamma),
+               loop_ms=loop_ms(), growth=growth())
+    print(verifier_words(write_record(out, "make bench", got)))
 
 def verifier_words(got):
     "The figures of the verifiers in words"
     paths, seconds, _ = got["growth"]["enumeration"][-1]
     ms = ", ".join(f"{name} {x:.2f} ms" for name, x in got["verdict_ms"].items())
     loop = ", ".join(f"{name} {x:.1f} ms" for name, x in got["loop_ms"].items())
-    return (f"{got['machine']}, numpy {got['numpy']}, {got['date']}\n"
+    return (f"{got['machine']}, numpy {got['versions']['numpy']}, {got['date']}\n"
             f"a round outside the models, 128,256 tokens: {loop}\n"
             f"a verdict on {got['drafts']} drafts, {got['tokens']:,} tokens: {ms}\n"
             f"enumeration: {paths / seconds:,.0f} paths a second")
@@ -437,7 +437,7 @@ def build_seconds(build, tokens):  # -> seconds
         gc.collect()
 
 # %% ../../nbs/62_benchmarks.ipynb #95b725ce
-def lookups(out="docs/benchmarks/lookups.json", sizes=(10**4, 10**5, 10**6)):
+def lookups(out="records/lookups.json", sizes=(10**4, 10**5, 10**6)):
     "Time the structures on texts of `sizes` tokens, write the figures as JSON"
     for n in sizes: check_at_least(10, sizes=n)
     text = np.resize(domain_ids("code", held_out=False), max(sizes)).tolist()
@@ -448,11 +448,10 @@ def lookups(out="docs/benchmarks/lookups.json", sizes=(10**4, 10**5, 10**6)):
         rows.append(dict(structure=name, seconds=seconds, bytes_a_token=held))
         timed = "  ".join(f"{n:,}: {s:.2f} s" for n, s in zip(sizes, seconds))
         print(f"{name:22}{timed}  {held:.0f} bytes a token")
-    about = provenance_of_run(sizes=list(sizes), held_after=some)
-    write_json(out, dict(about, rows=rows))
+    write_record(out, "make bench", dict(sizes=list(sizes), held_after=some, rows=rows))
 
 # %% ../../nbs/62_benchmarks.ipynb #45898e9b
-def record(out="docs/benchmarks/embedded.json", laps=3, each=3, n=64, threads=1):
+def record(out="records/embedded.json", laps=3, each=3, n=64, threads=1):
     "Run the whole benchmark, print its table, write it as JSON"
     check_at_least(1, laps=laps, each=each, n=n, threads=threads)
     torch.set_num_threads(threads)
@@ -460,12 +459,10 @@ def record(out="docs/benchmarks/embedded.json", laps=3, each=3, n=64, threads=1)
     kinds = list(product(RACE_KINDS, (0., 1.)))
     with tqdm(total=len(kinds) * laps * len(CONTEST), unit="lap", desc="bench") as bar:
         found = [race(*kind, laps, each, n, bar) for kind in kinds]
-    about = provenance_of_run(threads=threads, transformers=transformers.__version__, laps=laps,
-                              prompts_a_lap=each, tokens=n)
     rows, trees = [row for rows, _ in found for row in rows], [tree for _, tree in found]
-    got = about | dict(rows=rows, trees=trees, large=large_model_share())
-    write_json(out, got)
-    print(result_table(got))
+    got = dict(threads=threads, laps=laps, prompts_a_lap=each, tokens=n, rows=rows, trees=trees,
+               large=large_model_share())
+    print(result_table(write_record(out, "make bench", got)))
     time_verifiers(Path(out).with_name("verifiers.json"), threads)
     lookups(Path(out).with_name("lookups.json"))
 
@@ -512,8 +509,7 @@ def by_kind(rows):  # -> {(kind, temperature): rows}
 
 def result_table(got):
     "The table of a stored run"
-    out = [f"{got['machine']}, {got['threads']} thread, torch {got['torch']}, "
-           f"transformers {got['transformers']}, {got['date']}",
+    out = [provenance_words(got, "transformers"),
            f"medians over {got['laps']} laps of {got['prompts_a_lap']} prompts, {got['tokens']} tokens each; "
            f"{got['rows'][0]['confidence']:.0%} intervals"]
     headings = [heading for heading, _ in COLUMNS.values()]

@@ -18,13 +18,13 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 # %% ../../nbs/62a_comparison.ipynb #17fa8e20
-from ..core.check import check_at_least, write_json
+from ..core.check import check_at_least, write_record
 from ..core.registry import TRAINED
 from ..models.embedded import DOMAINS, raw_model
 from ..train.harness import TargetModel, StateDataset, read_card
 from ..train.registry import load_network
 from .benchmarks import by_kind, laps_of, our_run, result_row
-from .tour import PLAIN, TrainedStop, Stop, decode_cold, provenance_of_run, provenance_words
+from .tour import PLAIN, TrainedStop, Stop, decode_cold, provenance_words
 
 # %% ../../nbs/62a_comparison.ipynb #e89e606c
 CHAINS = Stop("speculative sampling", "small"), Stop("speculative sampling", "large")
@@ -122,7 +122,7 @@ def plain_texts(turns, temperature, n):  # -> (texts, tokens)
     return torch.tensor(texts)
 
 # %% ../../nbs/62a_comparison.ipynb #999de75f
-def compare(out="docs/benchmarks/trained.json", again=None, laps=5, each=4, n=64, threads=1):
+def compare(out="records/trained.json", again=None, laps=5, each=4, n=64, threads=1):
     "Race all trained systems, print the table and the claims, write them as JSON"
     check_at_least(1, laps=laps, each=each, n=n, threads=threads)
     torch.set_num_threads(threads)
@@ -130,13 +130,13 @@ def compare(out="docs/benchmarks/trained.json", again=None, laps=5, each=4, n=64
     stops, kinds = contest(again), list(product(DOMAINS, (0., 1.)))
     with tqdm(total=len(kinds) * laps * len(stops), unit="lap", desc="compare") as bar:
         found = [race_trained(*kind, stops, laps, each, n, bar) for kind in kinds]
-    about = provenance_of_run(threads=threads, laps=laps, prompts_a_lap=each, tokens=n)
     trained = {key: stop for key, stop in stops.items() if isinstance(stop, TrainedStop)}
     cards = {" ".join(filter(None, key)): card_summary(stop) for key, stop in trained.items()}
     rows = [row for rows, _ in found for row in rows]
-    got = about | dict(rows=rows, claims=settled_claims(kinds, found, stops), cards=cards)
-    write_json(out, got)
-    print(comparison_table(got))
+    got = dict(threads=threads, laps=laps, prompts_a_lap=each, tokens=n, rows=rows,
+               claims=settled_claims(kinds, found, stops), cards=cards)
+    command = "make trained-twice" if again else "make bench"
+    print(comparison_table(write_record(out, command, got)))
 
 def settled_claims(kinds, found, stops):  # -> rows
     "The claims at each temperature, over the prompts of all kinds"

@@ -7,13 +7,10 @@ __all__ = ['OWN_TARGETS', 'PLAIN', 'OF_TARGET', 'UNTRAINED', 'TOUR_STOPS', 'SHOR
            'TrainedStop', 'SourceStop', 'PlainStop', 'target_of', 'PairStop', 'builder_at', 'own_stops',
            'drafter_stops', 'without_model', 'sibling_rates', 'stops_of', 'stops_named', 'quoting_prompts', 'TourRun',
            'decode_cold', 'decode_beside', 'why_different', 'work_a_token', 'table_line', 'format_line', 'tour_block',
-           'block_text', 'tour_text', 'chosen_stops', 'tour', 'run_tour', 'machine', 'provenance_of_run',
-           'provenance_words', 'plot', 'draw_block']
+           'block_text', 'tour_text', 'chosen_stops', 'tour', 'run_tour', 'provenance_words', 'plot', 'draw_block']
 
 # %% ../../nbs/60b_tour.ipynb #42652c86
-import platform
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cache, partial
 from inspect import signature
 from itertools import product
@@ -24,7 +21,7 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 from .. import require
-from ..core.check import check_at_least, write_json
+from ..core.check import check_at_least, write_record
 from ..core.registry import SYSTEMS, TRAINED, Source
 from ..core.rng import Seeded
 from ..core.target import random_table
@@ -290,12 +287,11 @@ def tour(n=12, each=1, out="out", every=False, target=None, draft=None, drafter=
     check_at_least(1, n=n, each=each)
     logging.disable_progress_bar()
     stops = chosen_stops(every, target, draft, drafter)
-    about = provenance_of_run(tokens=n, threads=torch.get_num_threads(), target=target, draft=draft,
-                              drafter=drafter)
+    given = dict(tokens=n, threads=torch.get_num_threads(), target=target, draft=draft, drafter=drafter)
     blocks = run_tour(stops, n, each)
     rows = [row for block in blocks for row in block["rows"]]
     print(f"{LEGEND}\nplot: {plot(rows, out)}")
-    write_json(Path(out) / "tour.json", about | dict(blocks=blocks))
+    write_record(Path(out) / "tour.json", "specref tour", given | dict(blocks=blocks))
     return rows
 
 def run_tour(stops, n, each):  # -> blocks
@@ -310,20 +306,10 @@ def run_tour(stops, n, each):  # -> blocks
     return blocks
 
 # %% ../../nbs/60b_tour.ipynb #74a7e034
-def machine():
-    "Processor, cores and system, in words"
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().split("\n") if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {len(names)} cores, {platform.system()}"
-
-def provenance_of_run(**settings):
-    "Where a record comes from: date, machine, torch's version and the settings of the run"
-    return dict(date=str(date.today()), machine=machine(), torch=torch.__version__, **settings)
-
-def provenance_words(got):
-    "The machine, the versions and the date of a stored record, in words"
-    return f"{got['machine']}, {counted_noun(got['threads'], 'thread')}, torch {got['torch']}, {got['date']}"
+def provenance_words(got, *packages):
+    "The machine, the versions of torch and other packages and the date of a stored record, in words"
+    versions = ", ".join(f"{name} {got['versions'][name]}" for name in ("torch", *packages))
+    return f"{got['machine']}, {counted_noun(got['threads'], 'thread')}, {versions}, {got['date']}"
 
 # %% ../../nbs/60b_tour.ipynb #39702ef2
 def plot(table, out):

@@ -10,12 +10,13 @@ __all__ = ['CascadeTree', 'CascadeDrafter', 'cut_round', 'output_law', 'offer_to
 # %% ../../nbs/23_cascade.ipynb #bb3828f4
 from itertools import product
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, replace
 from math import inf, log
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
-from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, no_draft, rounds
+from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, check_verify, no_draft
+from ..core.loop import rounds
 from ..core.rng import Enumerator
 from ..core.target import NgramModel, check_target
 from ..core.tree import Tree, add_paths, chain_nodes, from_choices, iid, likeliest_points
@@ -89,7 +90,7 @@ class Nested(CascadeDrafter):
     most: int = None
     def __post_init__(self):
         check_at_least(1, gamma=self.gamma, most=self.gamma if self.most is None else self.most)
-        check_type(Callable, verify=self.verify)
+        check_verify(self.verify)
         object.__setattr__(self, "inner", as_drafter(self.inner, "inner"))
         check_inner(self.middle, self.inner)
     @property

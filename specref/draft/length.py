@@ -18,7 +18,7 @@ import numpy as np
 from ..core.check import check_at_least, check_between, check_rate, check_type
 from ..core.cost import Costs
 from ..core.loop import Drafter
-from ..core.target import raw_law
+from ..core.target import check_model, raw_law
 from ..core.tree import Tree, iid
 from ..core.registry import SYSTEMS, drafter_system
 from ..verify.lossy import entropy
@@ -55,6 +55,7 @@ class ScheduledChain(Drafter):
     schedule: Schedule = Schedule()
     most: int = 20
     def __post_init__(self):
+        check_model(self.model)
         check_at_least(1, most=self.most)
         check_type(Schedule, schedule=self.schedule)
     @property

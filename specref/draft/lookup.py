@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from math import inf
-from ..core.check import as_tokens, check_at_least, check_between
+from ..core.check import as_tokens, check_at_least, check_between, check_function
 from ..core.loop import Drafter
 from ..core.rng import Rng
 from ..core.target import PerThread
@@ -152,7 +152,7 @@ class PromptLookup(Drafter):
                        min_matching_ngram_size=self.min_matching_ngram_size)
         check_at_least(self.min_matching_ngram_size, max_matching_ngram_size=self.max_matching_ngram_size)
         if self.per_match != inf: check_between(1, inf, per_match=self.per_match)
-        if not callable(self.take): raise ValueError(f"take: got {self.take!r}, wanted a function")
+        check_function(3, "of places, text and number of tokens", take=self.take)
         object.__setattr__(self, "stop", frozenset(as_tokens(self.V, stop=self.stop)))
         object.__setattr__(self, "forbidden", frozenset(as_tokens(self.V, forbidden=self.forbidden)))
         make = partial(NgramPlaces, self.max_matching_ngram_size, self.tail, self.forbidden)

@@ -17,12 +17,12 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from math import inf, prod
 import numpy as np
-from ..core.check import as_tokens, check_at_least, check_between, check_type
+from ..core.check import as_tokens, check_at_least, check_between, check_function, check_type
 from ..core.cost import Costs
 from ..core.law import Law, Number, one_hot
 from ..core.loop import Drafter, System, rounds
 from ..core.rng import Rng, Seeded
-from ..core.target import Target, UnwarpedModel, check_target
+from ..core.target import Target, UnwarpedModel, check_model, check_target
 from ..core.tree import Draw, Tokens, Tree, add_paths, check_parents, from_choices, to_choices
 from ..core.tree import without_replacement
 from ..core.registry import SYSTEMS, drafter_system
@@ -109,7 +109,8 @@ class StaticTree(Drafter):
     parent: tuple[int, ...]
     draw: Callable[[Law], Draw] = without_replacement
     def __post_init__(self):
-        check_type(Callable, model=self.model, draw=self.draw)
+        check_model(self.model)
+        check_function(1, "of a row (V,)", draw=self.draw)
         object.__setattr__(self, "parent", as_parents(self.parent))
     @property
     def models(self) -> tuple[Target, ...]: return (self.model,)
@@ -247,7 +248,7 @@ class DynamicTree(Drafter):
     threshold: float = -1
     exact: bool = False
     def __post_init__(self):
-        check_type(Callable, model=self.model)
+        check_model(self.model)
         check_at_least(1, n=self.n, width=self.width, depth=self.depth)
         check_between(-1, inf, threshold=self.threshold)
     @property

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 import numpy as np
 import torch
@@ -208,11 +209,14 @@ def store_drafter(run, net, evaluations, held, folder, **given):
     card |= dict(data=Path(given["data"]).name) if given["data"] else {}
     save_network(net, run.base, folder, recipe=card, evaluations=evaluations, tokens=tokens,
                  overlaps=overlaps, **notes, **provenance(run.texts.x))
+    target = f" --target {quote(str(given['target']))}" if given["target"] else ""
     if other: print("specref: the target did not write the texts of the evaluation: expect fewer tokens a "
                     "round than stated; the overlaps are right", file=sys.stderr)
     print(f"{folder.name}: a chain of {len(overlaps)} is expected to emit {tokens:.2f} tokens a round at "
           f"temperature 1 (overlaps by depth: {' '.join(f'{b:.2f}' for b in overlaps)}); "
-          f"the drafter is stored in {folder}")
+          f"the drafter is stored in {folder}\n"
+          f"decode by this chain:  specref decode{target} --drafter {quote(str(folder))} --temperature 1 "
+          f"--system 'speculative sampling' --gamma {len(overlaps)}  (without --system by its own system)")
 
 # %% ../../nbs/34_drafters.ipynb #3534a052
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 import numpy as np
-from ..core.check import check_at_least, check_between, check_same_vocab
+from ..core.check import check_at_least, check_between, check_function, check_same_vocab
 from ..core.law import Law, Number, greedy, residual, tv
 from ..core.rng import Outcomes, Rng, tv_outcomes
 from ..core.tree import Tree, iid, chain_nodes
@@ -37,8 +37,7 @@ class AcceptanceRule:
     accepted: Callable[[Law, Law], Law]    # (V,), (V,) -> (V,), nowhere above q
     otherwise: Callable[[Law, Law], Law]   # a distribution; after the last draft token called with q = 0
     def __post_init__(self):
-        for name, f in vars(self).items():
-            if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function")
+        check_function(2, "of two arguments", **vars(self))
     def __call__(self, p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:
         nodes = chain_nodes(tree)
         for i, c in zip(nodes, nodes[1:]):

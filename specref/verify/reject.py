@@ -13,7 +13,7 @@ from ..core.check import check_at_least, check_same_vocab
 from ..core.law import Law, Number, residual
 from ..core.rng import Rng
 from ..core.tree import Tokens, Tree, iid
-from ..core.target import Target
+from ..core.target import Target, check_model
 from ..core.loop import Drafter, Verdict, match
 from ..core.registry import SYSTEMS, drafter_system
 
@@ -54,7 +54,7 @@ class Chain(Drafter):
     Args:
         model: the draft model, called once a token; `model(tree)` gives (n, V) rows
         gamma: the number of draft tokens, at least 1
-    Raises: ValueError for a gamma that is no whole number >= 1
+    Raises: ValueError for what is no model, and for a gamma that is no whole number >= 1
     Source: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2
     See also: reject, block, StaticTree, Branching
 
@@ -64,7 +64,9 @@ class Chain(Drafter):
     """
     model: Target
     gamma: int
-    def __post_init__(self): check_at_least(1, gamma=self.gamma)
+    def __post_init__(self):
+        check_model(self.model)
+        check_at_least(1, gamma=self.gamma)
     @property
     def models(self) -> tuple[Target, ...]: return (self.model,)
     @property

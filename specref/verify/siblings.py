@@ -10,12 +10,11 @@ __all__ = ['round_robin', 'Branching', 'acceptance_prob', 'acceptance_prob_iid',
 from math import inf
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 import numpy as np
-from ..core.check import check_at_least, check_between
+from ..core.check import check_at_least, check_between, check_function
 from ..core.law import Law, Number, overlap, residual
 from ..core.rng import Rng
-from ..core.target import Target, UnwarpedModel
+from ..core.target import Target, UnwarpedModel, check_model
 from ..core.tree import Draw, Tokens, Tree, iid, likeliest_points, without_replacement
 from ..core.loop import Drafter, System
 from ..core.registry import SYSTEMS
@@ -46,10 +45,8 @@ class Branching(Drafter):
         for k in self.shape: check_at_least(1, shape=k)
         n = len(self.models)
         if not n: raise ValueError("model: got (), wanted at least one")
-        try: signature(self.draw).bind(*self.models)
-        except TypeError:
-            name = getattr(self.draw, "__name__", "a value")
-            raise ValueError(f"draw: got {name}, wanted a function of {n} distribution(s)") from None
+        for model in self.models: check_model(model)
+        check_function(n, f"of {n} distribution(s)", draw=self.draw)
     @property
     def models(self) -> tuple[Target, ...]:
         return self.model if isinstance(self.model, tuple) else (self.model,)
