@@ -65,15 +65,15 @@ def marks(mark, root=ROOT):
                     names = [name for a in d.args for name in marked_names(a, root)]
                     yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
 
-def systems(root=ROOT):  # -> {name: table}
-    "What the chapters declare"
-    texts = (f.read_text(encoding='utf-8') for f in sorted((root/'specref').rglob('*.py')))
-    return {name: table for text in texts for table, name in DECLARED.findall(text)}
-
 def marked_names(arg, root=ROOT):
     "The name that an argument of a mark is, or for `*TABLE` what is declared in that table"
     if not isinstance(arg, ast.Starred): return [ast.literal_eval(arg)]
-    return [name for name, table in systems(root).items() if table == getattr(arg.value, 'id', None)]
+    return [name for name, table in declared(root).items() if table == getattr(arg.value, 'id', None)]
+
+def declared(root=ROOT):  # -> {name: table}
+    "What the chapters declare"
+    texts = (f.read_text(encoding='utf-8') for f in sorted((root/'specref').rglob('*.py')))
+    return {name: table for text in texts for table, name in DECLARED.findall(text)}
 
 def by_name(marks):
     "Each name that stands in one of these marks, with the tests that carry it"

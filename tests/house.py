@@ -9,8 +9,8 @@ from pathlib import Path
 from warm import execute
 
 sys.path.append(str(Path(__file__).resolve().parents[1]/'docs'))
-from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, doc_parts, marked, marks, notebooks
-from book import order, systems, text, works
+from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, declared, doc_parts, marked, marks, notebooks
+from book import order, text, works
 
 WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
@@ -370,11 +370,10 @@ UNREACHED = {   # parts that have a faithful test, though no declaration runs th
     ('SpecDec, exact', 'specref.train.specdec.spec_decoder'):
         'its target has an encoder, and no command builds such a target'}
 
-
 def unfaithful(root=ROOT):
     """Systems that no test builds by name to show what a simpler one lacks, tests of systems that no chapter
     declares, and such tests without a plainer system or part for which they must fail"""
-    found, known = [*marks('faithful', root)], systems(root).keys()
+    found, known = [*marks('faithful', root)], declared(root).keys()
     built = by_name(mark for mark in found if 'part' not in mark[2])
     yield from (f'no test builds {s} by its name' for s in sorted(known - built.keys()))
     for test, names, given in found:

@@ -4,7 +4,7 @@ import re
 import sys
 from importlib import import_module
 
-from house import ROOT, notebooks, systems
+from house import ROOT, declared, notebooks
 from helpers import STAND_INS
 
 STUB, FAILING = ROOT/"specref"/"__init__.pyi", ROOT/"docs"/"stand_ins.json"
@@ -26,7 +26,7 @@ def modules():
     return [f.stem for f in files if "\n@faithful(" in f.read_text(encoding="utf-8")]
 
 def listed():  # -> {system: words}
-    return {s: "; ".join(sorted(STAND_INS[s])) for s in sorted(systems()) if s in STAND_INS}
+    return {s: "; ".join(sorted(STAND_INS[s])) for s in sorted(declared()) if s in STAND_INS}
 
 if __name__ == "__main__":
     STUB.write_text(stub(), encoding="utf-8")

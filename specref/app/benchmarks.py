@@ -48,9 +48,8 @@ from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
 from .paired import median_interval
-from .tour import KINDS, OF_TARGET, OWN_TARGETS, UNTRAINED, decode_cold
-from .tour import PlainStop, Stop, TrainedStop, provenance_words, sibling_rates, target_of
-from .tour import work_a_token
+from .tour import KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_words
+from .tour import OF_TARGET, PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
