@@ -27,7 +27,7 @@ lab: .venv/.lab  ## open the notebooks
 	$(PY) -m jupyterlab nbs
 
 site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
-	$(PY) tests/stand_ins.py
+	$(PY) tests/written.py
 	$(PY) docs/stage.py _site
 
 USUAL := "from specref.train.registry import shipped_trainings as made; print(*[*made().values()][0])"

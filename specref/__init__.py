@@ -1,7 +1,7 @@
 """Speculative decoding: every way derived, run, and checked against the distribution it promises.
 
 The names of `__init__.pyi` can be imported from here: those that a chapter marks where it defines them
-(`#| public: name`). `python tests/test_package.py` writes that file. Each name is loaded when it is first
+(`#| public: name`). `python tests/written.py` writes that file. Each name is loaded when it is first
 used, so importing `specref` costs nothing, and the mathematics needs numpy alone."""
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-# for type checkers and editors; `python tests/test_package.py` writes it
+# for type checkers and editors; `python tests/written.py` writes it
 from types import ModuleType
 from .core.law import exact as exact
 from .core.law import as_law as as_law

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import house
-import stand_ins
+import written
 from helpers import STAND_INS, faithful
 from published import Published, drafted, part_of, rebound, verified
 from specref.core.rng import Seeded, law_of
@@ -294,10 +294,10 @@ def test_a_part_that_no_system_reaches(of):
 
 def test_the_stand_ins_are_stored():
     "The page of all systems has them from a file, with those of every test module that is loaded"
-    stored = json.loads(stand_ins.FILE.read_text(encoding="utf-8"))
+    stored = json.loads(written.FAILING.read_text(encoding="utf-8"))
     found = {s: {*whats} - {*stored.get(s, "").split("; ")} for s, whats in STAND_INS.items()}
-    assert not any(found.values()), "`python tests/stand_ins.py` writes the file again"
-    if {*stand_ins.modules()} <= sys.modules.keys(): assert stored == stand_ins.listed()
+    assert not any(found.values()), "`python tests/written.py` writes the file again"
+    if {*written.modules()} <= sys.modules.keys(): assert stored == written.listed()
 
 def test_a_subject_is_a_name():
     "Not an object made by hand, not a system of no table, and not a part of another system"

@@ -8,33 +8,21 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from book import MAIN, notebooks, references
+from book import MAIN, references
 from house import ROOT, anchors, foreign, tracked, undescribed
+from written import STUB, stub
 from specref.app.commands import parser
 from specref.core import check
 from specref.core.check import read_record, record_files
 
 PINS = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
 PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
-STUB = ROOT/'specref'/'__init__.pyi'
 
 # -- What is imported when it is first used ---------------------------------------------------------------
 
-def stub():
-    "The public names as plain imports, for tools that read code and do not run it"
-    found = [(nb.module, names) for nb in notebooks() for c in nb.exported
-             for names in re.findall(r'^#\| public: (.*)', c['source'], re.M)]
-    rows = [f'from .{module} import {name} as {name}' for module, names in found for name in names.split()]
-    return '\n'.join([
-        '# for type checkers and editors; `python tests/test_package.py` writes it',
-        'from types import ModuleType', *rows, '__version__: str', 'EXTRAS: dict[str, str]',
-        'def public() -> dict[str, str]: ...', 'def install_hint(error: BaseException) -> str: ...',
-        'def require(module: str) -> ModuleType: ...', ''])
-
-
 def test_editors_find_the_lazy_names():
     "`__init__.pyi` has what the chapters mark as public, and `dir` lists the same names"
-    assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/test_package.py` writes it again'
+    assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/written.py` writes it again'
     assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
 
 
@@ -313,6 +301,3 @@ def test_no_release_is_newer_than_those_that_were_tried(package):
     after = f'{int(major) + 1}' if package == 'numpy' else f'{major}.{int(minor) + 1}'
     assert versions.limit(admitted, '<') == after, 'a new pin moves the bound in pyproject.toml'
     assert admitted.contains(here), f'{package} {here}: `make compat-newest`, then move pin and bound'
-
-
-if __name__ == '__main__': STUB.write_text(stub(), encoding='utf-8')

@@ -1,6 +1,7 @@
 "Counts of whole continuations against the target distribution; each assertion states error and power"
 from collections import Counter
 from itertools import islice
+from zlib import crc32
 
 import pytest
 
@@ -63,7 +64,7 @@ def ahead_rejected(tree, verdict):
 
 def cases(name):
     "Tables, temperatures and drafts of a system's own: target, system, distribution of three tokens, a seed"
-    case = numpy_generator(17, [*SYSTEMS].index(name))
+    case = numpy_generator(17, crc32(name.encode()))
     while True:
         temperature, gamma, shape = case.uniform(.7, 2), int(case.integers(1, 5)), SHAPES[case.integers(3)]
         pair = (random_table(3, int(case.integers(10**6)), zeros=bool(case.integers(2))) for _ in range(2))
