@@ -70,4 +70,5 @@ def continued(some, target, ctx, n):
 def verifier_contract(target, drafter, verify, ctx, n):
     "One round, continued by the target, has the target's distribution, for any draft with true edges"
     some = law_of(lambda rng: clip(one_round(target, drafter, verify, ctx, rng), n, ()))
-    assert continued(some, target, ctx, n) == target_law(target, ctx, n)
+    same = continued(some, target, ctx, n) == target_law(target, ctx, n)
+    assert same, "another distribution, or its edges are no fractions: does the drafter take `exact`?"

@@ -18,6 +18,10 @@ def none(found, hint=''):
 @pytest.mark.parametrize('rule', RULES, ids=lambda r: r.__name__)
 def test_rule(rule): none(rule(), rule.__doc__)
 
+def test_rooms_are_those_of_the_guide():
+    listed = re.findall(r'^\| `([\w.]+)` \|', (ROOT/'CONTRIBUTING.md').read_text(encoding='utf-8'), re.M)
+    assert listed == house.ROOMS
+
 def test_package_is_its_notebooks(tmp_path):
     "An export gives the modules of the package, byte for byte"
     if any((ROOT/'nbs').glob('*.ipynb')):
