@@ -6,7 +6,7 @@ used, so importing `specref` costs nothing, and the mathematics needs numpy alon
 from importlib import import_module
 from importlib.util import find_spec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 EXTRAS = {   # extra: the packages of it that are imported
     "models": "torch transformers tokenizers safetensors huggingface_hub specref_models",
