@@ -161,6 +161,12 @@ ROWS = [
     ("system", floats_on_fractions),
     *(("build", lambda x=x: certificates.certificate(x)) for x in (None, system().drafter)),
     ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
+    *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x})) for name, x in (
+        ("seeds", (1,)), ("seeds", 3), ("seeds", "ab"), ("seeds", (1, -1)), ("ctx", "a"), ("ctx", ()), ("ctx", 3),
+        ("ctx", (0, 9)), ("tables", 3), ("tables", lambda V: 3), ("tables", lambda V, seed: 3), ("n", 2.5),
+        ("shape", 3), ("shape", ()), ("shape", (0,)))),
+    *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x}),
+       "for a build without a parameter of that name") for name, x in (("shape", (2, 2)), ("gamma", 3))),
     ("build", lambda: certificates.certificate(lambda draft: draft.no), "AttributeError: .*line .*draft.no"),
     *((name, lambda x={name: x}: certificates.certificate(lambda draft, **_: system(), **x))
       for name, x in (("n", 0), ("V", 0), ("gamma", 0), ("stop", (9,)))),

@@ -248,7 +248,9 @@ def test_correct_systems_pass(name):
     like = overlap if s.verify is reject else None
     found = certify_sequentially(s, target, (0,), most=120, n=7, seed=4, like=like)
     assert not found.wrong and found.title.startswith("120 rounds") and "1e-09" in found.title
-    assert "distribution ok" in found.words
+    sees = found.share <= 1   # for some of them 120 rounds are too few
+    assert [x.passes for x in found.lines if x.check == "distribution"] == [True if sees else None]
+    assert sees is not bool(found.weak) and found.passes is sees
 
 
 TREES = Branching(draft, (2, 2), without_replacement)

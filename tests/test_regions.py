@@ -92,6 +92,18 @@ SGLANG = Gate((("p(x)", .6, True),), "accept")
 LIKELY = Gate((("max p", .8, True),), "argmax")
 SKIPPED = Gate((("q(x)", .95, True), ("place", 1, True)), "reject")
 
+NARROW = (   # each holds on few rows
+    Gate((("p(x)", .376, True), ("max p", .496, False)), "accept"),
+    Gate((("q(x)", .67, True), ("max q", .706, False)), "reject"),
+    Gate((("max p", .884, True), ("max q", .304, False)), "reject"),
+    Gate((("max q", .319, False), ("rank in p", 1, False)), "accept"),
+    Gate((("p(x)", .46, True), ("entropy", .00215, False)), "reject"))
+
+def test_narrow_gates_are_wrong_on_rows_of_the_judge():
+    mine = judged_rows()
+    for gate in NARROW: assert gate.distances(*mine).max() > .005, gate
+
+
 @pytest.mark.parametrize("gate", [SGLANG, LIKELY, SKIPPED], ids=str)
 def test_gates_are_convicted(gate):
     "By the judge in fractions, and by the kit, which names the region; their formula is the judge's distance"

@@ -327,7 +327,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "halves": (dict(verify=lambda p, q, x, rng: [.5], runs=100), {"form"}),
     "fails on equal rows": (dict(verify=fragile, cases=EQUAL, runs=50), {"form"}),
     "outside of the vocabulary": (dict(verify=lambda p, q, x, rng: [4]),
-                                  {"distribution", "noise", "seeds", "tokens", "nan"}),
+                                  {"form", "distribution", "noise", "seeds", "tokens", "nan"}),
     "no bonus": (dict(verify=lambda p, q, x, rng: theirs(p, q, x, rng)[:len(x)], runs=300), {"tokens"}),
     "the target alone": (dict(verify=lambda p, q, x, rng: [draw_by_cdf(p[0], rng)]), {"tokens"}),
     "match, stated as reject": (dict(verify=rule_on_rows(match), like=reject), {"tokens"}),
@@ -979,7 +979,7 @@ def test_reproducible():
     "The same seed, the same report; without a rule to compare with no check of tokens"
     a, b, c = (quick(theirs, runs=100, cases=ONE, seed=s).words for s in (3, 3, 4))
     alone = quick(theirs, runs=50, like=None, cases=ONE).words
-    assert a == b != c and "no rule to compare with" in alone
+    assert a == b != c and "no rule to compare with" in alone and "acceptance: not run" in alone
 
 
 def raises(p, q, x, rng): raise RuntimeError("no such kernel")
@@ -1001,6 +1001,8 @@ def test_a_function_that_never_returns_tokens_is_not_tested(verify, words):
     assert first.words.startswith("60 of 60 calls failed, most often (")
     assert words in first.words and "inhomogeneous" not in first.words
     assert {(l.passes, l.words) for l in others} == {(None, NOT_RUN)}
+    assert found.verdicts == ("distribution: FAILED (form); acceptance: not run; calls: not run; "
+                              "robustness: not run")
 
 
 def test_all_failed_calls_are_counted():

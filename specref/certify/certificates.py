@@ -10,7 +10,7 @@ __all__ = ['DIFFERS', 'SOME', 'DRAWS', 'FRACTIONS', 'HINTS', 'SEEDED', 'NEVER', 
            'Enumeration', 'Cells', 'partition', 'split_cell', 'as_stop', 'split_row', 'load_scipy', 'log_moment',
            'safe_limit', 'detectable', 'pooled', 'GTest', 'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence',
            'TooFewRuns', 'check_sees', 'runs_needed', 'count_evidence', 'check_system', 'certify_system', 'certificate',
-           'accepted_options', 'worst_of', 'sparse_table']
+           'check_tables', 'accepted_options', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -28,7 +28,7 @@ from operator import index
 from time import perf_counter
 import sys
 import numpy as np
-from ..core.check import as_tokens, check_at_least, check_rate, error_words
+from ..core.check import as_tokens, check_at_least, check_rate, check_unused, defaults, error_words
 from ..core.law import exact as exact_law, normalize
 from ..core.picture import words_table
 from ..core.rng import Irreproducible, MAX_PATHS, Outcomes, PathSampler, Rng, Seeded
@@ -602,11 +602,13 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
                          "certify_system(system, target, ctx) tests one system")
     if not callable(build) or isinstance(build, Drafter) or hasattr(build, "forward"):
         raise ValueError(f"build: got {given_words(build)}, wanted a function of a draft -> System")
-    how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
     check_at_least(1, V=V, n=3 if n is None else n, gamma=gamma)
-    stop = as_stop(stop, V)
+    check_tables(seeds, shape, tables)
+    how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
+    ctx, stop = check_context(random_table(V, 0), ctx), as_stop(stop, V)
     def after(k, tables):   # with new tables: nothing that one run did to them is there in the next
-        p, q = (tables(V, s) for s in seeds)
+        with own_errors("tables"): p, q = (tables(V, s) for s in seeds)
+        for table in p, q: check_target(table, "tables")
         with own_errors("build"): system = build(q, **how)
         check_system(system, p)
         found = exact_certificate(system, p, ctx[:k], n, stop, least=gamma + 2, few=100, some=0)
@@ -614,9 +616,22 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     made = dict.fromkeys([(1, tables or pointed_table), (len(ctx), tables or random_table)])
     return worst_of([after(*pair) for pair in made])
 
+def check_tables(seeds, shape, tables):
+    "Raise for arguments of `certificate` that make no two tables, or no tree"
+    if not isinstance(seeds, Sequence) or len(seeds) != 2:
+        raise ValueError(f"seeds: got {seeds!r}, wanted two whole numbers, of the target and of the draft")
+    for seed in seeds: check_at_least(0, seeds=seed)
+    if not isinstance(shape, tuple) or not shape:
+        raise ValueError(f"shape: got {shape!r}, wanted a tuple of whole numbers >= 1")
+    for k in shape: check_at_least(1, shape=k)
+    if not (tables is None or callable(tables)):
+        raise ValueError(f"tables: got {tables!r}, wanted a function (V, seed) -> Target or None")
+
 def accepted_options(build, options):
-    "Those options that a function takes"
+    "Those options that a function takes; one without a parameter of its name must be as by default"
     parameters = signature(build).parameters
+    unnamed = {name: x for name, x in options.items() if name not in parameters and name != "exact"}
+    check_unused(defaults(certificate), "for a build without a parameter of that name", **unnamed)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()): return options
     return {name: x for name, x in options.items() if name in parameters}
 

@@ -324,6 +324,7 @@ class Certifier(CheckRunner):
         if most is None and not seconds: most = 1000
         def find(seed, alpha):
             bets.check_system(system, target)
+            bets.check_at_least(1, n=n)
             given = bets.check_call(target, system.drafter, ctx, n)
             records = bets.sample_rounds(system, target, given, n, seed, rng)
             return bets.certify_rounds(within(records, most, seconds or float("inf")), alpha, **how)

@@ -15,11 +15,11 @@ __all__ = ['TEXT_LAGS', 'CASES', 'FAIR', 'INNER', 'SAME', 'HALF', 'SURE_DRAFT', 
            'indices', 'token_rows', 'CallRecord', 'well_formed', 'finished', 'counted_rows', 'run_calls', 'mixed_calls',
            'EdgeGenerator', 'SeedGenerator', 'expected_blocks', 'expected_lengths', 'GivenTokens', 'expected_in_tree',
            'check_cases', 'FewerTokensBet', 'LearnedBets', 'PlaceBets', 'relation_chances', 'by_node', 'JointBets',
-           'SamplerReport', 'RepeatBets', 'repeat_bets', 'repeat_words', 'Kit', 'DistributionChecks', 'place_words',
-           'region_bets', 'region_words', 'within_words', 'position_failed', 'tile_cells', 'bet_on', 'SamplerChecks',
-           'too_few', 'seed_words', 'same_chance', 'pairs_alike', 'lags_below', 'rows_alike', 'joint_words',
-           'impossible_token', 'as_views', 'edge_words', 'check_kit', 'special_tokens', 'not_called_with',
-           'default_size', 'certify_rows', 'count_false_alarms']
+           'has_failed', 'is_weak', 'SamplerReport', 'RepeatBets', 'repeat_bets', 'repeat_words', 'Kit',
+           'DistributionChecks', 'place_words', 'region_bets', 'region_words', 'within_words', 'position_failed',
+           'tile_cells', 'bet_on', 'SamplerChecks', 'too_few', 'seed_words', 'same_chance', 'pairs_alike', 'lags_below',
+           'rows_alike', 'joint_words', 'impossible_token', 'as_views', 'edge_words', 'check_kit', 'special_tokens',
+           'not_called_with', 'default_size', 'certify_rows', 'count_false_alarms']
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
@@ -463,6 +463,7 @@ class CallRecord:
     def __init__(self, case, gamma):
         self.case, self.gamma = case, gamma
         self.blocks, self.lengths, self.drafts, self.failed = Counter(), Counter(), Counter(), Counter()
+        self.outside = 0       # calls that returned a token outside of the vocabulary
         self.places = np.zeros((gamma + 1, case.V), int)      # position, token
         self.moves = np.zeros((gamma + 1, 4, 4, 4), int)      # position, two classes before, class
         self.pairs = np.zeros((gamma + 1, 4, 4, 4), int)      # position, part before, class, part
@@ -477,6 +478,7 @@ class CallRecord:
         self.failed.update(failed.values())
         wrong = int((ran & ~formed).sum())
         if wrong: self.failed["returned something other than a prefix of the draft and one token"] += wrong
+        self.outside += int(((y >= self.case.V).any(1) & formed).sum())
         self.parent, self.siblings = d.parent, d.siblings
         if not d.parent: self.add_drafts(d, y, formed)
         elif self.case.V == 4: self.add_trees(d, y[formed], d.at[formed, 1:])
@@ -819,6 +821,9 @@ CHECKS = dict(form="distribution", distribution="distribution", position="distri
 TILES = 64, 128, 1024
 BLOCKS = "the finished blocks"
 
+def has_failed(line): return line.passes is False
+def is_weak(line): return line.weak
+
 @dataclass(frozen=True, repr=False)
 class SamplerReport(Report):
     "A report in four groups: the output distribution, the tokens accepted, calls, and robustness: a warning"
@@ -841,15 +846,15 @@ class SamplerReport(Report):
     def passes_calls(self): return not self.failed("calls")
     @property
     def passes_robustness(self): return not self.failed("robustness")
+    def verdict_of(self, group):
+        "What failed or was too weak; ok only if one of the checks ran"
+        mine = [x for x in self.lines if CHECKS[x.check] == group]
+        wrong, weak = (", ".join(x.check for x in mine if bad(x)) for bad in (has_failed, is_weak))
+        if wrong: return f"not robust: {wrong}" if group == "robustness" else f"{group}: FAILED ({wrong})"
+        if weak: return f"{group}: TOO WEAK ({weak})"
+        return f"{group}: ok" if any(x.passes for x in mine) else f"{group}: not run"
     @property
-    def verdicts(self):
-        groups = {group: ", ".join(self.failed(group)) for group in dict.fromkeys(CHECKS.values())}
-        fragile = groups.pop("robustness")
-        words = {group: f"FAILED ({wrong})" if wrong else "ok" for group, wrong in groups.items()}
-        weak = ", ".join(self.weak)
-        if weak and not self.failed("distribution"): words["distribution"] = f"TOO WEAK ({weak})"
-        words |= {"not robust": fragile} if fragile else dict(robustness="ok")
-        return "; ".join(f"{group}: {verdict}" for group, verdict in words.items())
+    def verdicts(self): return "; ".join(map(self.verdict_of, dict.fromkeys(CHECKS.values())))
     @property
     def failures(self): return replace(self, lines=[x for x in self.lines if x.passes is False]).words
 
@@ -1028,6 +1033,10 @@ class DistributionChecks(Kit):
     "The checks of the output distribution; each method without arguments is one"
     def form(self):
         calls, wrong = self.runs*len(self.made), self.failed
+        outside = {name: r.outside for name, r in self.records.items() if r.outside}
+        if outside and not wrong: return False, (
+            f"{sum(outside.values()):,} of {calls:,} calls returned a token outside of the vocabulary, first "
+            f"in the case '{next(iter(outside))}'")
         if not wrong: return True, f"{calls:,} calls returned a prefix of the draft and one more token"
         (what, n), = wrong.most_common(1)
         first = next(name for name, r in self.records.items() if r.failed[what])
@@ -1509,7 +1518,7 @@ def default_size(V, tree=False):  # -> runs in a case, depth
     return (400 if tree else 1000 if V < 100_000 else 400), 5
 
 def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable | None = None,
-                 like: Callable | str | None = "detect", cases: dict[str, Callable] = CASES,
+                 like: Callable | str | None = "detect", cases: dict[str, Callable] | None = None,
                  runs: int | None = None, seed: int = 0, alpha: float = ALPHA,
                  interface: Interface = Interface(), special: Sequence[int] = (), depth: int | None = None,
                  progress: bool = False) -> SamplerReport:
@@ -1521,7 +1530,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
         gamma: draft tokens of a chain
         draft: a function `(q, rng) -> token` that drafts, or None to draft from q
         like: the rule that it claims to be, "detect" to find one, None for no check of the tokens accepted
-        cases: how the rows of target and draft are related, {name: relation}
+        cases: how the rows of target and draft are related, {name: relation}, or None for `CASES`
         runs: calls of each case, or None for a minute's work
         seed: of the rows and the random numbers
         alpha: the rate of false alarms of the whole report
@@ -1544,6 +1553,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
     check_at_least(1, gamma=gamma, runs=runs, depth=depth)
     check_at_least(0, seed=seed)
     check_rate(alpha=alpha)
+    cases = CASES if cases is None else cases
     check_kit(verify, V, draft, like, cases, interface)
     how = like, cases, runs, seed, alpha, interface, special_tokens(special, V), depth
     kit = SamplerChecks(verify, V, gamma, draft, *how)

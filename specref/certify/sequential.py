@@ -552,11 +552,7 @@ class SequentialTest:
     def report(self):
         claims = [("distribution", "output tokens", self.law), ("draft", "draft tokens", self.draft),
                   ("noise", "random numbers", self.noise)]
-        lines, share = [], self.law.share(self.limit)
-        for name, what, claim in claims:
-            fits, weak = claim.wealth < self.limit, claim is self.law and share > 1
-            words = f"{what}: {claim.words(self.limit)}"
-            if claim.tokens: lines.append(CheckResult(name, fits, words, fits and weak))
+        lines, share = [self.result(*part) for part in claims if part[2].tokens], self.law.share(self.limit)
         found = Report("", (*lines, *self.text.finding(), self.tokens()))
         wrong, weak = (", ".join(names) for names in (found.wrong, found.weak))
         title = (f"{self.rounds:,} rounds, {self.text.reach}; failed: {wrong or 'none'}; threshold: wealth "
@@ -566,6 +562,11 @@ class SequentialTest:
         bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
         wealth = max(float(b.wealth) for b in bets)
         return RoundsReport(title, found.lines, self.rounds, wealth, share)
+    def result(self, name, what, claim):  # -> CheckResult
+        "Of the bets on one claim: ok only where a share of tokens is detectable"
+        words, sees = f"{what}: {claim.words(self.limit)}", claim.share(self.limit) <= 1
+        if claim.wealth >= self.limit: return CheckResult(name, False, words)
+        return CheckResult(name, sees or None, words, claim is self.law and not sees)
     def tokens(self):  # -> CheckResult
         "Whether as many tokens are accepted as by the claimed rule"
         words, bets = f"{self.law.tokens / self.rounds:.3f} tokens per round", self.accepted
