@@ -1,5 +1,6 @@
 "Chapter 17d: a pasted rule is judged by its exact distribution; right rules pass, and each bug is named"
 import json
+import re
 from fractions import Fraction as F
 from functools import partial
 from itertools import product
@@ -274,7 +275,8 @@ def test_a_report_is_plain_values():
     found = judge_rule(MATCH_RULE, name="mine")
     assert [c.name for c in found.cases] == [case.name for case in JUDGE_CASES]
     assert json.loads(json.dumps(json_value(asdict(found))))["name"] == "mine"
-    assert found.words.startswith("mine  EXACT")
+    assert found.words.startswith("mine  EXACT") and {c.name for c in found.families} == {
+        line[2:26].strip() for line in found.words.splitlines() if re.match(r"  \w.{23} +\d+ ", line)}
     assert isinstance(RandomNumber(Enumerator(), 0).range, list) and positive_part(P - Q).sum() == F(2, 5)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from heapq import heapify, heappop, heappush
-from itertools import cycle, groupby, product, takewhile
+from itertools import groupby, product, takewhile
 from math import ceil, exp, floor, isfinite, log, sqrt
 from numbers import Rational
 from operator import index
@@ -33,7 +33,7 @@ from ..core.check import check_type
 from ..core.picture import html_table, words_table
 from ..core.law import exact, normalize, one_hot
 from ..core.rng import Careful, Irreproducible, Outcomes, paths_of, step_law, tv_outcomes
-from ..core.target import TableModel, pointed_table, target_law
+from ..core.target import TableModel, target_law
 from ..core.loop import match
 from ..core.tree import Tree
 from ..verify.reject import Chain, accepted_at_least, reject
@@ -660,7 +660,7 @@ class Judgement:
         yield f"  {'case':24} drafts {'distance':>18} {'tokens':>8} {'sampling':>9} {'block':>7}"
         for c in self.families:
             tokens = "".join(f"{float(x):{w}.3f}" for x, w in ((c.tokens, 9), (c.sampling, 10), (c.block, 8)))
-            yield f"  {name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
+            yield f"  {c.name:24} {c.gamma:6} {in_words(c.tv):>18}{tokens}"
         for line in self.notes:
             yield fill(line, 92, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     def __str__(self): return self.words
