@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from ..core.check import check_at_least
 from ..core.law import overlap, warp
 from ..certify.certificates import ALPHA
+from ..certify.level import SharedLevel
 from ..certify.samplers import CASES, Interface, SamplerChecks, special_tokens
 from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
 
@@ -404,7 +405,8 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
 class TextBets:
     "Bets on the tokens of an engine's texts against the rows of its known target"
     def __init__(self, engine, alpha=ALPHA):
-        self.engine, self.limit, self.texts, self.overlap = engine, 2/alpha, 0, 0.   # two wealths
+        self.limit = SharedLevel(alpha, distribution=1, noise=1).limit   # of each wealth
+        self.engine, self.texts, self.overlap = engine, 0, 0.
         sets = dict(groups=group_bets()) | (dict(stop=stop_bets(engine.stop)) if engine.stop else {})
         self.claim, self.noise = Claim("draft", "before", starts=STARTS, sets=sets), NoiseBets()
         self.ends = TextCheck(engine.stop)

@@ -43,6 +43,7 @@ from ..core.target import TableModel, Target, check_context, check_target, point
 from ..core.tree import Tree, to_links, without_replacement
 from ..verify.reject import Chain, reject
 from ..verify.block import block
+from .level import SharedLevel
 from .certificates import ALPHA, MISS, Evidence, as_stop, check_sees
 from .certificates import evidence, g_test, partition
 from .certificates import load_scipy
@@ -94,11 +95,12 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     check_at_least(0, seed=seed)
     ctx, stop = check_context(target, ctx), as_stop(stop, target.V)
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
-    check_sees(cells, runs, alpha/2)
+    level = SharedLevel(alpha, texts=1, again=1)
+    check_sees(cells, runs, level.rate)
     if progress: each = require("tqdm.auto").tqdm(each, unit="run")
     texts = [cells.of(returned_text(sample, ctx, n, numpy_generator(seed, run))) for run in each]
-    found = evidence(cells, Counter(texts), alpha/2)
-    again = alike_texts(texts, float(sum(w*w for w in cells.weight.values())), alpha/2)
+    found = evidence(cells, Counter(texts), level.take("texts"))
+    again = alike_texts(texts, float(sum(w*w for w in cells.weight.values())), level.take("again"))
     own = {f.name: getattr(found, f.name) for f in fields(found)} | dict(alpha=alpha)
     return TextEvidence(**own, n=n, stop=stop, again=again)
 
@@ -113,8 +115,9 @@ def alike_texts(texts, equal, alpha):  # cells of the texts in turn, scalar -> w
         for start in 0, lag:   # disjoint pairs
             pairs = [(i, i + lag) for i in range(n - lag) if i//lag % 2 == (start > 0)]
             tests[lag, start] = sum(texts[i] == texts[j] for i, j in pairs), len(pairs)
+    level = SharedLevel(alpha, lags=max(len(tests), 1))
     for (lag, _), (same, pairs) in tests.items():
-        if at_least(same, pairs, min(equal, 1.))*len(tests) < alpha:
+        if at_least(same, pairs, min(equal, 1.)) < level.take("lags"):
             return (f"texts {lag} runs apart share random numbers: {same:,} of {pairs:,} pairs are alike, "
                     f"expected {pairs*equal:,.0f}")
     return ""
@@ -926,10 +929,12 @@ class Kit:
         if name not in self.results: self.results[name] = CheckResult(name, *getattr(self, name)())
         return self.results[name]
     @property
-    def rate(self):
-        "The false-alarm rate of a test: one of the blocks, lengths, bits, repeats, seeds, places and so on"
-        within = 2*(self.gamma + 1)*(5 + len(self.tiles))*(self.V > 4)
-        return self.alpha / (2*len(self.made) + 12 + within + 2*(self.depth + 1) + 1)
+    def rate(self): return self.level.rate
+    @cached_property
+    def level(self):
+        within = 2*(self.gamma + 1)*(5 + len(self.tiles)) if self.V > 4 else 0   # positions, classes, cells
+        return SharedLevel(self.alpha, distribution=len(self.made) + within + 3, position=2*(self.depth + 1) + 1,
+                           gates=1, noise=2, draft=2, tokens=len(self.made), joint=1, seeds=3)
     @property
     def repeats(self):   # fewer detect few streams only
         return self.runs//20 if self.interface.tree else min(max(self.runs - 2000, self.place_runs), 2000)

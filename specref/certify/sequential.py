@@ -35,6 +35,7 @@ from ..core.rng import Rng, Seeded
 from ..core.tree import Tree
 from ..core.target import Target
 from ..core.loop import Round, System, Verdict, check_call, rounds
+from .level import SharedLevel
 from .certificates import ALPHA, MISS, as_stop, check_system, checked_parts
 
 # %% ../../nbs/17a_bets.ipynb #795263b8
@@ -506,7 +507,8 @@ class SequentialTest:
     def __init__(self, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):
         check_rate(alpha=alpha)
         check_between(0, .5, tolerance=tolerance)
-        self.alpha, self.limit, self.rounds = alpha, 4 / alpha, 0   # four wealths share the rate
+        level, self.alpha, self.rounds = SharedLevel(alpha, distribution=1, draft=1, noise=1, tokens=1), alpha, 0
+        self.limit = level.limit   # of each of the four wealths
         self.claimed, self.like, self.tolerance = like is not None, acceptance_rule(like), tolerance
         self.accepted, self.noise, self.text = Bets(ODDS[ODDS < 1]), NoiseBets(tolerance), TextCheck(stop, n)
         sets = dict(groups=group_bets(tolerance))
