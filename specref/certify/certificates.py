@@ -10,7 +10,7 @@ __all__ = ['DIFFERS', 'SOME', 'DRAWS', 'FRACTIONS', 'HINTS', 'SEEDED', 'NEVER', 
            'Enumeration', 'Cells', 'partition', 'split_cell', 'as_stop', 'split_row', 'load_scipy', 'log_moment',
            'safe_limit', 'detectable', 'pooled', 'GTest', 'check_counts', 'g_test', 'Evidence', 'cell_name', 'evidence',
            'TooFewRuns', 'check_sees', 'runs_needed', 'count_evidence', 'check_system', 'certify_system', 'certificate',
-           'check_tables', 'accepted_options', 'worst_of', 'sparse_table']
+           'check_build', 'check_tables', 'accepted_options', 'worst_of', 'sparse_table']
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections import Counter
@@ -597,11 +597,7 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     >>> certificate(build).exact
     True
     """
-    if isinstance(build, System):
-        raise ValueError(f"build: got the system {build.name!r}, wanted a function of a draft -> System; "
-                         "certify_system(system, target, ctx) tests one system")
-    if not callable(build) or isinstance(build, Drafter) or hasattr(build, "forward"):
-        raise ValueError(f"build: got {given_words(build)}, wanted a function of a draft -> System")
+    check_build(build)
     check_at_least(1, V=V, n=3 if n is None else n, gamma=gamma)
     check_tables(seeds, shape, tables)
     how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
@@ -615,6 +611,15 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
         return with_tokens(found, system, p) if k == len(ctx) else found
     made = dict.fromkeys([(1, tables or pointed_table), (len(ctx), tables or random_table)])
     return worst_of([after(*pair) for pair in made])
+
+def check_build(build):
+    "Raise for what makes no system from a draft"
+    wanted = "wanted a function of a draft -> System"
+    if isinstance(build, System):
+        raise ValueError(f"build: got the system {build.name!r}, {wanted}; "
+                         "certify_system(system, target, ctx) tests one system")
+    if not callable(build) or isinstance(build, Drafter) or hasattr(build, "forward"):
+        raise ValueError(f"build: got {given_words(build)}, {wanted}")
 
 def check_tables(seeds, shape, tables):
     "Raise for arguments of `certificate` that make no two tables, or no tree"
