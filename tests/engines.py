@@ -27,7 +27,8 @@ from specref.app import engines as en
 from specref.app.benchmarks import generation_view, quiet
 from specref.app.tour import provenance_of_run
 from specref.certify.certificates import ALPHA
-from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
+from specref.certify.rows import CASES, RowCase
+from specref.certify.samplers import Interface, certify_sampler
 from specref.core.check import write_json
 from specref.core.loop import match
 from specref.core.rng import numpy_generator

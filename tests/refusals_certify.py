@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, judge, samplers, sequential
+from specref.certify import certificates, judge, rows as rows_module, samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
@@ -162,7 +162,8 @@ ROWS = [
     *(("build", lambda x=x: certificates.certificate(x)) for x in (None, system().drafter)),
     ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
     *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x})) for name, x in (
-        ("seeds", (1,)), ("seeds", 3), ("seeds", "ab"), ("seeds", (1, -1)), ("ctx", "a"), ("ctx", ()), ("ctx", 3),
+        ("seeds", (1,)), ("seeds", 3), ("seeds", "ab"), ("seeds", (1, -1)),
+        ("ctx", "a"), ("ctx", ()), ("ctx", 3),
         ("ctx", (0, 9)), ("tables", 3), ("tables", lambda V: 3), ("tables", lambda V, seed: 3), ("n", 2.5),
         ("shape", 3), ("shape", ()), ("shape", (0,)))),
     *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x}),
@@ -251,13 +252,13 @@ ROWS = [
     ("padded", lambda: samplers.Interface("links", padded=True)),
     ("logits", lambda: samplers.Interface(logits=(1., 0.))),
     ("dtype", lambda: samplers.Interface(dtype="half")),
-    ("draft", lambda: rows(one, draft=samplers.draw_by_cdf, interface=samplers.Interface("parents"))),
+    ("draft", lambda: rows(one, draft=rows_module.draw_by_cdf, interface=samplers.Interface("parents"))),
     *(("like", partial(rows, one, like=like)) for like in (lambda p, tree, rng: 3, lambda p: None)),
     *(("cases", partial(rows, one, cases={"mine": bad})) for bad in BAD_RELATIONS),
     *(("draft", partial(rows, one, runs=20, draft=lambda q, rng, x=x: x)) for x in (4, -1, .5, None)),
     ("verify", lambda: rows(None)), ("verify", lambda: samplers.text_sampler(None, *pair(), 2)),
     ("gamma", lambda: samplers.text_sampler(one, *pair(), 0)), ("rule", lambda: samplers.rule_on_rows(None)),
-    ("x", padded), ("q", lambda: samplers.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
+    ("x", padded), ("q", lambda: rows_module.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
     ("target", lambda: samplers.certify_sampler(one, None, (0,))),
     ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one, seed=-1)),
     ("ctx", lambda: texts(one, ctx=(9,))),

@@ -22,7 +22,7 @@ from specref.certify.certificates import split_row
 from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
 from specref.certify.samplers import SamplerReport
-from specref.certify.sequential import CheckResult
+from specref.certify.sequential import Finding
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import Enumerator, numpy_generator, tv_outcomes
@@ -584,7 +584,7 @@ def test_results_are_tables():
         html = found._repr_html_()
         title, *lines = found.words.split("\n")
         assert f"<b>✓ {title}</b>" in html and html.count("<tr>") == len(lines)
-    lines = CheckResult("form", True, "a < b"), CheckResult("noise", False, "c")
+    lines = Finding("form", True, "a < b"), Finding("noise", False, "c")
     report = SamplerReport("a <title>", lines)
     shown = "<td>noise</td><td>FAILED</td><td>c</td>", "a &lt; b", "<b>a &lt;title&gt;</b>"
     assert all(part in report._repr_html_() for part in shown) and "special" not in report._repr_html_()

@@ -18,7 +18,7 @@ from specref.certify.judge import (
 from specref.certify.mutants import NOISE_SHARED, P, Q, free_table
 from specref.certify.reported import MATCH_RULE, POINT_RULE, SAMPLING_RULE
 from specref.certify.sampler_mutants import chain_sampler, in_place, padded_choice
-from specref.certify.samplers import draw_by_cdf
+from specref.certify.rows import draw_by_cdf
 from specref.core.law import exact
 from specref.core.rng import Enumerator, law_of
 from specref.verify.reject import Chain

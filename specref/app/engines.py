@@ -33,7 +33,11 @@ from ..core.check import check_at_least
 from ..core.law import overlap, warp
 from ..certify.certificates import ALPHA
 from ..certify.level import SharedLevel
-from ..certify.samplers import CASES, Interface, SamplerChecks, special_tokens
+from ..certify.rows import CASES
+from ..certify.calls import Interface, Plan
+from ..certify.output import bet_by_token, compare_blocks, examine_form
+from ..certify.acceptance import examine_tokens
+from ..certify.samplers import Kit
 from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
 
 # %% ../../nbs/65_engines.ipynb #c9316a44
@@ -451,37 +455,30 @@ def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0., 
     return found
 
 # %% ../../nbs/65_engines.ipynb #5524a4bf
-class MeasuredChecks(SamplerChecks):
+class MeasuredChecks(Kit):
     "The checks of a sampler, and the largest distance of finished blocks that they could miss in a case"
-    missed = 1.
-    def no_difference(self, found, what, runs):
-        if what == "the finished blocks": self.missed = max(e.distance_visible for e in found.values())
-        return super().no_difference(found, what, runs)
     @property
     def visible(self):
         "That distance, 1 where none was seen"
-        self.result("distribution")
-        return self.missed
+        found = self.finding("distribution").evidence.values()
+        return max((e.distance_visible if e.passes else 1. for e in found), default=1.)
     @property
     def differs(self):
         "The first of the checks of a sampler's distribution and acceptance that fails, in words"
-        for name in ("form", "distribution", "position", "tokens", "joint"):
-            found = self.result(name)
-            if found.passes is False: return f"{name}: {found.words}"
-        return ""
+        found = map(self.finding, ("form", "distribution", "position", "tokens", "joint"))
+        return next((f"{x.check}: {x.words}" for x in found if x.passes is False), "")
     @property
     def differs_quickly(self):
         "The same by the counts and the bets alone"
-        def blocks(): return self.counted(self.records, "P", self.gamma + 1, "blocks", self.runs)
-        found = (test() for test in (self.form, blocks, self.bits, self.tokens))
-        return next((words for passes, words in found if passes is False), "")
+        tests = examine_form, compare_blocks, bet_by_token, examine_tokens
+        found = (test(self.calls, self.level) for test in tests)
+        return next((words for passes, words, *_ in found if passes is False), "")
 
 def sampler_checks(verify, interface=Interface(), runs=4000, cases=CASES, gamma=2, depth=4, like="detect",
                    seed=0):  # -> MeasuredChecks
     "The checks of a sampler on rows of four tokens"
     check_at_least(1, runs=runs, gamma=gamma, depth=depth)
-    how = like, cases, runs, seed, ALPHA, interface, special_tokens((), 4), depth
-    return MeasuredChecks(verify, 4, gamma, None, *how)
+    return MeasuredChecks(verify, Plan(4, gamma, None, like, cases, runs, seed, interface, (), depth))
 
 # %% ../../nbs/65_engines.ipynb #39d2b441
 COLUMNS_OF_ENGINES = ("engine", "version", "asked", "how", "runs", "verdict", "distance", "alpha", "date",
@@ -495,7 +492,7 @@ def engine_row(engine, version, asked, how, **found):  # -> row of the record
 def row_of_checks(kit, *names, **more):
     "The row of a sampler"
     differs = kit.differs
-    runs = kit.runs*len(kit.made)
+    runs = kit.plan.runs*len(kit.plan.made)
     return engine_row(*names, "sampler", runs=runs, verdict="differs" if differs else "no difference",
                       distance=kit.visible, witness=differs or None) | more
 

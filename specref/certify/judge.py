@@ -333,7 +333,7 @@ def shaped_table(V, seed):
     def f(text):
         shared, own = (np.random.default_rng([V, s, len(text), *text]) for s in (0, 1 + seed))
         order = (own if own.random() < 1/6 else shared).permutation(V)
-        weights, likely = own.integers(*own.choice(SPREADS), V), own.choice([0, 0, 1, 1, 1, 2])
+        weights, likely = own.integers(*own.choice(SPREADS), V), own.choice([0, 0, 1, 1, 1, 2, V - 1])
         weights[order[0]] = max(weights[order[0]], 1)
         rest = own.choice([own.uniform(.005, .4), own.uniform(.4, .7), 10**-own.uniform(2, 5)])
         height = round(weights.sum()*(1/rest - 1)/max(likely, 1))

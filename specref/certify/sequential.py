@@ -6,12 +6,12 @@
 __all__ = ['ODDS', 'SIGMAS', 'GROUPS', 'RIVAL', 'STARTS', 'ON_SETS', 'LAGS', 'MEMORY', 'PLACES', 'SOURCES', 'TEXT_BEFORE',
            'LASTS', 'KEYS', 'WIDTHS', 'STAKES', 'NO_CELLS', 'ACCEPTANCE_BY_RULE', 'BROKEN', 'Bets', 'bound',
            'mean_wealth', 'least_share', 'SparseRow', 'weights_at', 'stated_tokens', 'classes', 'common_classes',
-           'SetBets', 'group_bets', 'stop_bets', 'Claim', 'CheckResult', 'Report', 'RoundsReport', 'cells_of',
-           'density', 'TextState', 'TextMemory', 'ContextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule',
-           'probability', 'RecordedRound', 'TextCheck', 'SequentialTest', 'certify_rounds', 'sample_rounds',
-           'certify_sequentially', 'token_list', 'read_row', 'read_sparse', 'as_floats', 'read_rows', 'padded_tokens',
-           'check_below', 'vocabulary_of_rows', 'point_mass', 'logged_round', 'check_chains', 'log_arrays', 'log_line',
-           'text_of', 'check_path', 'check_top', 'save_log', 'open_array', 'reading', 'check_shapes', 'array_rounds',
+           'SetBets', 'group_bets', 'stop_bets', 'Claim', 'Finding', 'Report', 'RoundsReport', 'cells_of', 'density',
+           'TextState', 'TextMemory', 'ContextMemory', 'NoiseBets', 'match_chance', 'acceptance_rule', 'probability',
+           'RecordedRound', 'TextCheck', 'SequentialTest', 'certify_rounds', 'sample_rounds', 'certify_sequentially',
+           'token_list', 'read_row', 'read_sparse', 'as_floats', 'read_rows', 'padded_tokens', 'check_below',
+           'vocabulary_of_rows', 'point_mass', 'logged_round', 'check_chains', 'log_arrays', 'log_line', 'text_of',
+           'check_path', 'check_top', 'save_log', 'open_array', 'reading', 'check_shapes', 'array_rounds',
            'line_rounds', 'why_no_record', 'log_records', 'load_log', 'certify_log']
 
 # %% ../../nbs/17a_bets.ipynb #589a2a2b
@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from statistics import NormalDist
@@ -243,12 +243,13 @@ class Claim:
 
 # %% ../../nbs/17a_bets.ipynb #d91039ca
 @dataclass(frozen=True)
-class CheckResult:
-    "The result of one check: True, False, or None where it does not apply or is too weak"
+class Finding:
+    "What one check found: True, False, or None where it does not apply or is too weak"
     check: str
     passes: bool
     words: str
     weak: bool = False   # it ran, and no distance was detectable
+    evidence: dict = field(default_factory=dict, compare=False)   # of counts, {case: Evidence}
     @property
     def mark(self): return {True: "ok", False: "FAILED", None: "-"}[self.passes]
     def __str__(self):
@@ -492,14 +493,14 @@ class TextCheck:
         if text is not None and self.n is not None and self.length(text) > self.n:
             return f"{name} has more than {self.n} tokens"
         return ""
-    def finding(self):  # -> list of CheckResult
+    def finding(self):  # -> list of Finding
         if not self.stop and self.n is None: return []
-        if self.failure: return [CheckResult("text", False, self.failure)]
+        if self.failure: return [Finding("text", False, self.failure)]
         wanted = f"no token after a stop token, at most {self.n or 'any number of'} tokens"
         short = sum(k < (self.n or 0) and text not in self.ended for text, k in self.lengths.items())
         words = f"{len(self.lengths):,} texts: {wanted}"
         if self.n: words += f"; {short:,} of fewer than {self.n} tokens without a stop token"
-        return [CheckResult("text", True, words)]
+        return [Finding("text", True, words)]
 
 # %% ../../nbs/17a_bets.ipynb #7384e261
 class SequentialTest:
@@ -564,12 +565,12 @@ class SequentialTest:
         bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
         wealth = max(float(b.wealth) for b in bets)
         return RoundsReport(title, found.lines, self.rounds, wealth, share)
-    def result(self, name, what, claim):  # -> CheckResult
+    def result(self, name, what, claim):  # -> Finding
         "Of the bets on one claim: ok only where a share of tokens is detectable"
         words, sees = f"{what}: {claim.words(self.limit)}", claim.share(self.limit) <= 1
-        if claim.wealth >= self.limit: return CheckResult(name, False, words)
-        return CheckResult(name, sees or None, words, claim is self.law and not sees)
-    def tokens(self):  # -> CheckResult
+        if claim.wealth >= self.limit: return Finding(name, False, words)
+        return Finding(name, sees or None, words, claim is self.law and not sees)
+    def tokens(self):  # -> Finding
         "Whether as many tokens are accepted as by the claimed rule"
         words, bets = f"{self.law.tokens / self.rounds:.3f} tokens per round", self.accepted
         examined, enough = bets.placed, bets.wealth < self.limit
@@ -580,7 +581,7 @@ class SequentialTest:
         if not enough: words += f"; wealth {bets.wealth:.1e}, threshold {self.limit:.0e}"
         if not enough and not self.claimed:   # reported, no failure
             words += "; fewer than by speculative sampling, which is no error: match accepts fewer"
-        return CheckResult("tokens", enough if examined and self.claimed else None, words)
+        return Finding("tokens", enough if examined and self.claimed else None, words)
     def detectable_loss(self):
         "The share of the acceptances whose loss is detected with probability 1 - MISS"
         share = self.accepted.share(self.limit)
