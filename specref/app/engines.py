@@ -35,7 +35,7 @@ from ..certify.certificates import ALPHA
 from ..certify.level import SharedLevel
 from ..certify.rows import CASES
 from ..certify.calls import Interface, Plan
-from ..certify.output import bet_by_token, compare_blocks, examine_form
+from ..certify.output import bet_by_token, compare_blocks, examine_form, tests_of_distribution
 from ..certify.acceptance import examine_tokens
 from ..certify.samplers import Kit
 from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
@@ -470,8 +470,9 @@ class MeasuredChecks(Kit):
     @property
     def differs_quickly(self):
         "The same by the counts and the bets alone"
-        tests = examine_form, compare_blocks, bet_by_token, examine_tokens
-        found = (test(self.calls, self.level) for test in tests)
+        tests, plan = (examine_form, compare_blocks, bet_by_token, examine_tokens), self.plan
+        level = SharedLevel(ALPHA, distribution=tests_of_distribution(plan), tokens=len(plan.made))
+        found = (test(self.calls, level) for test in tests)
         return next((words for passes, words, *_ in found if passes is False), "")
 
 def sampler_checks(verify, interface=Interface(), runs=4000, cases=CASES, gamma=2, depth=4, like="detect",

@@ -149,8 +149,8 @@ def words_of_enough(bets, rule, limit, detected):
     words = (f"{emitted:.3f} tokens per call, expected {due:.3f} "
              f"({rule.__name__}, {how}on the same drafts), mean of the cases")
     if least > 1: return words
-    return (f"{words}; detectable with power {1 - MISS}: a function that drops the draft in {least:.1%} of its "
-            "calls")
+    found = f"a function that drops the draft in {least:.1%} of its calls"
+    return f"{words}; detectable with power {1 - MISS}: {found}"
 
 # %% ../../nbs/17ae_acceptance.ipynb #48705f4e
 STRENGTHS, FLOOR = 4.**np.arange(1, 6), 1e-6
@@ -272,7 +272,7 @@ def examine_joint(calls, level, distribution, tokens):
     if wrong: return None, f"not compared, because the check {wrong[0]} failed"
     if tokens.passes is None: return None, tokens.words
     rules, found, limit = [rule_of_plan(calls)], [], 1/level.take("joint")
-    if plan.like == "detect" and rules == [reject]: rules.append(block)   # it accepts where rows are equal too
+    if plan.like == "detect" and rules == [reject]: rules.append(block)   # it accepts on equal rows too
     for rule in rules:
         found.append(JointBets(calls["blocks"], rule, plan.tiles))
         if found[-1].wealth < limit: return True, joint_words(found[-1], rule, limit)

@@ -27,18 +27,20 @@ NOT_RUN = "not tested, because some calls failed"
 def examine_form(calls, level):
     "Does every call return a path of its draft and one more token?"
     records, failed = calls["blocks"], calls.failed("blocks")
-    total, outside = calls.plan.runs*len(records), {name: r.outside for name, r in records.items() if r.outside}
+    outside = {name: r.outside for name, r in records.items() if r.outside}
+    total = calls.plan.runs*len(records)
     if failed:
         (what, n), = failed.most_common(1)
         first = next(name for name, r in records.items() if r.failed[what])
         return False, (f"{failed.total():,} of {total:,} calls failed, most often "
                        f"({n:,}, first in the case '{first}'): {what}")
     if not outside: return True, f"{total:,} calls returned a prefix of the draft and one more token"
-    return False, (f"{sum(outside.values()):,} of {total:,} calls returned a token outside of the vocabulary, "
-                   f"first in the case '{next(iter(outside))}'")
+    return False, (f"{sum(outside.values()):,} of {total:,} calls returned a token outside of the "
+                   f"vocabulary, first in the case '{next(iter(outside))}'")
 
 # %% ../../nbs/17ad_output.ipynb #99ce681d
-def compare_counts(records, side, n, runs, what, rate):  # -> passes, words, is it too weak?, {case: Evidence}
+def compare_counts(records, side, n, runs, what, level, part):
+    # -> passes, words, is it too weak?, {case: Evidence}
     "Counts in each case against target (P) or draft (Q): finished blocks of `n` tokens, or drafts"
     if any(r.failed for r in records.values()): return None, NOT_RUN, False, {}
     found = {}
@@ -46,7 +48,7 @@ def compare_counts(records, side, n, runs, what, rate):  # -> passes, words, is 
         cells, counts = partition(getattr(r.case, side), (0,), n, runs), Counter()
         for y, k in (r.blocks if side == "P" else r.drafts).items():
             counts[y if isinstance(y[0], tuple) else cells.of(y)] += k
-        found[name] = evidence(cells, counts, rate())
+        found[name] = evidence(cells, counts, level.take(part))
         if not found[name].passes: return False, words_of_difference(name, found[name], what), False, found
     return *words_of_power(found, what, runs), found
 
@@ -68,8 +70,8 @@ def words_of_power(found, what, runs):  # -> passes, words, is it too weak?
 
 def compare_blocks(calls, level):
     plan = calls.plan
-    return compare_counts(calls["blocks"], "P", plan.gamma + 1, plan.runs, "the finished blocks",
-                          lambda: level.take("distribution"))
+    what = "the finished blocks"
+    return compare_counts(calls["blocks"], "P", plan.gamma + 1, plan.runs, what, level, "distribution")
 
 # %% ../../nbs/17ad_output.ipynb #7b93bd5f
 def compare_within_classes(calls, level):  # -> passes, words to add
@@ -255,7 +257,8 @@ def words_of_failure(failed, depth):
 def examine_gates(calls, level):
     "Is each token of rows of many shapes as frequent as stated, in every region? (Proposition gates)"
     failed, records = calls.failed("pointed rows"), [*calls["pointed rows"].values()]
-    if failed: return (None, NOT_RUN) if calls.failed("blocks") else words_of_failure(failed, calls.plan.depth)
+    if failed and calls.failed("blocks"): return None, NOT_RUN
+    if failed: return words_of_failure(failed, calls.plan.depth)
     if any(isinstance(y[0], tuple) for r in records for y in r.blocks):
         return False, "a token of probability 0 under the target, on pointed rows"
     bets, limit = region_bets(records), 1/level.take("gates")
@@ -293,12 +296,12 @@ def examine_noise(calls, level):
     "Is the distribution correct when the draft was sampled from the same generator?"
     plan, what = calls.plan, "blocks whose draft was sampled from the same generator"
     if plan.interface.batch and plan.drafter is None: return None, SEEDS_ONLY
-    records = calls["shared noise"]
-    return compare_counts(records, "P", plan.gamma + 1, calls.runs("shared noise"), what, lambda: level.take("noise"))
+    runs = calls.runs("shared noise")
+    return compare_counts(calls["shared noise"], "P", plan.gamma + 1, runs, what, level, "noise")
 
 def examine_draft(calls, level):
     "Do the drafted tokens have the distribution that is stated?"
     plan, what = calls.plan, "the drafted blocks"
     if plan.drafter is None: return None, "no drafter was given"
-    records = calls["shared noise"]
-    return compare_counts(records, "Q", plan.gamma, calls.runs("shared noise"), what, lambda: level.take("draft"))
+    runs = calls.runs("shared noise")
+    return compare_counts(calls["shared noise"], "Q", plan.gamma, runs, what, level, "draft")

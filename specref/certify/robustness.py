@@ -123,7 +123,8 @@ def seed_words(tests, equal, rate, alone):  # {part: (equal tokens, rows)} -> pa
     "Whether rows whose seeds were changed kept their tokens too often"
     found = {j: at_least(same, n, equal) for j, (same, n) in tests.items()}
     j = min(found, key=found.get)
-    if found[j] >= SharedLevel(rate, parts=len(found)).rate: return True, "" if alone else "; a row depends on the seeds beside it too"
+    enough = found[j] >= SharedLevel(rate, parts=len(found)).rate
+    if enough: return True, "" if alone else "; a row depends on the seeds beside it too"
     same, n = tests[j]
     return False, (f"a row does not depend on its own seed: {same:,} of {n:,} rows had the same first token "
                    f"with another seed, expected {n*equal:,.0f}")

@@ -28,8 +28,9 @@ from .certificates import ALPHA, Evidence, as_stop, check_sees, evidence, partit
 from .sequential import Finding, Report, logged_round
 from .rows import CASES, NumpyRng, RowCase
 from .calls import Calls, Interface, Plan, returned_tokens
-from .output import NOISE_TESTS, examine_distribution, examine_draft, examine_form, examine_gates
-from .output import examine_noise, examine_position, tests_of_distribution, tests_of_position
+from .output import NOISE_TESTS, examine_distribution, examine_draft, examine_form
+from .output import examine_gates, examine_noise, examine_position, tests_of_distribution
+from .output import tests_of_position
 from .acceptance import examine_joint, examine_tokens, expected_lengths
 from .robustness import SEED_TESTS, at_least, examine_nan, examine_rows, examine_seeds
 from .robustness import examine_zeros

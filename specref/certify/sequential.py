@@ -508,8 +508,8 @@ class SequentialTest:
     def __init__(self, alpha=ALPHA, like=None, tolerance=0., stop=(), n=None):
         check_rate(alpha=alpha)
         check_between(0, .5, tolerance=tolerance)
-        level, self.alpha, self.rounds = SharedLevel(alpha, distribution=1, draft=1, noise=1, tokens=1), alpha, 0
-        self.limit = level.limit   # of each of the four wealths
+        self.limit = SharedLevel(alpha, distribution=1, draft=1, noise=1, tokens=1).limit   # of each wealth
+        self.alpha, self.rounds = alpha, 0
         self.claimed, self.like, self.tolerance = like is not None, acceptance_rule(like), tolerance
         self.accepted, self.noise, self.text = Bets(ODDS[ODDS < 1]), NoiseBets(tolerance), TextCheck(stop, n)
         sets = dict(groups=group_bets(tolerance))
