@@ -76,14 +76,14 @@ class Certificate:
     def words(self):
         "The verdict with the exact distance, for an incorrect system the worst text, and E[tokens]"
         text, got, want = self.worst
-        after = f" after the context {self.ctx}"*bool(self.lengths)
+        after = f" after the context {self.ctx}" if self.lengths else ""
         here = f"probability {in_words(got)}, target {in_words(want)}"
         where = f"largest difference at the text {text}{after}: {here}"
         how = f"exact: {self.texts} probabilities compared as fractions, {self.paths} paths enumerated"
         reach = f"texts of at most {self.n} tokens" + (
             f" after contexts of {', '.join(map(str, self.lengths))} tokens" if self.lengths else "")
         tokens = "" if self.tokens is None else f"mean tokens per target call: {in_words(self.tokens)}"
-        return "\n".join(filter(None, [self.verdict, where*(not self.exact), how, reach, tokens]))
+        return "\n".join(filter(None, [self.verdict, "" if self.exact else where, how, reach, tokens]))
 
 # %% ../../nbs/17_certify.ipynb #06e0bd7b
 class ReadOnlyRows(Rows):
@@ -182,7 +182,7 @@ def own_errors(name):
     except ValueError: raise
     except Exception as e:
         no_draw = isinstance(e, AttributeError) and isinstance(e.obj, Rng)
-        hints = [DRAWS]*no_draw + [hint for word, hint in HINTS.items() if word in str(e)]
+        hints = [DRAWS] if no_draw else [hint for word, hint in HINTS.items() if word in str(e)]
         raise ValueError(f"{name}: raised {error_words(e)}{hints[0] if hints else ''}") from e
 
 SEEDED, NEVER = 8, 1e-9   # texts of each half; a probability
@@ -456,15 +456,15 @@ class Evidence:
     def words(self):
         "The verdict with its error rates, and the detectable distance or the worst cell"
         t = self.test
-        small = self.passes and t.p_value < MISS
-        verdict = f"{self.verdict} in {t.n:,} runs: p-value {t.p_value:.2g}{MORE_RUNS*small}"
+        more = MORE_RUNS if self.passes and t.p_value < MISS else ""
+        verdict = f"{self.verdict} in {t.n:,} runs: p-value {t.p_value:.2g}{more}"
         rates = f"false-alarm rate {self.alpha:.0e}"
         power = f"detectable distance: total variation {t.tv:.3f} on {t.cells} cells, power {1 - MISS}"
         shared = f"({self.mass_in_shared_cells:.0%} of the probability)"
-        worst = f"largest difference at {self.where()}"
+        worst = "" if self.passes else f"largest difference at {self.where()}"
         tokens = ["mean tokens per target call: {:.3f} ± {:.3f}".format(*self.tokens)] if self.tokens else []
         statistic = f"G = {t.G:.1f}, limit {t.limit:.1f}; no power inside cells of several texts {shared}"
-        lines = f"{verdict}, {rates}", worst*(not self.passes), power*bool(t.tv), statistic, *tokens
+        lines = f"{verdict}, {rates}", worst, power if t.tv else "", statistic, *tokens
         return "\n".join(filter(None, lines))
 
 MORE_RUNS = " (small: repeat with more runs)"

@@ -621,7 +621,7 @@ class Judgement:
     def verdict(self):
         if not self.exact: return f"WRONG: total variation {in_words(self.tv)} in '{self.worst.name}'"
         same = "equal to the target's up to rounding" if self.rounded else "equal to the target's"
-        but = ", but see the edge cases"*bool(self.edges) or ", but not robust"*bool(self.fragile)
+        but = ", but see the edge cases" if self.edges else ", but not robust" if self.fragile else ""
         return f"EXACT: {same} in all {len(self.cases)} cases{but}"
     @property
     def likeness(self):
@@ -647,9 +647,8 @@ class Judgement:
     @property
     def notes(self):
         "The text that is most wrong, edge cases, the nearest known rules, and what was asked"
-        witness = [f"witness: {self.worst.witness.words}"]*(not self.exact)
-        edges = [f"edge case: {edge}" for edge in self.edges + self.fragile]
-        return [*witness, *edges, self.likeness, *[self.asked]*self.exact]
+        found = [f"edge case: {edge}" for edge in self.edges + self.fragile] + [self.likeness]
+        return [*found, self.asked] if self.exact else [f"witness: {self.worst.witness.words}", *found]
     def _repr_html_(self):
         head = "case", "drafts", "distance", "tokens", "sampling", "block"
         def tokens(c): return (f"{float(x):.3f}" for x in (c.tokens, c.sampling, c.block))

@@ -111,7 +111,8 @@ def summary_line(test, check, failed):
     runs = f"{check['runs']:,} runs" if "runs" in check else ""
     seen = {what: check[name] for name, what in VISIBLE.items() if name in check}
     distance = " ".join(f"{what} {x:.3g}" for what, x in seen.items())
-    verdict = check["verdict"] + " (expected)"*(check["verdict"] in OUTCOMES and not failed)
+    verdict = check["verdict"]
+    if verdict in OUTCOMES and not failed: verdict += " (expected)"
     fragile = f"; not robust: {check['not_robust']}" if "not_robust" in check else ""
     return f"{verdict:14}{runs:>15}  {distance:14}  {check['check']}  {test}{fragile}"
 

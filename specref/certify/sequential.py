@@ -183,7 +183,7 @@ class Claim:
         self.tolerance, self.tokens, self.impossible, self.sets = tolerance, 0, None, dict(sets)
         self.bets = {r: Bets(ODDS, tolerance, starts) for r in (*rivals, "squared")}
         if tolerance: self.bets["zeros"] = Bets(ODDS[ODDS > 1])
-        part = 1 - ON_SETS*bool(sets)   # of the initial money, for the rivals
+        part = 1 - ON_SETS if sets else 1   # of the initial money, for the rivals
         self.money = dict.fromkeys(self.bets, part / len(self.bets))
         self.money |= dict.fromkeys(self.sets, (1 - part) / max(len(self.sets), 1))
         self.bets |= self.sets
@@ -236,7 +236,7 @@ class Claim:
     def missing_sets(self, limit):  # -> list of words
         "The sets of tokens that are detected if none of them is ever emitted"
         found, words = {name: b.found_missing(limit/self.money[name]) for name, b in self.sets.items()}, []
-        if "stop" in found: words = ["stop tokens that never occur"]*bool(found["stop"][1])
+        if "stop" in found and found["stop"][1]: words = ["stop tokens that never occur"]
         if "groups" not in found or not found["groups"].any(): return words
         k, n = found["groups"].sum(), (self.sets["groups"].due > 0).sum()
         return [*words, f"a group of tokens that never occurs ({k} of {n}, by number modulo {GROUPS})"]
@@ -548,8 +548,10 @@ class SequentialTest:
         if tokens is not None: p, q = weights_at(p, tokens), weights_at(q, tokens)
         return probability(self.like(p, q)) * (1 - self.tolerance)**2
     @property
+    def counted(self): return [self.accepted] if self.claimed else []   # accepted tokens, under a claim
+    @property
     def over(self):
-        claims = [self.law, self.draft, self.noise, *[self.accepted]*self.claimed]
+        claims = [self.law, self.draft, self.noise, *self.counted]
         rich = [x for x in claims if x.top >= np.log(self.limit)]
         return any(x.wealth >= self.limit for x in rich) or bool(self.text.failure)
     def report(self):
@@ -562,7 +564,7 @@ class SequentialTest:
                  f"{self.limit:.0e} (false-alarm rate {self.alpha:.0e}, anytime-valid)")
         if weak: title += f"; too weak: {weak}"
         if self.tolerance: title += f"; rows within a relative error of {self.tolerance:g}"
-        bets = [claim for *_, claim in claims] + [self.accepted]*self.claimed
+        bets = [claim for *_, claim in claims] + self.counted
         wealth = max(float(b.wealth) for b in bets)
         return RoundsReport(title, found.lines, self.rounds, wealth, share)
     def result(self, name, what, claim):  # -> Finding
