@@ -96,9 +96,9 @@ from .certify.certificates import certify_system as certify_system
 from .certify.certificates import certificate as certificate
 from .certify.certificates import g_test as g_test
 from .certify.sequential import certify_rounds as certify_rounds
-from .certify.sequential import certify_log as certify_log
 from .certify.sequential import certify_sequentially as certify_sequentially
-from .certify.sequential import save_log as save_log
+from .certify.logs import certify_log as certify_log
+from .certify.logs import save_log as save_log
 from .certify.samplers import certify_sampler as certify_sampler
 from .certify.samplers import certify_rows as certify_rows
 from .certify.judge import judge_rule as judge_rule

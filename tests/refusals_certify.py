@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, judge, rows as rows_module, samplers, sequential
+from specref.certify import certificates, judge, logs, rows as rows_module, samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
@@ -56,7 +56,7 @@ def recorded(n=3, V=3, drafter=None):
     return list(islice(sequential.sample_rounds(s, target, (0,), 5, 3), n))
 @cache
 def folder(): return Path(mkdtemp())
-def save(*witnesses, path=None): return sequential.save_log(path or folder()/"x.npz", list(witnesses))
+def save(*witnesses, path=None): return logs.save_log(path or folder()/"x.npz", list(witnesses))
 def stars(draft): return Branching(draft, (2,), iid)
 
 GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1, 2], [3, -1]]),
@@ -64,19 +64,19 @@ GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1
 P, Q, X, Y = GOOD["p"], GOOD["q"], GOOD["x"], GOOD["y"]
 def log(**changed):
     np.savez(folder()/"log.npz", **{k: v for k, v in (GOOD | changed).items() if v is not None})
-    return sequential.certify_log(folder()/"log.npz")
+    return logs.certify_log(folder()/"log.npz")
 def file(name, content=b""):
     (folder()/name).write_bytes(content)
-    return sequential.certify_log(folder()/name)
+    return logs.certify_log(folder()/name)
 def half_file():
     np.savez(folder()/"good.npz", **GOOD)
     return file("half.npz", (folder()/"good.npz").read_bytes()[:200])
 def one_array():
     np.save(folder()/"one.npy", np.ones(3))
-    return sequential.certify_log(folder()/"one.npy")
+    return logs.certify_log(folder()/"one.npy")
 def objects():
     np.savez(folder()/"objects.npz", p=np.array([None]), x=np.ones(1), y=np.ones(1))
-    return sequential.certify_log(folder()/"objects.npz")
+    return logs.certify_log(folder()/"objects.npz")
 LINE = dict(x=[1], y=[1, 0], p=[[.5, .5], {"0": .5}], q=[{"1": .5, "0": .2}])
 def line(**changed):
     found = {k: v for k, v in (LINE | changed).items() if v is not None}
@@ -97,8 +97,8 @@ BAD_LINES = {
 def save_good():
     np.savez(folder()/"good.npz", **GOOD)
     return folder()/"good.npz"
-def with_option(**option): return sequential.certify_log(save_good(), **option)
-def tokens(out): return sequential.token_list(out, "x")
+def with_option(**option): return logs.certify_log(save_good(), **option)
+def tokens(out): return logs.token_list(out, "x")
 
 
 # Functions of rows
@@ -192,7 +192,7 @@ ROWS = [
     ("records", lambda: save(*recorded(), None)),
     ("records", lambda: save(*recorded(), *recorded(V=4))),
     ("records", lambda: save(*recorded(drafter=stars))),
-    ("path", lambda: sequential.save_log(None, recorded())),
+    ("path", lambda: logs.save_log(None, recorded())),
     ("path", lambda: save(*recorded(), path=folder())),
     ("log", lambda: log(p=None), "no array 'p'"), ("log", lambda: log(x=None), "no array 'x'"),
     ("log", lambda: log(y=None), "no array 'y'"),
@@ -220,21 +220,21 @@ ROWS = [
     ("log", lambda: log(p=np.asfortranarray(P)), "Fortran order"),
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=.6)),
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=-1)),
-    ("n", lambda: sequential.certify_log(save_good(), n=3), "without the numbers of texts"),
+    ("n", lambda: logs.certify_log(save_good(), n=3), "without the numbers of texts"),
     *((name, partial(with_option, **{name: bad})) for name, bad in (
         ("n", "12"), ("n", 0), *(("stop", bad) for bad in ("3", 3, [[3]], (99,), (1.,), None)))),
-    *(("path", partial(sequential.certify_log, path)) for path in (3, None, b"rounds.npz")),
+    *(("path", partial(logs.certify_log, path)) for path in (3, None, b"rounds.npz")),
     ("log", lambda: file("deep.jsonl", b'{"p": ' + b"["*100_000), "line 1: got .*wanted one JSON object"),
-    ("top", lambda: sequential.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
-    ("top", lambda: sequential.save_log(folder()/"x.jsonl", recorded(), top=0)),
+    ("top", lambda: logs.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
+    ("top", lambda: logs.save_log(folder()/"x.jsonl", recorded(), top=0)),
     *(("log", partial(line, **changed), words) for words, changed in BAD_LINES.items()),
     ("log", lambda: file("cut.jsonl", f"{json.dumps(LINE)}\n{json.dumps(LINE)[:60]}".encode()),
      "line 2: got .*wanted one JSON object"),
     ("log", lambda: file("list.jsonl", f"{json.dumps(LINE)}\n[1]\n".encode()), "line 2: got"),
     ("log", lambda: file("empty.jsonl", f"{json.dumps(LINE)}\n\n".encode()), "line 2: got"),
     ("log", lambda: line(q=None), r"line 2: got \['p', 'x', 'y'\], wanted"),
-    ("log", lambda: sequential.certify_log(folder()/"none.npz")),
-    ("log", lambda: sequential.certify_log(folder())),
+    ("log", lambda: logs.certify_log(folder()/"none.npz")),
+    ("log", lambda: logs.certify_log(folder())),
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
     ("log", one_array), ("log", objects),
     *(("x", partial(tokens, bad)) for bad in ([.5], [[1]], "text", None)),

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, cold, killer, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, SOURCES, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
-from specref.certify.sequential import SequentialTest, SparseRow, cells_of, certify_log, certify_rounds
-from specref.certify.sequential import certify_sequentially, density, group_bets, load_log, logged_round
-from specref.certify.sequential import sample_rounds, save_log, stop_bets
+from specref.certify.bets import ODDS, Bets, Claim, Report, SparseRow, group_bets, stop_bets
+from specref.certify.noise import SOURCES, WIDTHS, NoiseBets, cells_of, density
+from specref.certify.sequential import RecordedRound, SequentialTest, certify_rounds, certify_sequentially
+from specref.certify.sequential import sample_rounds
+from specref.certify.logs import certify_log, load_log, logged_round, save_log
 from specref.verify.block import block
 from specref.core.rng import Seeded, Streams, Uniforms, law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual

@@ -22,7 +22,7 @@ from specref.certify.certificates import split_row
 from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
 from specref.certify.samplers import SamplerReport
-from specref.certify.sequential import Finding
+from specref.certify.bets import Finding
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import Enumerator, numpy_generator, tv_outcomes

@@ -22,7 +22,8 @@ from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions, encode_pro
 from specref.app.systems import SYSTEMS
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
-from specref.certify.sequential import sample_rounds, save_log
+from specref.certify.sequential import sample_rounds
+from specref.certify.logs import save_log
 from specref.core.cost import Costs
 from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
 from specref.core.rng import Seeded

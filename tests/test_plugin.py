@@ -23,7 +23,8 @@ from specref.certify.plugin import CheckedSession, Certifier, exit_status, progr
 from specref.certify.plugin import SESSION_ALPHA, setting, share_of, visible_distance
 from specref.certify.sampler_mutants import nan_spreads, padded_choice
 from specref.certify.samplers import CASES, Interface, certify_rows, certify_sampler
-from specref.certify.sequential import certify_sequentially, sample_rounds, save_log
+from specref.certify.sequential import certify_sequentially, sample_rounds
+from specref.certify.logs import save_log
 from specref.core.law import exact, tv
 from specref.core.loop import System, Verdict
 from specref.core.rng import law_of

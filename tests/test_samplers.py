@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import ALPHA, proves, random_table, tempered
-from specref.certify.sequential import Report
+from specref.certify.bets import Report
 from specref.verify.block import block
 from specref.core.rng import Outcomes, law_of, numpy_generator
 from specref.certify.certificates import detectable, partition, safe_limit

@@ -37,7 +37,7 @@ from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
 from ..certify.certificates import certificate, certify_system, runs_needed
-from ..certify.sequential import certify_log
+from ..certify.logs import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
 from .names import draft_source, encode_prompt, text_difference, load_pair, measure_pair

@@ -38,7 +38,9 @@ from ..certify.calls import Interface, Plan
 from ..certify.output import bet_by_token, compare_blocks, examine_form, tests_of_distribution
 from ..certify.acceptance import examine_tokens
 from ..certify.samplers import Kit
-from ..certify.sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
+from ..certify.bets import STARTS, Claim, group_bets, stop_bets
+from ..certify.noise import NoiseBets, cells_of
+from ..certify.sequential import TextCheck
 
 # %% ../../nbs/65_engines.ipynb #c9316a44
 def engine_line(row):

@@ -314,7 +314,7 @@ class Certifier(CheckRunner):
     def log(self, path, sees=None, **how):
         "Bets on the rounds in a file, as `certify_log`"
         __tracebackhide__ = True
-        certify_log = require("specref.certify.sequential").certify_log
+        certify_log = require("specref.certify.logs").certify_log
         return self.bet(f"log({path})", sees, lambda seed, alpha: certify_log(path, alpha, **how))
     def rounds(self, system, target, ctx, runs=None, sees=None, n=64, rng=None, **how):
         "Bets on rounds of a system of this book, text after text of `n` tokens"

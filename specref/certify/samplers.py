@@ -25,7 +25,8 @@ from ..core.target import Target, check_context, check_target
 from ..verify.reject import Chain
 from .level import SharedLevel
 from .certificates import ALPHA, Evidence, as_stop, check_sees, evidence, partition
-from .sequential import Finding, Report, logged_round
+from .bets import Finding, Report
+from .logs import logged_round
 from .rows import CASES, NumpyRng, RowCase
 from .calls import Calls, Interface, Plan, returned_tokens
 from .output import NOISE_TESTS, examine_distribution, examine_draft, examine_form
@@ -239,7 +240,6 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
                     alpha: float = ALPHA, progress: bool = False) -> TextEvidence:
     """Evidence on any sampler of texts, `sample(ctx, n, rng) -> tokens`, from a numpy rng; nothing is cut
 
-    >>> from specref import TableModel, exact
     >>> fair = TableModel(4, lambda text: exact(1, 1, 1, 1))
     >>> certify_sampler(lambda ctx, n, rng: rng.integers(4, size=n), fair, (0,), n=2, runs=1000).passes
     True
