@@ -1,4 +1,4 @@
-"Chapter 17a: bets at fair odds, tests of rounds, and the file of recorded rounds"
+"Chapters 17a, 17ab to 17ad: bets at fair odds, numbers that repeat, rounds, and the file of recorded rounds"
 import json
 import os
 import tracemalloc

@@ -1,4 +1,4 @@
-"Chapter 17b: samplers of texts, functions of rows, and twelve checks that each detect their own bug"
+"Chapters 17ae to 17b: rows, calls, twelve checks that each detect their own bug, and samplers of texts"
 import json
 import re
 from collections import Counter
