@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specref.certify.judge import JUDGE_CASES, RuleCalls, choose_token, law_of_calls, positive_part
+from specref.certify.intervals import RuleCalls, choose_token, law_of_calls, positive_part
+from specref.certify.judge import JUDGE_CASES
 from specref.certify.calls import Plan
 from specref.certify.samplers import Kit
 

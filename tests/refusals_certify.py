@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, judge, logs, rows as rows_module, samplers, sequential
+from specref.certify import certificates, intervals, judge, logs, rows as rows_module, samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
@@ -281,7 +281,7 @@ ROWS = [
         "raise SystemExit(0)", "def rule(p, q, draft, u): raise SystemExit(0)")),
     *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
     ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
-    ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
+    ("rule", lambda: intervals.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
     *(("draw", partial(judge.judge_rule, one, draw=lambda q, u, x=x: x), words) for x, words in (
         (4, "got token 4, wanted one from 0 to 3"), (-1, "got token -1"), (None, "raised TypeError"))),
     ("draw", lambda: judge.judge_rule(TWO_DRAWS, draw=min), "the text defines one too"),

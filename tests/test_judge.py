@@ -1,4 +1,4 @@
-"Chapter 17d: a pasted rule is judged by its exact distribution; right rules pass, and each bug is named"
+"Chapters 17ca, 17d: a pasted rule is judged by its exact distribution; right rules pass, bugs are named"
 import json
 import re
 from fractions import Fraction as F
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from helpers import proves
-from specref.certify.judge import (
-    JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, CannotEnumerate, Exact, JudgeCase, KnownRule, RandomNumber,
-    RuleCalls, TABLE_CASES, UniformSource, boxes, choose_token, exactly, judge_case, judge_rule,
-    law_of_calls, load_rule, nearest_known, positive_part, turned)
+from specref.certify.intervals import CannotEnumerate, Exact, RandomNumber, RuleCalls, UniformSource, boxes
+from specref.certify.intervals import choose_token, exactly, law_of_calls, load_rule, positive_part
+from specref.certify.judge import JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, TABLE_CASES, JudgeCase, KnownRule
+from specref.certify.judge import judge_case, judge_rule, nearest_known, turned
 from specref.certify.mutants import NOISE_SHARED, P, Q, free_table
 from specref.certify.reported import MATCH_RULE, POINT_RULE, SAMPLING_RULE
 from specref.certify.sampler_mutants import chain_sampler, in_place, padded_choice

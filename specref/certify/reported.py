@@ -22,7 +22,8 @@ from .rows import CASES, NumpyRng, draw_by_cdf
 from .calls import Interface, Plan
 from .samplers import Kit, certify_sampler
 from .sampler_mutants import excess, first_ratio, one_generator
-from .judge import KNOWN_RULES, KnownRule, judge_rule, load_rule
+from .intervals import load_rule
+from .judge import KNOWN_RULES, KnownRule, judge_rule
 
 # %% ../../nbs/17e_reported.ipynb #0b5b1ddd
 SAMPLING_RULE = """
