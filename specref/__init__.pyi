@@ -92,9 +92,9 @@ from .draft.ouroboros import Ouroboros as Ouroboros
 from .train.registry import TRAINED as TRAINED
 from .train.registry import load_system as load_system
 from .gpu.engine import Engine as Engine
+from .certify.counts import g_test as g_test
 from .certify.certificates import certify_system as certify_system
 from .certify.certificates import certificate as certificate
-from .certify.certificates import g_test as g_test
 from .certify.sequential import certify_rounds as certify_rounds
 from .certify.sequential import certify_sequentially as certify_sequentially
 from .certify.logs import certify_log as certify_log

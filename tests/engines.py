@@ -26,7 +26,7 @@ import engines_exact as ee
 from specref.app import engines as en
 from specref.app.benchmarks import generation_view, quiet
 from specref.app.tour import provenance_of_run
-from specref.certify.certificates import ALPHA
+from specref.certify.counts import ALPHA
 from specref.certify.rows import CASES, RowCase
 from specref.certify.samplers import Interface, certify_sampler
 from specref.core.check import write_json

@@ -9,7 +9,8 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, intervals, judge, logs, rows as rows_module, samplers, sequential
+from specref.certify import certificates, counts, intervals, judge, logs, rows as rows_module
+from specref.certify import samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
@@ -25,7 +26,7 @@ def certify(s=None, target=None, ctx=(0,), **kw):
     return certificates.certify_system(s or system(), target or pair()[0], ctx, **kw)
 def sequentially(s=None, target=None, ctx=(0,), **kw):
     return sequential.certify_sequentially(s or system(), target or pair()[0], ctx, **kw)
-def g_test(counts, want, *alpha): return certificates.g_test(counts, want, *alpha)
+def g_test(counts, want, *alpha): return counts.g_test(counts, want, *alpha)
 HALVES = {0: .5, 1: .5}
 BAD_VERDICTS = [None, 3, Verdict(0, None), Verdict(0, 1.), Verdict(0, float("nan")), Verdict(-1, 0),
                 Verdict(9, 0), Verdict(0, 3), Verdict(0, -1)]
@@ -172,8 +173,8 @@ ROWS = [
     *((name, lambda x={name: x}: certificates.certificate(lambda draft, **_: system(), **x))
       for name, x in (("n", 0), ("V", 0), ("gamma", 0), ("stop", (9,)))),
     *(("system", partial(OF_FRACTIONS, s), words) for s, words in OWN_ERRORS),
-    ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
-    ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
+    ("alpha", lambda: counts.safe_limit(10, (.5, .5), 0.)),
+    ("most", lambda: counts.partition(pair()[0], (0,), 2, 100, most=0)),
     ("counts", lambda: g_test({}, {0: 1.})), ("counts", lambda: g_test({0: -1, 1: 101}, HALVES)),
     *(("want", partial(g_test, {0: 50, 1: 50}, want))
       for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {})),

@@ -1,4 +1,4 @@
-"Chapter 17: exact certificates, partitions, the G-test with its proved false-alarm rate, evidence"
+"Chapters 16c and 17: partitions, the G-test with its proved false-alarm rate, evidence, exact certificates"
 import builtins
 import sys
 from collections import Counter
@@ -16,9 +16,11 @@ from scipy.stats import binom, chi2, kstest
 from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, laws, models, pooled
 from helpers import proves, random_table, tempered
 from specref.app.systems import SYSTEMS
-from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
-from specref.certify.certificates import exact_certificate, log_moment, partition, safe_limit, sparse_table
-from specref.certify.certificates import split_row
+from specref.certify.counts import Evidence, evidence
+from specref.certify.certificates import Certificate, certificate, certify_system
+from specref.certify.counts import log_moment, partition, safe_limit
+from specref.certify.certificates import exact_certificate, sparse_table
+from specref.certify.counts import split_row
 from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
 from specref.certify.samplers import SamplerReport

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from helpers import proves
 from specref.app import engines as en
-from specref.certify.certificates import ALPHA
+from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.law import exact, tv
 from specref.models.embedded import prompts, raw_model, sample_texts

@@ -17,7 +17,7 @@ from helpers import ALPHA, proves, random_table, tempered
 from specref.certify.bets import Report
 from specref.verify.block import block
 from specref.core.rng import Outcomes, law_of, numpy_generator
-from specref.certify.certificates import detectable, partition, safe_limit
+from specref.certify.counts import detectable, partition, safe_limit
 from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject

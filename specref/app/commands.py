@@ -36,7 +36,8 @@ from ..core.check import check_at_least, check_between, check_unused, defaults
 from ..core.loop import WrappedDrafter
 from ..core.timing import explain
 from ..verify.reject import capped_geometric
-from ..certify.certificates import certificate, certify_system, runs_needed
+from ..certify.counts import runs_needed
+from ..certify.certificates import certificate, certify_system
 from ..certify.logs import certify_log
 from .systems import SYSTEMS
 from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun

@@ -31,7 +31,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from ..core.check import check_at_least
 from ..core.law import overlap, warp
-from ..certify.certificates import ALPHA
+from ..certify.counts import ALPHA
 from ..certify.level import SharedLevel
 from ..certify.rows import CASES
 from ..certify.calls import Interface, Plan

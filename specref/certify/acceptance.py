@@ -17,7 +17,7 @@ from ..core.loop import match
 from ..core.rng import law_of
 from ..verify.reject import reject
 from ..verify.block import block
-from .certificates import MISS, load_scipy
+from .counts import MISS, load_scipy
 from .bets import SIGMAS, Bets, least_share, mean_wealth
 from .logs import logged_round
 from .rows import grow_tree

@@ -14,7 +14,7 @@ from statistics import NormalDist
 from textwrap import fill
 import numpy as np
 from ..core.picture import html_table
-from .certificates import MISS
+from .counts import MISS
 
 # %% ../../nbs/17a_bets.ipynb #795263b8
 ODDS = np.array([2.**(sign * 2.**k) for sign in (1, -1) for k in range(-4, 3)])   # 1.04 ... 16, and inverses

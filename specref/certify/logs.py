@@ -21,7 +21,7 @@ from ..core.check import check_at_least, write_whole
 from ..core.law import one_hot, why_not_law
 from ..core.loop import Round, Verdict
 from ..core.tree import Tree
-from .certificates import ALPHA
+from .counts import ALPHA
 from .bets import Report, SparseRow
 from .sequential import RecordedRound, TextCheck, certify_rounds
 

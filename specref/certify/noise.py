@@ -9,7 +9,7 @@ __all__ = ['LAGS', 'MEMORY', 'PLACES', 'SOURCES', 'TEXT_BEFORE', 'LASTS', 'KEYS'
 # %% ../../nbs/17ab_noise.ipynb #b8dae009
 from collections import deque
 import numpy as np
-from .certificates import MISS
+from .counts import MISS
 from .bets import SIGMAS, least_share, mean_wealth
 
 # %% ../../nbs/17ab_noise.ipynb #63217ca0

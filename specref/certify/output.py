@@ -16,7 +16,7 @@ from statistics import mean
 from dataclasses import dataclass
 import numpy as np
 from ..core.law import exact
-from .certificates import MISS, evidence, g_test, partition
+from .counts import MISS, evidence, g_test, partition
 from .bets import SIGMAS, Claim, mean_wealth
 from .regions import RegionBets
 from .rows import PEAK, class_shares, token_classes, token_parts

@@ -14,7 +14,7 @@ from collections import Counter
 from itertools import combinations
 import numpy as np
 from ..core.law import exact
-from .certificates import load_scipy
+from .counts import load_scipy
 from .level import SharedLevel
 from .rows import CASES, FAIR, HALF, INNER, SAME, SURE_DRAFT, token_classes
 from .output import NOT_RUN, repeat_bets, repeat_words

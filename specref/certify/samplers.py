@@ -24,7 +24,7 @@ from ..core.rng import numpy_generator
 from ..core.target import Target, check_context, check_target
 from ..verify.reject import Chain
 from .level import SharedLevel
-from .certificates import ALPHA, Evidence, as_stop, check_sees, evidence, partition
+from .counts import ALPHA, Evidence, as_stop, check_sees, evidence, partition
 from .bets import Finding, Report
 from .logs import logged_round
 from .rows import CASES, NumpyRng, RowCase

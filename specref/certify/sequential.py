@@ -17,7 +17,8 @@ from ..core.loop import Round, System, check_call, rounds
 from ..core.rng import Rng, Seeded
 from ..core.target import Target
 from .level import SharedLevel
-from .certificates import ALPHA, MISS, as_stop, check_system, checked_parts
+from .counts import ALPHA, MISS, as_stop
+from .certificates import check_system, checked_parts
 from .bets import ODDS, STARTS, Bets, Claim, Finding, Report, RoundsReport, SparseRow
 from .bets import common_classes, group_bets, stated_tokens, stop_bets, weights_at
 from .noise import LAGS, NoiseBets, cells_of
