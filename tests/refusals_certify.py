@@ -26,7 +26,7 @@ def certify(s=None, target=None, ctx=(0,), **kw):
     return certificates.certify_system(s or system(), target or pair()[0], ctx, **kw)
 def sequentially(s=None, target=None, ctx=(0,), **kw):
     return sequential.certify_sequentially(s or system(), target or pair()[0], ctx, **kw)
-def g_test(counts, want, *alpha): return counts.g_test(counts, want, *alpha)
+def g_test(found, want, *alpha): return counts.g_test(found, want, *alpha)
 HALVES = {0: .5, 1: .5}
 BAD_VERDICTS = [None, 3, Verdict(0, None), Verdict(0, 1.), Verdict(0, float("nan")), Verdict(-1, 0),
                 Verdict(9, 0), Verdict(0, 3), Verdict(0, -1)]
