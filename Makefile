@@ -2,17 +2,19 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 WORKERS ?= 2
-OUT ?= docs/benchmarks
+OUT ?= records
 NB ?= $(wildcard nbs/*.ipynb)
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
 PY := .venv/bin/python
+# RUN: what the commands of the package import; READY: what tests and the book need beside it
+RUN := .venv/.run
 READY := .venv/.ready
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 21
+	@grep -E '^[a-z%-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 21
 
-tour: $(READY)  ## decode real text with every system: certificate, acceptance, speed
+tour: $(RUN)  ## decode real text with every system: certificate, acceptance, speed
 	$(PY) -m specref tour
 
 test: $(READY)  ## every test, the notebooks included
@@ -25,26 +27,36 @@ lab: .venv/.lab  ## open the notebooks
 	$(PY) -m jupyterlab nbs
 
 site: $(READY)  ## write README.md, and the book: _site/index.html opens from disk
+	$(PY) tests/written.py
 	$(PY) docs/stage.py _site
 
-TRAININGS := lengths layerskip kangaroo looped vocab translation consistency space medusa medusa2 hydra hydra++ mlp mtp \
-    deepseek spire falcon pass peagle pard uno dflash dflash2 dspark
-LONGER := 10240 6000 0 eagle hass eagle3 eagle31
-CURVE = OMP_NUM_THREADS=1 $(PY) -W ignore tests/curve.py
-RECORDED = $(CURVE) docs/benchmarks/curve.json build/curve
+USUAL := "from specref.train.registry import shipped_trainings as made; print(*[*made().values()][0])"
+LONGER := "from specref.train.registry import shipped_trainings as made; [print(*at, 0, *names) for at, names in [*made().items()][1:]]"
+NAMES = $(PY) -W ignore -c
+CURVE = OMP_NUM_THREADS=1 $(PY) -W ignore records/curve.py
+RECORDED = $(CURVE) records/curve.json build/curve
 
-train: $(READY)  ## make the shipped models anew; goes on where it was interrupted
+train: $(RUN)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
-	for name in $(TRAININGS); do $(PY) -m specref train $$name || exit 1; done
-	$(CURVE) --anew build/longer.json build/curve $(LONGER)
-	$(PY) -c "from specref.serve.byte_latent import train_bytes; train_bytes()"
+	for name in $$($(NAMES) $(USUAL)); do $(PY) -m specref train $$name || exit 1; done
+	$(NAMES) $(LONGER) | while read run; do $(CURVE) --anew build/longer.json build/curve $$run || exit 1; done
+	$(PY) -c "from specref.bytes.latent import train_bytes; train_bytes()"
 
-bench: $(READY)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
+bench: $(RUN)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
 	$(PY) -m specref compare
 
-engine: $(READY)  ## time the batch engine's rounds on this CPU, for the chapter on serving
-	OMP_NUM_THREADS=1 $(PY) -W ignore tests/engine.py docs/benchmarks/engine.json
+trained-twice: $(READY)  ## train seven drafters with another seed, then the race of the trained ones with both (a day)
+	for name in medusa hydra hydra++ peagle dflash dflash2 dspark; do \
+	    $(PY) -m specref train $$name --seed 1 --out build/twice || exit 1; done
+	$(PY) -m specref compare --again build/twice/data --out records/trained_twice.json
+
+record-tour: $(READY)  ## the tour of every system, for the chapter on it
+	$(PY) -m specref tour --all --out build/tour
+	sed '2s/specref tour/make record-tour/' build/tour/tour.json > records/tour.json
+
+record-%: $(READY)  ## a record by its script: record-engine runs records/engine.py and writes records/engine.json
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/$*.py
 
 gpu:  ## measure verification and the engine on this machine's GPU (with its own torch and triton: GPU_PYTHON)
 	PYTHONPATH=.:models VLLM_SOURCES=$(wildcard build/others) $(GPU_PYTHON) -m specref.gpu.bench --out $(OUT) \
@@ -52,21 +64,21 @@ gpu:  ## measure verification and the engine on this machine's GPU (with its own
 
 gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into build/others, for `make gpu`
 	$(PY) -m pip download -q --no-deps -d build/wheels vllm==0.33.0
-	$(PY) -c "import zipfile, glob; from specref.app.engines import VLLM_FILES, VLLM_HELPERS; \
+	$(PY) -c "import zipfile, glob; from specref.certify.engines import VLLM_FILES, VLLM_HELPERS; \
 	    wheel = zipfile.ZipFile(*glob.glob('build/wheels/vllm-0.33.0*')); \
 	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 
 gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
 	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore -m specref.gpu.bench --rehearse
 
+gpu-twin: $(READY)  ## time the torch implementation on this CPU, beside the reference; recorded
+	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --cpu
+
 gpu-verdicts: $(READY)  ## the torch implementation's verdicts, with which a GPU's are compared; recorded
 	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --verdicts
 
 compat-triton: .venv-triton/.ready  ## every kernel compiled with the oldest Triton that is served: registers, spills; recorded
-	PYTHONPATH=.:models:tests .venv-triton/bin/python -W ignore tests/compiled.py
-
-passes: $(READY)  ## time forward passes on this CPU, for the chapter on them
-	OMP_NUM_THREADS=1 $(PY) -W ignore tests/passes.py docs/benchmarks/passes.json
+	PYTHONPATH=.:models .venv-triton/bin/python -W ignore records/compiled.py
 
 export: $(READY)  ## write specref/ from nbs/
 	.venv/bin/nbdev-export
@@ -78,28 +90,21 @@ compat: .venv-compat/.ready  ## nbdev 2, told settings.ini alone, exports the sa
 	.venv-compat/bin/python tests/house.py compat
 
 compat-transformers: $(READY)  ## the adapters under other versions of transformers; records what they refuse
-	$(PY) tests/versions.py
+	$(PY) records/versions.py
 
 compat-newest: $(READY)  ## the adapters under the newest numpy, torch, transformers, tokenizers, hypothesis, nbdev, Sphinx
-	$(PY) tests/versions.py newest
+	$(PY) records/versions.py newest
 
 compat-quantised: .venv-quantised/.ready  ## chapter 07 on 4- and 8-bit weights, and on weights read from disk; recorded
-	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-quantised/bin/python -W ignore tests/quantised.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-quantised/bin/python -W ignore records/quantised.py
 
 peers: .venv-peers/.ready  ## plain and speculative decoding of the embedded target in other libraries on this CPU; recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-	    .venv-peers/bin/python -W ignore tests/peers.py docs/benchmarks/peers.json
+	    .venv-peers/bin/python -W ignore records/peers.py
 
 engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (forty minutes); recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-	    .venv-engines/bin/python -W ignore tests/engines.py docs/benchmarks/engines.json .venv-engines/wheels $(PART)
-
-sweep: $(READY)  ## every causal architecture of transformers, tiny, against its own generate (20 minutes)
-	@mkdir -p build
-	OMP_NUM_THREADS=1 $(PY) -W ignore tests/sweep.py build/sweep.json
-
-own-model: $(READY)  ## four drafters for a random model of 1.2 billion weights, two steps; recorded
-	OMP_NUM_THREADS=2 $(PY) -W ignore tests/own_model.py docs/benchmarks/own_model.json
+	    .venv-engines/bin/python -W ignore records/engines.py .venv-engines/wheels $(PART)
 
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
@@ -107,14 +112,14 @@ curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of tra
 	$(RECORDED) 2048 600 1 eagle3 eagle31
 	for seed in 0 1; do $(RECORDED) 4160 1800 $$seed eagle hass eagle3 eagle31 || exit 1; done
 	$(RECORDED) 4160 1800 0 eagle3@0.01
-	$(RECORDED) $(LONGER)
+	$(NAMES) $(LONGER) | while read run; do $(RECORDED) $$run || exit 1; done
 	$(RECORDED) 20480 6000 0 eagle eagle3
 
 clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
-	find specref tests -name __pycache__ -prune -exec rm -rf {} +
+	find specref tests records docs -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised sweep own-model curve engine passes peers engines gpu gpu-others gpu-rehearsal gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice record-tour peers engines gpu gpu-others gpu-rehearsal gpu-twin gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -122,15 +127,23 @@ define venv
 @$(PYTHON) -m venv $(@D)
 endef
 
+# without compiling: Python does it when a module is first imported
+INSTALL := $(PY) -m pip install -q --no-compile -c constraints.txt
+
 # torch first and by itself, at its pin: a range, or a resolver left to choose, may bring gigabytes of CUDA packages
-$(READY): pyproject.toml models/pyproject.toml constraints.txt
+$(RUN): pyproject.toml models/pyproject.toml constraints.txt
 	$(venv)
-	$(PY) -m pip install -q -c constraints.txt setuptools torch
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e models -e '.[models,dev,docs]'
+	$(INSTALL) setuptools torch
+	$(INSTALL) --no-build-isolation -e models -e '.[models]'
+	@touch $@
+
+$(READY): $(RUN)
+	@echo "installing what tests and the book need ..."
+	$(INSTALL) --no-build-isolation -e '.[dev,docs]'
 	@touch $@
 
 .venv/.lab: $(READY)
-	$(PY) -m pip install -q -c constraints.txt --no-build-isolation -e '.[lab]'
+	$(INSTALL) --no-build-isolation -e '.[lab]'
 	@touch $@
 
 .venv-compat/.ready: Makefile

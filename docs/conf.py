@@ -99,8 +99,8 @@ def refer(app, doctree):
 
 def searched(app, doctree):
     "The search finds a page by the words that readers type for it"
-    words = stage.SEARCHED.get(app.env.docname, '').split(', ')
-    doctree += index(entries=[('single', word, '', 'main', None) for word in words if word])
+    words = book(app)['searched'].get(app.env.docname, ())
+    doctree += index(entries=[('single', word, '', 'main', None) for word in words])
 
 
 def count(app, env):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(DOCS), str(ROOT/'tests')]
-from house import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
-from house import order   # noqa: F401  conf.py reads `stage.order`
+sys.path[:0] = [str(DOCS)]
+from book import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
+from book import order   # noqa: F401  conf.py reads `stage.order`
+from specref.core.registry import DECLARED
 
 PARTS = {   # the last chapter of each
     'Foundations': 6, 'Models': 9, 'Verification': 15, 'Testing': 19, 'Drafting, untrained': 29,
@@ -19,58 +20,12 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
-SEARCHED = dict(   # what readers type and the page's headings do not say; plurals find the singular too
-    law='temperatures, top-p, top-k, nucleus sampling, softmax, logits, total variation, residuals',
-    tree='without replacement, token trees', cost='latency, speedups, speed-ups, roofline',
-    loop='draft models, bonus tokens, speculative decoding, verifier',
-    reject='bonus tokens, rejection sampling, speculative decoding, lossless',
-    rates='acceptance rates, acceptance lengths, mean accepted tokens', slower='latency, slowdown, overhead',
-    plugin='pytest, fixtures, GitHub Actions, JUnit, exit codes',
-    criteria='test a sampler, sampler tests, mutation testing, batch seeds, shared random numbers',
-    transformer='KV caches', models='draft models, target models', bridge='transformers, assisted generation',
-    siblings='multi-draft, recursive rejection sampling, SpecInfer, without replacement',
-    transport='multi-draft', kseq='SpecTr, K-SEQ', coupled='Gumbel, common random numbers, shared noise',
-    lenience='leniency, greedy decoding, approximate, Top-β', traps='vLLM, SGLang, issues, mutants',
-    mutants='wrong verifiers, mutation testing',
-    certify='lossless, p-values, test a sampler', bets='e-values, anytime-valid tests',
-    samplers='test a sampler, sampler tests', shapes='Sequoia, OPT-Tree, dynamic trees',
-    lookup='n-grams, prompt lookup decoding, PLD', datastore='REST, retrieval, suffix arrays',
-    suffix='suffix trees, SuffixDecoding, suffix automata', teaching='distillation, train a draft model',
-    jacobi='parallel decoding, fixed points', lookahead='n-gram pool', hydra='MLP Speculator',
-    mtp='MTP, DeepSeek, multi-token prediction', eagle='EAGLE, EAGLE-1, EAGLE-2', eagle3='EAGLE-3, HASS',
-    layouts='vLLM, checkpoints, safetensors', attention='FlexAttention, attention masks',
-    kernels='Triton kernels', rules='Philox, counter-based random numbers', cache='KV caches, CUDA graphs',
-    engine='CUDA graphs, batching, batch sizes',
-    cascade='CS-Drafting, staged speculation', sparse='TriForce, MagicDec, SnapKV, long contexts',
-    skipping='Draft & Verify, SWIFT, layer skipping', exit='LayerSkip, Kangaroo, early exits',
-    length='draft lengths, SVIP, AdaEDL, goodput', stopping='SpecDec++, DISCO',
-    parallel='PEARL, AMUSD, SSD, Saguaro', pipeline='PPD, SPEED', wrong_drafts='mutants',
-    vocab='tokenizers, universal assisted generation, TLI', paired='A/A comparisons',
-    spire='sparse KV cache, pruned initialisation, feedback memory',
-    distill='knowledge distillation, DistillSpec, on-policy, KL divergence, LK losses, fine-tune a draft',
-    online='OSD, online distillation, replay buffers, domain shift, SpecInfer, boost-tuning, merged trees',
-    consistency='CLLM, Jacobi trajectories, stationary tokens, Jacobi Forcing',
-    masks='PaSS, SPACE, look-ahead embeddings, mask tokens, semi-autoregressive, SAR-SFT',
-    blocks='P-EAGLE, PARD, UNO, ParallelSpec, COD sampling, mask tokens, gated LoRA',
-    diffusion='DFlash, DSpark, block diffusion, KV injection, Markov head, candidate selector',
-    encoder_decoder='seq2seq, T5, Bart, Marian, cross-attention, translation',
-    specdec='SpecDec, glancing, GLAT, non-autoregressive, Spec-Drafter',
-    recurrent='Mamba, Griffin, Jamba, hybrid models, state space models, rollback',
-    own_texts='chat templates, JSONL, conversations, gradient accumulation, accelerate',
-    serving='vLLM, SGLang, serve, fine-tuned models',
-    roofline='batch sizes, memory bound, compute bound, MoE, MLA, prefill, arithmetic intensity',
-    characters='bytes, byte-level, tokenization, token healing, covers',
-    bytes='BLT, byte-level, tokenizer-free, entropy patching, hashed n-grams',
-    patches='BLT-S, BLT-DV, Fast BLT, self-speculation',
-    servers='SGLang, Prometheus, metrics, serve a drafter, deployment',
-    steering='SMC, sequential Monte Carlo, particle filters, grammars, regular expressions, infilling',
-    simulator='queueing, Little, continuous batching, chunked prefill, goodput, TTFT, TPOT, SLO',
-    measured='latency', commands='CLI', questions='cite, citation, BibTeX, install')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
-KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold'}
+KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold', 'public'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
+SEARCH = re.compile(r'\n*<!-- search: (.*?) -->')
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
 HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
 NAME = re.compile(r'(?![A-Z][a-z])[\w.-]*\w')
@@ -125,6 +80,17 @@ def statements(nb):
     found = [HEAD.match(re.sub('^> ?', '', q)) for q in quotes]
     return [m.groups() for m in found if m and m[3]]
 
+def search_words(nb):
+    "What readers type for a page: the words in the comment below its title, and the names that it declares"
+    typed = SEARCH.search(''.join(c['source'] for c in nb.cells if c['cell_type'] == 'markdown'))
+    declared = [name for c in nb.exported for _, name in DECLARED.findall(c['source'])]
+    return [*(typed[1].split(', ') if typed else ()), *declared]
+
+def stand_ins():
+    "A table of the simpler versions for which the tests of each system must fail"
+    rows = json.loads((DOCS/'stand_ins.json').read_text(encoding='utf-8')).items()
+    return '\n'.join(['| system | its tests fail for |', '|---|---|', *(f'| {s} | {x} |' for s, x in rows)])
+
 def names(kind, title, anchor):
     "What prose may call a statement: by its anchor (Theorem siblings) or the paper's number (Theorem 3.5)"
     prefix, _, name = anchor.partition('-')
@@ -165,6 +131,7 @@ def prose(source, nb, book):
     "Markdown for the site: numbered title and theorems, links, citations, the moving figures"
     formula = r'^((?:> )?)(\$\$.+\$\$[.,;]?)$'
     md = re.sub(formula, r'\1\n\1\2\n\1', source, flags=re.M)   # a paragraph of its own
+    md = SEARCH.sub('', md).replace('<!-- stand-ins -->', stand_ins())
     md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
     md = re.sub(r'\A# ', f'# {short(number(nb.path.stem))} '.replace('  ', ' '), md)
     def unlinked(m): return m[1] if m[1] in book['statements'] else m[0]   # a statement is linked by its name
@@ -305,12 +272,13 @@ def contents_cell(nbs, pages):
 
 def make_book(nbs, pages, root):
     "What every page needs: tests by anchor, statements and public names with their pages"
-    book = dict(proofs=marked('proves', root), statements={}, pages={}, defined={}, full_names={})
+    book = dict(proofs=marked('proves', root), statements={}, pages={}, searched={}, defined={},
+                full_names={})
     for nb in nbs:
         here = page(nb.path.stem)
         taken = book['pages'].keys() | pages | {'api', 'search', 'theorems'}
         if here in taken: yield f'{nb.path.name}: another page has its name'
-        book['pages'][here] = number(nb.path.stem)
+        book['pages'][here], book['searched'][here] = number(nb.path.stem), search_words(nb)
         for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
         for c in nb.exported if nb.module else ():
             for n, *_ in definitions(c):

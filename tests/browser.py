@@ -2,6 +2,10 @@
 import json, os, select, shutil, subprocess
 from itertools import count
 
+import psutil
+
+import house
+
 FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run',
          '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1280,900', '--hide-scrollbars',
          '--disable-renderer-backgrounding', '--disable-background-timer-throttling',
@@ -61,6 +65,8 @@ class Browser:
             self('Input.dispatchKeyEvent', type=step, key=key, code=key, windowsVirtualKeyCode=code)
 
     def close(self):
+        run = psutil.Process(self.process.pid)
+        for process in run, *run.children(recursive=True): house.SPENT.seconds += sum(process.cpu_times()[:2])
         self.process.kill()   # one that hangs does not answer a polite request
         self.process.wait()
         for end in self.out, self.inp: os.close(end)

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from specref.app.names import ModelOptions, load_pair
+from specref.app.loading import ModelOptions, load_pair
 from specref.models.embedded import tokenizer
 from specref.models.recipe import llama
 from specref.train.registry import SHIPPED_DRAFTERS

@@ -1,14 +1,17 @@
 "Notebooks are read, run, exported, compared and checked; `run` and `compat` are commands"
-import ast, configparser, difflib, json, math, multiprocessing, os, re
+import ast, configparser, difflib, json, multiprocessing, os, re
 import shutil, subprocess, sys, tempfile, tomllib
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from warm import execute
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(Path(__file__).resolve().parents[1]/'docs'))
+from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, declared, doc_parts, marked, marks, notebooks
+from book import order, text, works
+
 WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
 PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'),
@@ -18,47 +21,11 @@ MACHINE = re.compile(r'(?<![\w.~])/(?:home|root|work|Users|opt|tmp|private)/\w|\
 
 # -- Reading ---------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Notebook:
-    "A chapter as it is stored"
-    path: Path
-
-    @cached_property
-    def raw(self): return json.loads(self.path.read_text(encoding='utf-8'))
-    @cached_property
-    def cells(self): return [c | dict(source=''.join(c['source'])) for c in self.raw['cells']]
-    @property
-    def code(self): return [c for c in self.cells if c['cell_type'] == 'code']
-    @property
-    def exported(self): return [c for c in self.code if re.search(r'^#\|\s*export', c['source'], re.M)]
-    @property
-    def header(self):
-        return next((c for c in self.code if '#|' in c['source'] and 'default_exp' in c['source']), None)
-    @property
-    def module(self): return self.header and re.search(r'default_exp:?\s*([\w.]+)', self.header['source'])[1]
-    @property
-    def order(self): return order(self.path.stem)
-    @property
-    def title(self):
-        first = next(c['source'] for c in self.cells if c['cell_type'] == 'markdown')
-        return first.partition('\n')[0].lstrip('# ')
-
-def order(stem):
-    "A chapter's place, (number, letters): 21 < 21a < 21b < a chapter without a number"
-    m = re.match(r'(\d+)([a-z]*)_', stem)
-    return (int(m[1]), m[2]) if m else (math.inf, '')
-
-def notebooks(root=ROOT):
-    found = map(Notebook, (root/'nbs').glob('*.ipynb'))
-    return sorted(found, key=lambda nb: (nb.order, nb.path.stem))
-
 def modules(root=ROOT): return sorted(f for f in (root/'specref').rglob('*.py') if f.name not in BY_HAND)
 
 def parse(source):
     "The syntax tree of a cell, magics and shell lines left out"
     return ast.parse(re.sub(r'^(\s*)[%!].*', r'\1pass', source, flags=re.M))
-
-def text(x): return ''.join(x) if isinstance(x, list) else x
 
 def shown_output(cell):
     "The outputs that a run must reproduce: standard output, text of every kind, and that a picture is there"
@@ -246,6 +213,18 @@ def upward(root=ROOT):
             if place.order >= nb.order and not appendix:
                 yield f'{nb.path.stem} imports {name}, which is {place.path.stem}'
 
+ROOMS = 'core verify speed models draft gpu train serve bytes certify gpu.bench app'.split()
+
+def doors(root=ROOT):
+    "Imports that do not run down the list of rooms: a folder imports from itself and from those before it"
+    def room(name): return next((r for r in reversed(ROOMS) if f'{name}.'.startswith(f'specref.{r}.')), None)
+    for f in modules(root):
+        tree, own = ast.parse(f.read_text(encoding='utf-8')), room(dotted(f, root))
+        if own is None: continue
+        for name in sorted({*imported(ast.walk(tree), package(f, root))}):
+            if room(name) and ROOMS.index(room(name)) > ROOMS.index(own):
+                yield f'{dotted(f, root)} imports {name}, whose room comes later'
+
 def eager(tree):
     "The nodes that run when a module is imported: all but the insides of functions"
     for n in ast.iter_child_nodes(tree):
@@ -281,15 +260,18 @@ def foreign(names, root=ROOT):
         new = {name for name in new if name} - seen
     return {name.partition('.')[0] for name in seen} - sys.stdlib_module_names - {'specref'}
 
+def bound(n):
+    "The names that a statement defines"
+    if isinstance(n, (ast.FunctionDef, ast.ClassDef)): return [n.name]
+    return [x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
+
 def ambiguous(root=ROOT):
     "Names that two modules define; a kernel has the names of its torch implementation"
     defined = defaultdict(list)
     for f in modules(root):
         module = f.relative_to(root).with_suffix('').as_posix()
         for n in ast.parse(f.read_text(encoding='utf-8')).body:
-            names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else [
-                x.id for t in getattr(n, 'targets', ()) for x in ast.walk(t) if isinstance(x, ast.Name)]
-            for name in names:
+            for name in bound(n):
                 if name != '__all__' and module not in defined[name]: defined[name].append(module)
     allowed = ['specref/gpu/kernels', 'specref/gpu/verify']
     for name, found in sorted(defined.items()):
@@ -354,8 +336,8 @@ def untidy_outputs(c):
     if found: yield f'the output names this machine: {found[0]}'
 
 def outside(root=ROOT):
-    "Notebooks that read beyond their folder by a path, or import from tests/: nothing of both is in a wheel"
-    own = {f.stem for f in (root/'tests').glob('*.py')}
+    "Notebooks that read beyond their folder by a path, or import from tests and the like: no wheel has those"
+    own = {f.stem for d in ('docs', 'records', 'tests') for f in (root/d).glob('*.py')}
     for nb in notebooks(root):
         for c in nb.code:
             names = {name.partition('.')[0] for name in imported(ast.walk(parse(c['source'])))}
@@ -379,30 +361,6 @@ def machine_words(root=ROOT):
 
 # -- Theorems and their tests ----------------------------------------------------------------------
 
-def anchors(root=ROOT):
-    "Each anchor of a statement in the notebooks, with its chapter"
-    found = [(a, nb.path.stem) for nb in notebooks(root) for c in nb.cells if c['cell_type'] == 'markdown'
-             for a in re.findall(r'<a id="((?:thm|lem|cor|prop|def)-[\w-]+)"', c['source'])]
-    return found
-
-def marks(mark, root=ROOT):
-    "Each test that carries `@mark(...)`, the names in the mark, and which other arguments it has"
-    for f in sorted((root/'tests').glob('test_*.py')):
-        for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
-            for d in getattr(n, 'decorator_list', []):
-                if isinstance(d, ast.Call) and getattr(d.func, 'id', '') == mark:
-                    names = [ast.literal_eval(a) for a in d.args]
-                    yield f'tests/{f.name}::{n.name}', names, {k.arg for k in d.keywords}
-
-def by_name(marks):
-    "Each name that stands in one of these marks, with the tests that carry it"
-    found = defaultdict(list)
-    for test, names, _ in marks:
-        for name in names: found[name].append(test)
-    return dict(found)
-
-def marked(mark, root=ROOT): return by_name(marks(mark, root))
-
 def unproved(root=ROOT):
     "Statements that no test checks, marks of no theorem, anchors given twice, marks on what is no test"
     stated, named = anchors(root), marked('proves', root)
@@ -414,9 +372,9 @@ def unproved(root=ROOT):
         if a not in names: yield f'{tests[0]} checks {a}, which no notebook states'
         yield from (f'{t} is no test' for t in tests if not t.split('::')[1].startswith('test_'))
 
-UNREACHED = {   # parts that have a faithful test, though no row of the tables runs them, and why
-    ('BLT-S', 'specref.serve.patches.LocalDraft'): 'no command builds a model of bytes',
-    ('BLT-DV', 'specref.serve.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
+UNREACHED = {   # parts that have a faithful test, though no declaration runs them, and why
+    ('BLT-S', 'specref.bytes.patches.LocalDraft'): 'no command builds a model of bytes',
+    ('BLT-DV', 'specref.bytes.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
     ('boosted drafts', 'specref.train.online.agrees'):
         'the series of drafts is trained in its chapter; none is shipped',
     ('multi-token prediction', 'specref.train.mtp.backward_in_turn'):
@@ -424,57 +382,78 @@ UNREACHED = {   # parts that have a faithful test, though no row of the tables r
     ('SpecDec, exact', 'specref.train.specdec.spec_decoder'):
         'its target has an encoder, and no command builds such a target'}
 
-def references(root=ROOT):
-    "The keys of the bibliography"
-    return set(re.findall(r'^@\w+\{([\w-]+),', (root/'docs/refs.bib').read_text(encoding='utf-8'), re.M))
-
-def tables(root=ROOT):  # -> {(module, variable): names}
-    "The tables of systems: assigned in a module of the package, by name, with a row that cites a source"
-    found, cited = {}, references(root)
-    texts = {f: f.read_text(encoding='utf-8') for f in modules(root)}
-    for f in (f for f, text in texts.items() if cited & set(re.findall(r'"([\w-]+)"', text))):
-        for n in ast.parse(texts[f]).body:
-            if not (isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)): continue
-            names = [getattr(k, 'value', None) for k in n.value.keys]
-            words = {x.value for v in n.value.values for x in ast.walk(v) if isinstance(x, ast.Constant)}
-            if all(isinstance(name, str) for name in names) and words & cited:
-                found[dotted(f, root), n.targets[0].id] = names
-    return found
-
 def unfaithful(root=ROOT):
-    """Systems of the tables that no test builds by name to show what a simpler one lacks, tests of systems of
-    no table, and such tests without a plainer system or part for which they must fail"""
-    found, systems = [*marks('faithful', root)], {s for names in tables(root).values() for s in names}
+    """Systems that no test builds by name to show what a simpler one lacks, tests of systems that no chapter
+    declares, and such tests without a plainer system or part for which they must fail"""
+    found, known = [*marks('faithful', root)], declared(root).keys()
     built = by_name(mark for mark in found if 'part' not in mark[2])
-    yield from (f'no test builds {s} by its name' for s in sorted(systems - built.keys()))
+    yield from (f'no test builds {s} by its name' for s in sorted(known - built.keys()))
     for test, names, given in found:
-        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - systems)
+        yield from (f'{test} is faithful to {s}, which is no system' for s in {*names} - known)
         if 'plain' not in given: yield f'{test} has nothing plainer for which it must fail'
 
+# -- Records ---------------------------------------------------------------------------------------
+
+FIELDS = dict(command=r'make [\w-]+', date=r'\d{4}-\d\d-\d\d', machine='.+', commit='[0-9a-f]{40}',
+              versions='{.+}')
+
+def unrecorded(root=ROOT):
+    """Records without a field, or whose command is no target of the Makefile (`record-x` runs `x.py`); other
+    data without a record of the same name"""
+    stored = sorted((root/'records').glob('*'))
+    records = {f.stem: json.loads(f.read_text(encoding='utf-8')) for f in stored if f.suffix == '.json'}
+    targets = set(re.findall(r'^([\w%-]+):', (root/'Makefile').read_text(), re.M)) if records else set()
+    if 'record-%' in targets: targets |= {f'record-{f.stem}' for f in stored if f.suffix == '.py'}
+    for name, record in records.items():
+        for field, form in FIELDS.items():
+            if not re.fullmatch(form, str(record.get(field, ''))): yield f'{name}: no {field}'
+        made = record.get('command', '').removeprefix('make ')
+        if made not in targets - {f'record-{other}' for other in records.keys() - {name}}:
+            yield f'{name}: no target of the Makefile is called {made!r}'
+    others = [f for f in stored if f.suffix not in ('.json', '.py', '') and f.stem not in records]
+    yield from (f'{f.name}: no record' for f in others)
+
+def stale(root=ROOT):
+    "Scripts of records that import from the package a name that no module has: nothing runs most of them"
+    there = {'specref', *(dotted(f, root).removesuffix('.__init__') for f in (root/'specref').rglob('*.py'))}
+    for f in modules(root):
+        there |= {f'{dotted(f, root)}.{name}' for n in ast.parse(f.read_text()).body for name in bound(n)}
+    for f in sorted((root/'records').glob('*.py')):
+        for name in imported(ast.walk(ast.parse(f.read_text()))):
+            if name.startswith('specref.') and name not in there: yield f'{f.name}: there is no {name}'
+
+def numbers_in(x):
+    "The numbers in nested lists and dictionaries"
+    for y in x.values() if isinstance(x, dict) else x if isinstance(x, list) else ():
+        if isinstance(y, float): yield y
+        yield from numbers_in(y)
+
+DECIMALS = re.compile(r'(?<![\w.,-])-?(\d*\.(\d\d+))(?!\w|\.\d)')
+OTHERS = re.compile('paper|report|authors|model card|version|since')   # a sentence on the numbers of others
+TYPED = {'.999': 'the power of the tests', 'questions': 'its cells assert the numbers of its answers'}
+
+def decimals(source):
+    """The numbers with two decimals or more in the sentences of a markdown cell, without quotes, code,
+    sentences about others, and formulas that state no error"""
+    plain = re.sub(r'^>.*$|```.*?```|`[^`]*`|\$(?:(?!\\pm)[^$])*\$', '', source, flags=re.M | re.S)
+    for sentence in re.split(r'(?<=[.?!]) |\n', plain):
+        if not OTHERS.search(sentence): yield from DECIMALS.findall(sentence)
+
+def typed(root=ROOT):
+    "Numbers in the prose of a page that reads records: rounded from a record, or printed by one of its cells"
+    files = {f.stem: f for f in (root/'records').glob('*.json')}
+    for nb in notebooks(root):
+        code = ''.join(c['source'] for c in nb.code if 'read_record' in c['source'])
+        used = files.keys() & set(re.findall(r'["\'](\w+)["\']', code))
+        if not used or nb.path.stem in TYPED: continue
+        values = [abs(x) for name in used for x in numbers_in(json.loads(files[name].read_text()))]
+        shown = {float(x) for c in nb.code for out in shown_output(c) for x in re.findall(r'\d*\.\d+', out)}
+        for c in nb.cells:
+            for x, places in decimals(c['source']) if c['cell_type'] == 'markdown' else ():
+                own = float(x) in shown or any(round(y, len(places)) == float(x) for y in values)
+                if own and x not in TYPED: yield f'{nb.path.name} cell {c["id"]}: types {x}'
+
 # -- Docstrings of the main names ------------------------------------------------------------------
-
-MAIN = {   # module: what a user calls first; the page of names describes them
-    'core.loop': 'generate generate_texts rounds System Ledger', 'verify.reject': 'Chain reject',
-    'verify.block': 'block', 'verify.coupled': 'coupled', 'draft.shapes': 'StaticTree DynamicTree',
-    'draft.lookup': 'PromptLookup', 'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
-    'models.encoder_decoder': 'EncoderDecoderModel', 'models.embedded': 'embedded',
-    'models.bridge': 'speculate', 'gpu.engine': 'Engine',
-    'certify.certificates': 'certificate certify_system', 'certify.samplers': 'certify_rows',
-    'certify.judge': 'judge_rule'}
-DOC_PARTS = 'Args', 'Returns', 'Raises', 'Source', 'See also'
-
-def doc_parts(doc):  # -> {part: text}, where Args is {parameter: text}
-    "The parts of a docstring: `Args:` with a line for each parameter, then the others of `DOC_PARTS`"
-    def joined(found): return {name: ' '.join(said.split()) for name, said in found}
-    parts = dict(re.findall(rf'^({"|".join(DOC_PARTS)}):(.*(?:\n +.*)*)', doc, re.M))
-    args = re.findall(r'^ {4}(\*{0,2}\w+): (.*(?:\n {8}.*)*)', parts.get('Args', ''), re.M)
-    return joined(parts.items()) | dict(Args=joined(args))
-
-def works(said, keys):  # -> {work: its key, or None}
-    "The works that a text names as `Leviathan et al. 2023`, with their keys in the bibliography"
-    named = re.findall(r'(([A-Z]\w+)(?: et al\.)? (\d{4}))', said)
-    def key(start): return next((k for k in sorted(keys) if k.startswith(start)), None)
-    return {work: key(f'{author.lower()}{year}') for work, author, year in named}
 
 def uncited(source, stated, keys):
     "Works that no bibliography has, statements that no notebook makes, or that there is neither"

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specref.gpu.programs import SideBySide, programs_together
+from specref.certify.programs import SideBySide, programs_together
 
 
 @triton.jit

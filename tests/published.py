@@ -1,4 +1,4 @@
-"A system by its name: what the tables of the package build, and the parts that this reaches"
+"A system by its name: what its chapter declares, and the parts that this reaches"
 import sys
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
@@ -6,70 +6,45 @@ from importlib import import_module
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 import house
-
-
-# What the tables say of a name
-
-tables = cache(house.tables)
-
-@cache
-def entries(name):  # -> what each table has under the name
-    "The rows of all tables with this name, what drafts for it with models, and a target of its own"
-    found = [getattr(import_module(module), table)[name]
-             for (module, table), names in tables().items() if name in names]
-    if not found: raise LookupError(f"no table of the package has the system {name!r}")
-    return (*found, *draft_sources(name), *own_targets(name))
-
-def draft_sources(name):
-    from specref.app.names import DRAFT_SOURCES
-    return [DRAFT_SOURCES[name]] if name in DRAFT_SOURCES else []
-
-def own_targets(name):
-    "The model that the tour decodes with instead of the embedded target"
-    if not draft_sources(name): return []
-    from specref.app.tour import OWN_TARGETS
-    return [OWN_TARGETS[name]] if name in OWN_TARGETS else []
+from specref.core.registry import declared
 
 def same(built): return built
 
 @dataclass(frozen=True)
 class Published:
-    """The system of a name; `change` puts something plainer into what the tables have under it, and
-    `instead` is another system's name, whose rows are taken"""
+    """The system of a name; `change` puts something plainer into what is declared under it, and
+    `instead` is another system's name, whose declaration is taken"""
     name: str
     change: object = same
     instead: str = None
     @property
     def key(self): return self.instead or self.name
     @property
-    def row(self): return entries(self.key)[0]
+    def entry(self): return declared(self.key)
     @property
     def method(self):
-        "The function or class of a row that is no system: (method, source)"
-        return self.change(self.row[0])
+        "What is declared that is no system"
+        return self.change(self.entry.build)
     @property
     def recipe(self):
         "How the network of a trained drafter is made and trained"
-        return self.change(recipe(self.row))
+        return self.change(self.entry.recipe)
     def shipped(self):
         "The network of a trained drafter with its weights"
         from specref.train.registry import load_network
-        return self.change(load_network(self.row[0]))
+        return self.change(load_network(self.entry.recipe.name))
     def __call__(self, draft, values=(), **how):  # -> System
-        "The system on any draft model; `values` of its drafter that differ from those of the table"
-        from specref.app.names import table_system
-        system = (self.row if callable(self.row) else table_system(self.key))(draft, **how)
+        "The system on any draft model; `values` of its drafter that differ from those declared"
+        system = self.entry.build(draft, **how)
         if values: system = replace(system, drafter=replace(system.drafter, **dict(values)))
         return self.change(system)
     def drafter(self, draft, values=(), **how): return self(draft, values, **how).drafter
     def on(self, target, draft=None, values=(), **how):  # -> target, System
         "Target and system with what drafts for this target: the source of the commands"
-        from specref.app.names import Source
-        (source,) = draft_sources(self.key) or (Source,)
-        made = source(target, draft)
+        from specref.app.loading import source_of
+        made = source_of(self.key)(target, draft)
         how = dict(temperature=target.temperature) | made.options | how
         return made.target, self(made.draft or made.target, values, **how)
-
 
 # Plainer systems
 
@@ -97,27 +72,23 @@ def rebound(function, **others):
     new.__kwdefaults__ = function.__kwdefaults__
     return new
 
-
 # Parts
 
 def part_of(system, name):
-    "The function or class of this name that the system of the tables reaches, or one of `house.UNREACHED`"
+    "The function or class of this name that the system reaches, or one of `house.UNREACHED`"
     if (system, name) in house.UNREACHED:
         module, _, own = name.rpartition(".")
         return getattr(import_module(module), own)
     found = {id(x): x for x in reached(system) if getattr(x, "__name__", None) == name}
     for x in [*found.values()]: found.pop(id(getattr(x, "__wrapped__", None)), None)
-    if len(found) != 1: raise LookupError(f"{system!r} of the tables reaches {len(found)} parts {name!r}")
+    if len(found) != 1: raise LookupError(f"{system!r} reaches {len(found)} parts {name!r}")
     return next(iter(found.values()))
 
 @cache
 def reached(system):  # -> objects
-    "What the rows of a system name, and what trains the network that they load"
-    rows = entries(system)
-    some = closure([*rows, *(recipe(x) for x in rows if isinstance(x, tuple) and isinstance(x[0], str))])
+    "What the declaration of a system names, and what trains the network that it loads"
+    some = closure(vars(declared(system)).values())
     return closure([*some, *trainers(some)])
-
-def recipe(row): return import_module("specref.train.registry").RECIPES[row[0]]
 
 def trainers(some):
     "The training of what is loaded: functions of `EMBEDDED_TRAINING`, in the modules that are reached"

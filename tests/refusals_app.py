@@ -8,7 +8,7 @@ from specref.core.target import random_table
 def draft(): return random_table(3, 1)
 
 def built(name, **kw):
-    from specref.app.systems import SYSTEMS
+    from specref.core.registry import SYSTEMS
     return SYSTEMS[name](draft(), **kw)
 
 def benchmarks():

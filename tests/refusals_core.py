@@ -4,20 +4,25 @@ from functools import cache
 
 import numpy as np
 
-from specref.core.check import as_tokens
-from specref.core.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
-from specref.core.cost import llama_size, pass_seconds, sparse_speedup, speedup
-from specref.core.rates import Rates
-from specref.core.timing import explain, measure, reprice
+from specref.core.check import as_tokens, check_switch
+from specref.speed.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
+from specref.speed.cost import llama_size, pass_seconds, sparse_speedup, speedup
+from specref.speed.rates import Rates
+from specref.speed.causes import explain, measure, reprice
 from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
 from specref.core.loop import Ledger, RoundCounts, System, generate, generate_texts, loop_law, match, no_draft
-from specref.core.loop import rounds
+from specref.core.loop import Drafter, Generation, Verdict, rounds, trace
 from specref.core.rng import Seeded, merged_law, law_of, verdict_tape
 from specref.core.target import NgramModel, Rows, TableModel, random_table, target_law
-from specref.core.tree import Tree, from_choices, from_links, iid, points, to_choices, to_links
+from specref.core.tree import Tree, draw_tree, from_choices, from_links, iid, points, to_choices, to_links
 from specref.core.tree import without_replacement
+from specref.draft.cascade import Nested
+from specref.draft.length import ScheduledChain
+from specref.draft.shapes import DynamicTree, StaticTree
 from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
 from specref.verify.siblings import Branching
+from specref.verify.traversal import best_rule, mean_accepted
+from specref.core.registry import SYSTEMS
 
 nan, inf = float("nan"), float("inf")
 half, FOUR = exact(1, 1), exact(1, 1, 1, 1)
@@ -82,17 +87,17 @@ LAWS = [
           exact(1, 1) * Fraction(10**9 + 1, 10**9)),
     ("p", lambda: as_law(exact(1, 1, 1), size=2), "wanted 2"),
     *each("q", lambda f: f(exact(1, 1, 1), half), overlap, d_lk, tv, residual),
-    *each("weights", lambda w: exact(*w), [], [0, 0], [2, -1]),
+    *each("weights", lambda w: exact(*w), [], [0, 0], [2, -1], [nan], [inf], [None]),
     *each("x", lambda x: one_hot(x, 3), -1, 3),
     *each("w", lambda w: normalize(np.array(w)), [0., 0.], [nan, 1], [-1, 3], [inf, 3]),
     *each("logits", warp, [], [[0., 1.]], [nan, 0], [inf, 0], [-inf, -inf]),
     *each("temperature", lambda t: warp([0., 1.], t), -1, inf, nan),
     *each("top_k", lambda k: warp([0., 1.], 1, k), 0, 1.5, nan),
-    *each("top_p", lambda t: warp([0., 1.], 1, None, t), 0, 1.1, nan),
+    *each("top_p", lambda t: warp([0., 1.], 1, None, t), 0, 1.1, nan, True),
 ]
 
 RNG = [
-    *each("seed", Seeded, -1, 1.5, "7", None),
+    *each("seed", Seeded, -1, 1.5, "7", None, True),
     *each("law", lambda p: Seeded(0).pick(np.array(p)), [0., 0.], [nan, nan], [1, nan, 0], [inf, 1.]),
     *each("table", lambda draw: draw(verdict_tape([.5], [.5])), lambda t: t.coin(1, at=9),
           lambda t: t.pick(half, at=2), lambda t: t.pick(half, key=1), lambda t: t.at(0).draft.coin(1, at=0)),
@@ -129,30 +134,92 @@ TARGETS = [
     ("order", lambda: NgramModel([0], 1000, 7)),
     *each("ctx", lambda ctx: target_law(table(), ctx, 1), (5,), ()),
     ("n", lambda: target_law(table(), (0,), -1)),
+    ("stop", lambda: target_law(table(), (0,), 1, stop=[3]), "whole numbers from 0 to 2"),
     *each("text", lambda xs: as_tokens(3, text=xs), np.zeros((1, 2), int), np.zeros(2), [3], [-1]),
 ]
 
 MINE = System("mine", no_draft, reject)
+STOPS = 2, ["a"], [3], [-1], {"eos": 1}, "."
+
+
+class Unmade(Drafter):
+    "A drafter whose model is none"
+    models = (3,)
+    def __call__(self, ctx, rng): return Tree(ctx)
+
+
+class Forgetful(Unmade):
+    "Learns, and does not return what it learned"
+    models = ()
+    def learn(self, round): pass
+
+
+def each_door(drafter=no_draft, verify=reject):
+    "The doors of the loop, with a part that returns something wrong"
+    yield lambda: run(drafter=drafter, verify=verify)
+    yield lambda: next(play(drafter=drafter, verify=verify))
+    yield lambda: loop_law(table(), drafter, verify, (0,), 1)
+    yield lambda: System("s", drafter, verify)(table(), (0,), 1, Seeded(0))
+
+
+def elsewhere(ctx, rng): return Tree((9, 9))
+RETURNED = [
+    *(("drafter", f, r"got a tree after \(9, 9\) from elsewhere, wanted a Tree after \(0,\)")
+      for f in each_door(elsewhere)),
+    *(("drafter", f, r"got \[1\] from <lambda>, wanted a Tree") for f in each_door(lambda ctx, rng: [1])),
+    ("learn", lambda: run(drafter=Forgetful()), "got None, wanted a function"),
+    *(("drafter", lambda f=f: f(table(), elsewhere, (0,))) for f in (
+        lambda p, d, ctx: mean_accepted(p, d, reject, ctx), best_rule)),
+    ("verify", lambda: mean_accepted(table(), no_draft, lambda *_: None, (0,))),
+    ("drafter", lambda: run(ctx=(0,)*9, drafter=elsewhere), "9 tokens that end in"),
+    *(("verify", f, "from <lambda>, wanted a Verdict: a node from 0 to 0 and a token")
+      for bad in (None, 3, Verdict(1, 0), Verdict(-1, 0), Verdict(0, 3), Verdict(0, -1), Verdict(0, .5))
+      for f in each_door(verify=lambda p, tree, rng, bad=bad: bad))]
+VERIFIERS = [   # name, what was given, words
+    *(("verify", bad, r"wanted a function \(p, tree, rng\) -> Verdict, such as reject")
+      for bad in (None, "reject", Chain(table(), 2), Chain, no_draft, table())),
+    ("verify", MINE, r"system.drafter, verify=system.verify"),
+    *(("verify", SYSTEMS[name], r"build\(draft\).verify") for name in ("speculative sampling", "Jacobi"))]
 LOOP = [
     *decode("ctx", (), (3,), (-1,), (.5,)),
     *decode("n", -1, 1.5, None),
     *decode("drafter", Chain(table(4), 2), Branching(table(2), (2,)), None, 3),
-    *decode("stop", 2),
-    *decode("rng", 0),
     *decode("target", None, reject),
+    *each("stop", lambda stop: run(stop=stop), *STOPS),
+    *each("stop", lambda stop: texts(stop=stop), *STOPS),
+    *each("stop", lambda stop: loop_law(table(), no_draft, match, (0,), 1, stop), *STOPS),
+    *decode("watch", 3, lambda: None),
+    *each("show", lambda show: draw_tree(Tree((0,)), show=show), 3, None),
+    ("show", lambda: trace(Generation(()), show=3)),
+    *each("axes", ledger(2).plot, 3, (3, 4), ()),
     ("drafter", lambda: run(drafter=table()), "wanted a drafter that calls it, such as Chain"),
     *[(name, f, words) for start in (run, play) for name, f, words in (
         ("drafter", lambda start=start: start(drafter=MINE), "system.drafter, verify=system.verify"),
         ("drafter", lambda start=start: start(drafter=lambda draft, **kw: MINE), r"build\(draft\).drafter"),
-        ("drafter", lambda start=start: start(drafter=Chain(MINE, 2)), "a subclass of Target"),
+        ("rng", lambda start=start: start(rng=0), r"got 0, wanted an rng, such as Seeded\(0\)"),
+        ("rng", lambda start=start: start(rng=Seeded), "got the class Seeded"),
+        ("drafter", lambda start=start: start(drafter=Chain), r"got the class Chain, .*such as Chain\("),
+        ("drafter", lambda start=start: start(drafter=reject), r"a function \(ctx, rng\) -> Tree"),
+        ("drafter", lambda start=start: start(drafter=SYSTEMS["Jacobi"]), r"build\(draft\).drafter"),
+        *((name, lambda start=start, bad=bad: start(verify=bad), words) for name, bad, words in VERIFIERS),
         ("target", lambda start=start: start(target=MINE), "a subclass of Target"),
         ("ctx", lambda start=start: start(ctx=[3]), "got token 3"))],
     ("n", lambda: run(target=bounded_table(), n=7), "at most 6 after a context of 1 tokens: the model reads"),
-    *decode("verify", None, "reject"),
+    *RETURNED,
+    *each("model", lambda model: Chain(model, 3), "small", None, 3, MINE, Chain(table(), 1), TableModel),
+    *each("model", lambda make: make(None), lambda model: Branching(model, (1,)), DynamicTree, ScheduledChain,
+          lambda model: StaticTree(model, (-1, 0))),
+    ("drafter", lambda: run(drafter=Unmade()), r"Unmade\(\) with 3 as its model, wanted a subclass of"),
+    ("verify", lambda: Nested(table(), 2, no_draft, Chain(table(), 1))),
+    *((name, lambda bad=bad: System("s", no_draft, bad), words) for name, bad, words in VERIFIERS),
+    ("drafter", lambda: System("s", Chain, reject), "got the class Chain"),
+    ("name", lambda: System(3, no_draft, reject)),
+    *each("cites", lambda cites: System("s", no_draft, reject, cites), "x2023", (3,)),
     *each("seeds", lambda seeds: texts(seeds=seeds), [0], 3, None),
+    *each("paths", lambda x: check_switch(paths=x), "no", 0),
     *each("prompts", lambda prompts: texts(prompts=prompts), [(0,), (3,)], (0, 1), None),
     ("ctx", lambda: texts(prompts=[(0,), ()])),
-    ("seed", lambda: texts(seeds=[0, -1])),
+    *each("seed", lambda seeds: texts(seeds=seeds), [0, -1], [0, True]),
     *each("drafter", lambda depth: run(target=bounded_table(), drafter=Chain(table(), depth)), 6, 7),
     ("drafter", lambda: loop_law(bounded_table(), Chain(table(), 6), match, (0,), 1), "below the 6 tokens"),
     ("drafter", lambda: loop_law(table(), Chain(table(4), 2), match, (0,), 1)),

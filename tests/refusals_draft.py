@@ -3,7 +3,7 @@ from functools import cache
 
 import torch
 
-from specref.core.cost import Costs, Machine, ModelSize
+from specref.speed.cost import Costs, Machine, ModelSize
 from specref.core.loop import generate
 from specref.core.rng import Seeded
 from specref.core.target import random_table

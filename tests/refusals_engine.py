@@ -7,6 +7,7 @@ import transformers
 
 from specref.gpu.cache import StaticRows
 from specref.models.transformer import given_cache
+from specref.verify.reject import reject
 
 TREE = (-1, 0, 0, 0, 1, 1, 2, 4)
 
@@ -89,7 +90,10 @@ ROWS = [
     ("shape", lambda: engine(draft=net(max_position_embeddings=7))),
     ("shape", lambda: engine(few(), few(), (-1, 0, 0, 0, 0, 0)), "all different"),
     ("draw", lambda: engine(net(), net(), TREE, "iid")),
-    ("verify", lambda: engine(verify=None)),
+    *[(name, lambda name=name, x=x: engine(**{name: x})) for name, x in (
+        ("temperature", float("nan")), ("temperature", True), ("temperature", (1., -1.)), ("top_k", -1),
+        ("top_p", True), ("min_p", (0., 2)))],
+    *[("verify", lambda f=f: engine(verify=f), "a function like verify_trees") for f in (None, reject)],
     ("sample", lambda: engine(sample="greedy")),
     ("every", lambda: engine(every=0)),
     # the static cache

@@ -8,13 +8,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.certify.certificates import certify_system
 from specref.certify.samplers import certify_sampler
 from specref.core.loop import autoregressive, generate, loop_law, match, no_draft, rounds
 from specref.core.rng import Enumerator, Seeded
 from specref.core.target import random_table, target_law
-from specref.core.timing import measure
+from specref.speed.causes import measure
 from specref.core.tree import Tree
 from specref.draft.lookup import PromptLookup
 from specref.draft.shapes import measure_rank_acceptance
@@ -42,6 +42,12 @@ def net(V=V, train=False): return LlamaForCausalLM(LlamaConfig(vocab_size=V, **S
 def t5():
     sizes = dict(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+@cache
+def mamba():
+    sizes = dict(vocab_size=V, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, state_size=4)
+    return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes, expand=2, n_groups=1, **NONE))
 
 
 def served(**options): return lambda: HFModel(net(), **options)
@@ -93,8 +99,9 @@ def wants_a_model(x):  # -> (argument, call)
         lambda x: loop_law(x, no_draft, match, (1,), 1),
         lambda x: certify_sampler(print, x, (1,)), lambda x: certify_system(autoregressive, x, (1,)),
         lambda x: measure(x, q, [(1,)]), lambda x: measure_rank_acceptance(x, q, [(1,)], 2)))
-    for drafter in (lambda: x), (lambda: Chain(x, 2)):
-        yield "drafter", lambda f=drafter: generate(p, f(), match, (1,), 1, Seeded(0))
+    yield "drafter", lambda: generate(p, x, match, (1,), 1, Seeded(0))
+    name = "model" if isinstance(x, str) else "drafter"   # a network may be wrapped later, by `speculate`
+    yield name, lambda: generate(p, Chain(x, 2), match, (1,), 1, Seeded(0))
     yield "draft", lambda: measure(p, x, [(1,)])
     yield "draft", lambda: SYSTEMS["prompt lookup"](x)
 INSTEAD = {net: "recurrent import load_served, serve_model`", t5: "import EncoderDecoderModel`",
@@ -116,9 +123,13 @@ DRAWS = [
 
 ROWS = [
     ("temperature", served(temperature=-1)), ("temperature", served(temperature=NAN)),
-    ("top_k", served(top_k=0)), ("top_p", served(top_p=0)), ("top_p", served(top_p=1.5)),
-    ("layers", served(keep=(3,))), ("layers", served(keep=(-1,))),
-    ("layers", lambda: HFModel(net()).states((1,), layers=(5,)), "got 5"),
+    ("top_k", served(top_k=0)), *(("top_p", served(top_p=bad)) for bad in (0, 1.5, True)),
+    *(("keep", served(keep=bad), "whole numbers from 0 to 1") for bad in ((3,), (-1,), 1)),
+    ("layers", lambda: HFModel(net()).states((1,), layers=(5,)), r"got \(5,\)"),
+    *(("chunk", served(chunk=bad)) for bad in (0, -3, True)),
+    *((name, served(**{name: "no"}), "None, True or False") for name in ("paths", "check")),
+    *(("processors", served(processors=bad), r"functions \(ids, logits\) -> logits")
+      for bad in ("abc", [None], print, [lambda ids: ids])),
     *(("logits", no_law(x), "got a largest value of") for x in (NAN, INF, -INF)),
     ("ctx", lambda: HFModel(net())(Tree(())), "empty context"),
     ("token", lambda: after((1, 2), V), f"got {V}"),
@@ -135,6 +146,13 @@ ROWS = [
     *(("V", served(V=bad)) for bad in (0, V + 1, 2.5)),
     ("processors", served(processors=[lambda ids, z: torch.rand_like(z)])),
     ("device", lambda: HFModel.load("anywhere", device="cpu", device_map="auto")),
+    *(("device", lambda bad=bad: HFModel.load(stored("small"), device=bad), "can use here: cpu")
+      for bad in ("gpu", "cuda:99", 1.5)),
+    *(("path", lambda bad=bad: HFModel.load(bad()), words) for bad, words in (
+        (lambda: None, "got None"), (lambda: 3, "got 3"), (net, r"HFModel\(x\) takes a network"),
+        (lambda: "small", r"embedded\('small'\)"))),
+    ("model", lambda: HFModel(t5()), "import EncoderDecoderModel`"),
+    ("model", lambda: HFModel(mamba()), "import load_served, serve_model`"),
     ("path", lambda: HFModel.load("/nowhere", revision="main")),
     ("name", lambda: embedded("huge"), "wanted one of"),
     ("model", packed("gemma"), "architecture is gemma"), ("model", packed("mistral"), "a sliding window"),
@@ -157,7 +175,9 @@ ROWS = [
     ("position_ids", called(position_ids=torch.tensor([[3, 4, 5]]))),
     (cache_name(net()), called(**{cache_name(net()): DynamicCache()})),
     ("inputs_embeds", called(inputs=None, inputs_embeds=torch.zeros(1, 3, 8))),
-    ("verify", called(verify=3)), ("seed", called(seed=-1)), ("max_length", called(max_new_tokens=5000)),
+    *(("verify", called(verify=bad), "such as reject") for bad in (3, "reject")),
+    ("token_callback", called(token_callback=3)), *(("seed", called(seed=bad)) for bad in (-1, True, Seeded)),
+    ("max_length", called(max_new_tokens=5000)),
     ("ctx", called(inputs=torch.tensor([[1, -2]]), attention_mask=torch.ones(1, 2, dtype=torch.long))),
     ("drafter", called(drafter=None)), ("drafter", called(drafter=3)), ("drafter", called(drafter="small")),
     ("drafter", called(drafter=lambda: net(5))), ("drafter", called(drafter=lambda: PromptLookup(7))),

@@ -1,14 +1,14 @@
 "Serving: invalid arguments, each call with the name of the argument"
 from math import inf
 
-from specref.core.cost import Machine, ModelSize
+from specref.speed.cost import Machine, ModelSize
 from specref.core.rng import Seeded
 from specref.core.target import random_table
 from specref.draft.vocab import TextTokenizer
-from specref.serve.byte_latent import PatchRule
-from specref.serve.characters import CharacterModel
-from specref.serve.patches import HiddenBlockDraft, LocalDraft, PatchEnd, byte_target
-from specref.serve.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
+from specref.bytes.latent import PatchRule
+from specref.bytes.characters import CharacterModel
+from specref.bytes.patches import HiddenBlockDraft, LocalDraft, PatchEnd, byte_target
+from specref.speed.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
                                     prefill_seconds, slack, touched_experts, transfer_seconds)
 from specref.serve.servers import export_drafter, read_metrics
 from specref.serve.simulator import (Arrival, ServingEngine, best_lengths, curve_seconds, fixed_length,

@@ -11,7 +11,7 @@ from helpers import random_table, tiny
 from specref.core.tree import Tree
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
-from specref.train import branching, eagle3, falcon, features, harness, hydra, medusa, mtp, registry, spire
+from specref.train import synthetic, eagle3, falcon, features, harness, hydra, medusa, mtp, registry, spire
 from specref.train.harness import StateDataset, TargetModel
 
 @cache
@@ -88,8 +88,8 @@ ROWS = [
     *(("token", lambda ctx=ctx: eagle_draft()(Tree(ctx))) for ctx in ((1, 5), (5, 1), (5,), (1, -1))),
     *(("depth", lambda d=d: features.unroll(eagle3.Hass(base()), states(3), d)) for d in (0, 3)),
     ("inner", lambda: features.layer_config(base(), 0)),
-    ("B", lambda: branching.branching(0, 1)), ("tail", lambda: branching.branching(1, 0)),
-    ("gamma", lambda: branching.chain_tokens(2, 2, 0)), ("gamma", lambda: branching.most_tokens(2, 2, 0)),
+    ("B", lambda: synthetic.branching(0, 1)), ("tail", lambda: synthetic.branching(1, 0)),
+    ("gamma", lambda: synthetic.chain_tokens(2, 2, 0)), ("gamma", lambda: synthetic.most_tokens(2, 2, 0)),
     ("heads", lambda: medusa.Medusa(base(), 0)), ("rank", lambda: medusa.Adapter(base(), 0)),
     ("base", lambda: medusa.Adapter(SimpleNamespace(model=nn.Sequential(head := nn.Linear(2, 3)),
                                                     head=head))),

@@ -159,8 +159,8 @@ ROWS = [
         ("epsilon", typical), ("delta", lambda delta: typical(.09, delta)), ("w", ensemble))),
     ("delta", lambda: typical(1, 1)),   # no token of a uniform row is typical, not even the argmax
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, nan, inf, None) for name, f in (
-        ("fallback", lambda fallback: BildDraft(None, 2, fallback)), ("sure", cascade))),
-    *(("gamma", lambda bad=bad: BildDraft(None, bad, .5)) for bad in (0, 1.5, None)),
+        ("fallback", lambda fallback: BildDraft(two(), 2, fallback)), ("sure", cascade))),
+    *(("gamma", lambda bad=bad: BildDraft(two(), bad, .5)) for bad in (0, 1.5, None)),
     ("gamma", lambda: text_law(standard_rule, two(), two(), 0, (0,), 1)),
     ("n", lambda: text_law(standard_rule, two(), two(), 1, (0,), -1)),
     ("ctx", lambda: text_law(standard_rule, two(), two(), 1, (), 1)),

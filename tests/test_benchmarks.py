@@ -1,6 +1,5 @@
 "Chapters 60a and 62: the contestants, what is timed, what is predicted, and what is written"
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +7,12 @@ import torch
 
 from specref.app import benchmarks as b, tour
 from specref.app.tour import KINDS
-from specref.core.cost import Costs
+from specref.core.check import read_record
+from specref.speed.cost import Costs
 from specref.core.loop import Ledger, RoundCounts, autoregressive
 from specref.core.rng import Seeded
 from specref.models.embedded import embedded, prompts, raw_model
 
-BENCHMARKS = Path(__file__).resolve().parents[1]/"docs"/"benchmarks"
 PROMPT = prompts("code", 1)[0]
 THEIRS = [name for name in b.CONTEST if name[0].startswith("transformers")]
 
@@ -239,7 +238,7 @@ def test_structures_are_timed_and_weighed(tmp_path, monkeypatch):
 
 def test_other_libraries_decode_the_same_prompts():
     "In the stored run of `make peers`: everyone on every kind of text, and the texts of plain decoding"
-    got = json.loads((BENCHMARKS/"peers.json").read_text())
+    got = read_record("peers")
     kinds = {kind: {row["contestant"]: row for row in got["rows"] if row["kind"] == kind} for kind in KINDS}
     names = {"transformers, generate", "transformers, assisted", "specref, plain",
              "specref, speculative sampling"}

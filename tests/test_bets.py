@@ -21,7 +21,7 @@ from specref.core.law import normalize, overlap, residual
 from specref.core.loop import System, Verdict, clip, match, no_draft, autoregressive, rounds
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.target import TableModel, target_law
 from specref.certify.mutants import reject_from, siblings_by_p
 from specref.core.tree import Tree, iid, without_replacement

@@ -8,17 +8,17 @@ from torch.nn import functional as F
 
 from helpers import faithful, proves, refuses, tiny
 from specref.certify.certificates import certificate
-from specref.core.loop import System, autoregressive, generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, random_table, target_law
+from specref.core.loop import System, rounds
+from specref.core.rng import Seeded, law_of
+from specref.core.target import TableModel, random_table
 from specref.core.tree import Tree
 from specref.draft.shapes import ParallelHeadTree
-from specref.models.embedded import prompts, raw_model
+from specref.models.embedded import raw_model
 from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.train import blocks
 from specref.train.blocks import (MaskedModel, Pard, PardDraft, PEagle, PEagleDraft, Uno, UnoDraft,
                                   cod_counts, nested_rows, parallel_gain, rollout_mask, rows_at, with_text)
-from specref.train.branching import branch_texts, branching, following
+from specref.train.synthetic import branch_texts, branching, following
 from specref.train.falcon import block_tokens, overlap_within
 from specref.train.features import FeatureDraft
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
@@ -344,24 +344,6 @@ def test_a_masked_model():
     refuses("k", MaskedModel, table, 0, 1)
     refuses("mask", MaskedModel, table, 3, 3)
 
-@pytest.mark.parametrize("make", SMALL)
-def test_the_joint_law_on_a_tiny_model(make):
-    "Three tokens of a random transformer, all paths enumerated"
-    net = small(make, V=3)
-    target = target_of(net)
-    want = target_law(HFModel(net.base[0].model, .7, check=False), (1, 2), 3)
-    assert tv_outcomes(loop_law(target, Chain(DRAFTS[make](net, target), 2), reject, (1, 2), 3), want) < 1e-9
-
-@pytest.mark.parametrize("make", SMALL)
-def test_greedy_text_is_plain_text(make):
-    "On the embedded target in double precision, with random weights, up to a context's limit"
-    base = TargetModel(raw_model("target", torch.float64))
-    torch.manual_seed(0)
-    net = make(base).eval()
-    target, ctx = target_of(net, 0), prompts("english", 1)[0]
-    out = generate(target, Chain(DRAFTS[make](net, target), K), reject, ctx, 10, Seeded(0))
-    assert out == autoregressive(HFModel(base.model, 0, check=False), ctx, 10, Seeded(0))
-
 def test_near_the_last_position():
     "Fewer masks fit: the rows that there are stay right"
     net = small(Pard)
@@ -428,27 +410,6 @@ def test_training_approaches_the_closed_form(make, steps, peak, tmp_path):
     tokens, overlaps = evaluate(net, base, data(96, 1)[:], GAMMA)
     reach = float(block_tokens(B, TAIL, GAMMA, GAMMA))
     assert abs(tokens - reach) < .2 < .4 < GAMMA + 1 - tokens, (tokens, reach, overlaps)
-
-@pytest.mark.parametrize("make", SMALL)
-def test_training_lowers_the_loss_and_resumes(make, tmp_path):
-    "Interrupted and resumed it ends with the same weights; the target's own do not change"
-    base = TargetModel(tiny(V, layers=3).float())
-    def periodic(n, seed): return (texts(n, 1, seed) + torch.arange(16)) % V
-    parts = [batch_of(base, periodic(n, seed)) for n, seed in ((32, 0), (8, 1))]
-    train, held = (StateDataset(b.x.numpy(), {k: s.numpy() for k, s in b.states.items()}) for b in parts)
-    key = TargetModel(base.model).key
-    def loss(net):
-        torch.manual_seed(9)
-        return net.loss(held[:], 0.).item()
-    def run(folder, until=None):
-        net = small(make, base=base, perturbed=False)
-        return train_network(net, base, train, held[:], 20, 1e-2, tmp_path/folder, look=10, rows=8,
-                             until=until)
-    before, (net, evaluations) = loss(small(make, base=base, perturbed=False)), run("whole")
-    run("parts", until=10)
-    again, same = run("parts")
-    assert loss(net) < before - .02 and evaluations == same and len(same) == 2
-    assert all(map(torch.equal, net.parameters(), again.parameters())) and TargetModel(base.model).key == key
 
 def test_bad_input():
     "Every argument is checked where it is given"

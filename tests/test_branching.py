@@ -14,7 +14,7 @@ from specref.core.rng import law_of
 from specref.core.target import TableModel
 from specref.core.tree import Tree
 from specref.models.transformer import HFModel
-from specref.train.branching import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
+from specref.train.synthetic import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
 from specref.train.harness import TargetModel
 from specref.verify.reject import Chain, reject
 

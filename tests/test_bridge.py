@@ -1,6 +1,7 @@
 "09_bridge: transformers' `generate` runs our systems under its own options; its generators as drafters"
 from collections import Counter
 from fractions import Fraction
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -22,12 +23,12 @@ from specref.models.bridge import generate_law, new_tokens, speculate, wrap_mode
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import greedy, tv
 from specref.draft.lookup import PromptLookup
-from specref.core.loop import Verdict, as_drafter, loop_law, match, no_draft, rounds
+from specref.core.loop import CheckedDrafter, Verdict, as_drafter, loop_law, match, no_draft, rounds
 from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.siblings import Branching, round_robin
 from specref.core.target import random_table, target_law
 from specref.models.transformer import HFModel, cache_name, given_cache
-from specref.core.tree import Tree
+from specref.core.tree import Tree, iid
 
 V = 64
 EXACT = 1e-6   # transformers computes in float32 from the logits on
@@ -343,8 +344,9 @@ def test_a_model_is_checked_once_and_unchanged_after(monkeypatch):
 
 def test_wrapped_models(pair):
     "Bare models are wrapped at any depth; a drafter without one stays the same object"
-    like, (p, q) = lambda m: ("served", m), pair
-    assert wrap_models(Chain((Chain(p, 1), q), 3), like) == Chain((Chain(("served", p), 1), ("served", q)), 3)
+    like, draw, (p, q) = cache(partial(HFModel, check=False)), round_robin(iid), pair
+    def nested(*models): return CheckedDrafter(Branching(models, (1,), draw))
+    assert wrap_models(nested(p, q), like) == nested(like(p), like(q))
     own = Chain(HFModel(q, check=False), 2)
     for x in (PromptLookup(3), own, no_draft, Chain): assert wrap_models(x, like) is x
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from helpers import proves
-from specref.serve import byte_latent
-from specref.serve.byte_latent import (BOS, ByteLatent, ByteModel, ByteRecipe, Patcher, PatchRule,
+from specref.bytes import latent as byte_latent
+from specref.bytes.latent import (BOS, ByteLatent, ByteModel, ByteRecipe, Patcher, PatchRule,
                                        block_logits, byte_bits, byte_ids, hashed_grams,
                                        latest_patch, row_entropy, train_bytes)
 
@@ -248,7 +248,7 @@ def test_trains_resumes_and_stores(tmp_path, monkeypatch):
 
 def test_stored_networks_are_small_and_better_than_the_byte_model():
     from specref.models.embedded import stored
-    from specref.serve.byte_latent import byte_latent_rows, byte_model_rows
+    from specref.bytes.latent import byte_latent_rows, byte_model_rows
     assert stored("bytes/model.safetensors").stat().st_size < 8e6
     text = tuple(byte_ids("code")[:1500].tolist())
     assert byte_bits(byte_latent_rows, text) < byte_bits(byte_model_rows, text) < 2.5

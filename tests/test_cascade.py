@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from contracts import drafter_contract
 from helpers import cold, constant, faithful, laws, models, pairs, proves, seeds, shapes
 from published import drafted
-from specref.core.cost import speedup
+from specref.speed.cost import speedup
 from specref.core.law import exact, one_hot, overlap
 from specref.core.loop import Round, Verdict, autoregressive, bounded, generate, loop_law, match
 from specref.core.loop import no_draft, rounds

@@ -15,7 +15,7 @@ from scipy.stats import binom, chi2, kstest
 
 from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, laws, models, pooled
 from helpers import proves, random_table, tempered
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.certify.counts import Evidence, evidence
 from specref.certify.certificates import Certificate, certificate, certify_system
 from specref.certify.counts import log_moment, partition, safe_limit

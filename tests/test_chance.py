@@ -16,7 +16,7 @@ from specref.core.rng import Irreproducible, PathSampler, Seeded, Tape, differen
 from specref.core.rng import law_of, mean_of, merged_law, step_law, verdict_tape
 from specref.core.law import exact, overlap
 from specref.core.loop import generate
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.target import random_table
 
 # A program is a leaf (a number) or a random draw with a program for every outcome

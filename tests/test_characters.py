@@ -11,7 +11,7 @@ from specref.core.loop import loop_law
 from specref.core.rng import law_of
 from specref.core.target import TableModel, random_table, target_law
 from specref.draft.vocab import END, TextTokenizer
-from specref.serve.characters import CharacterModel, pick_cover
+from specref.bytes.characters import CharacterModel, pick_cover
 from specref.verify.reject import Chain, reject
 
 VOCABULARIES = ("a", "b", "ab"), ("a", "b", "ab", "ba"), ("a", "aa", "ab", "b"), ("a", "b", "bab", END), (

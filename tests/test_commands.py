@@ -18,13 +18,13 @@ from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  
 from house import ROOT
 from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
-from specref.app.names import FOR_EMBEDDED, TRANSLATED, ModelOptions, encode_prompt
-from specref.app.systems import SYSTEMS
+from specref.app.loading import ModelOptions, encode_prompt, translators
+from specref.core.registry import SYSTEMS, Declared
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds
 from specref.certify.logs import save_log
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
 from specref.core.rng import Seeded
 from specref.core.target import random_table
@@ -153,7 +153,7 @@ def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
         assert SAME in printed.out and warnings == printed.err.count("\n") == lines
 
 
-@pytest.mark.parametrize("system", TRANSLATED)
+@pytest.mark.parametrize("system", translators())
 @pytest.mark.parametrize("names", [("target", "letters"), ("letters", "draft"), ("target", "draft")], ids=str)
 def test_a_draft_with_any_tokenizer(capsys, folder, priced, system, names):
     "The text is that of plain decoding; it and the accepted tokens are those of the translated draft"
@@ -162,7 +162,7 @@ def test_a_draft_with_any_tokenizer(capsys, folder, priced, system, names):
     found = report(capsys, *X, *given)
     (p, words), (q, own) = ((HFModel.load(name, temperature=0), tokenizer_of("", name))
                             for name in (target, draft))
-    drafter = translated(q, own, words, TRANSLATED[system], 3)
+    drafter = translated(q, own, words, translators()[system].keywords["rule"], 3)
     want = generate(p, drafter, reject, tuple(words.encode("x")), 8, Seeded(123))
     assert found["equal"] and tuple(found["tokens"]) == want and found["draft"] == draft
     for name in "num_draft_tokens", "num_accepted_tokens":
@@ -172,7 +172,7 @@ def test_a_draft_with_any_tokenizer(capsys, folder, priced, system, names):
 def test_the_draft_of_the_second_tokenizer(capsys, folder):
     "Where no draft is named; for another target, and for another system, a draft of other words is refused"
     assert SAME in run(capsys, *X, "--n", "6", "--system", "TLI")
-    words = f"the systems {', '.join(TRANSLATED)} take a draft with another tokenizer"
+    words = f"the systems {', '.join(translators())} take a draft with another tokenizer"
     target, letters = str(folder/"target"), str(folder/"letters")
     own = "--target", target, "--draft", letters
     for argv in X, (*X, "--system", "SpecHub"), ("bench",), ("tour",), ("certify",):
@@ -262,7 +262,8 @@ def test_the_tour_on_models_of_your_own(mine, folder):
     assert names(target="target", drafter=mine) == [*alone, ("EAGLE", "own"), ("EAGLE-2", "own")]
     letters = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"))
     plain, *others = own_stops(letters, every=True)
-    assert {stop.recipe for stop in (plain, *others)} == {*SYSTEMS} - {*FOR_EMBEDDED}
+    assert {stop.recipe for stop in (plain, *others)} == {
+        entry.name for entry in SYSTEMS.entries() if not entry.for_embedded}
     assert plain.tok is letters.tok
     with pytest.raises(ValueError, match="^prompt: got"): plain.prompts("copy", 1, 12)
 
@@ -335,7 +336,7 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
 def test_certify_fails_with_status_1(capsys, monkeypatch):
     "A certificate that does not pass is exit status 1"
     wrong = System("wrong", no_draft, lambda p, tree, rng: Verdict(0, 0))
-    monkeypatch.setitem(SYSTEMS, "wrong", lambda draft, **kw: wrong)
+    monkeypatch.setitem(SYSTEMS.declared, "wrong", Declared("wrong", lambda draft, **kw: wrong))
     with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
     assert end.value.code == 1 and "OUTPUT DISTRIBUTION DIFFERS" in capsys.readouterr().out
 
@@ -475,6 +476,10 @@ BAD = [   # words, command
     ("invalid choice: 'fly'", "fly"),
     ("argument --out: got '', wanted a folder", "tour", "--out", ""),
     ("wanted a folder that can be written", "train", "--out", f"{__file__}/below"),
+    ("got '/proc/below', wanted a folder that can be written", "train", "--out", "/proc/below"),
+    ("file: got 'no/file', wanted a file of Python", "judge", "no/file"),
+    ("file: got 'no/file', wanted a file of counts", "metrics", "no/file"),
+    ("before: got 'no/file', wanted a file of counts", "metrics", __file__, "--before", "no/file"),
     ("wanted the name of a file", "record", "--out", str(ROOT)),
     ("like: got 'match' without a log", "certify", "--like", "match"),
     ("like: got 'block', wanted reject, match", "LOG", "--like", "block"),

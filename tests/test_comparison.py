@@ -7,7 +7,7 @@ import torch
 
 from specref.app import benchmarks, comparison as c
 from specref.app.tour import TrainedStop
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.rng import Seeded
 from specref.models.embedded import prompts, raw_model
 from specref.train.harness import TargetModel

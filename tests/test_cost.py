@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from helpers import constant, models, pairs, proves
-from specref.core import loop, timing
+from specref.core import loop
+from specref.speed import causes
 from specref.core.rng import Seeded, law_of
-from specref.core.cost import (Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length,
+from specref.speed.cost import (Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length,
                                llama_size, pass_seconds, sparse_speedup, speedup)
-from specref.core.rates import Rates
-from specref.core.timing import explain, measure, reprice
+from specref.speed.rates import Rates
+from specref.speed.causes import explain, measure, reprice
 from specref.core.law import exact, overlap
 from specref.draft.lookup import PromptLookup
 from specref.core.loop import Ledger, RoundCounts, generate, rounds
@@ -197,11 +198,11 @@ class Timed(Counting):
 @pytest.fixture
 def time(monkeypatch):
     time = Time()
-    for module in (timing, loop): monkeypatch.setattr(module, "perf_counter", time)
+    for module in (causes, loop): monkeypatch.setattr(module, "perf_counter", time)
     def slow_reject(p, tree, rng):
         time.now += .25
         return reject(p, tree, rng)
-    monkeypatch.setattr(timing, "reject", slow_reject)
+    monkeypatch.setattr(causes, "reject", slow_reject)
     return time
 
 def test_measure_finds_the_costs(time):
@@ -238,8 +239,8 @@ def test_measure_takes_transformers(monkeypatch):
         f()
         fed.append(model.meter.tokens - before)
     with monkeypatch.context() as watched:
-        watched.setattr(timing, "stopwatch", tokens_of)
-        for m in (1, 4, 2, 9, 1): timing.seconds_of_call(model, ctx, m)
+        watched.setattr(causes, "stopwatch", tokens_of)
+        for m in (1, 4, 2, 9, 1): causes.seconds_of_call(model, ctx, m)
     costs = measure(model, embedded("small"), [ctx], sizes=(1, 3), repeats=1, gamma=2)
     ledger = generate(model, Chain(embedded("small"), 2), reject, ctx, 12, Seeded(0)).ledger
     assert fed == [1, 4, 2, 9, 1] and "times as fast as plain decoding" in str(explain(ledger, costs))

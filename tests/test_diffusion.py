@@ -13,16 +13,15 @@ from hypothesis import given, settings, strategies as st
 
 from helpers import faithful, proves, refuses, seeds, tiny
 from published import drafted
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.law import exact, normalize, one_hot
-from specref.core.loop import autoregressive, generate, loop_law, rounds
+from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
 from specref.core.tree import Tree, edge_laws
 from specref.draft.length import ScheduledChain, budget_by_goodput
-from specref.models.embedded import DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
-from specref.train.branching import branch_texts, branching
+from specref.train.synthetic import branch_texts, branching
 from specref.train.diffusion import (
     DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft, SurvivalGoodput, injected_attention, order_tokens,
     random_anchors, scheduled_block, sequential_temperatures, slot_overlap, survival_data,
@@ -334,18 +333,6 @@ def test_the_distribution_is_the_targets(make):
     found = loop_law(target, Chain(draft, D), reject, ctx, 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, .7, check=False), ctx, 3)) < 1e-12
 
-@networks
-def test_greedy_text_is_plain_text(make):
-    "On the embedded target in double precision, from both domains, with random weights"
-    base = TargetModel(raw_model("target", torch.float64))
-    torch.manual_seed(0)
-    net = make(base).eval()
-    for domain in DOMAINS:
-        target, ctx = HFModel(base.model, 0, keep=net.reads, check=False), prompts(domain, 1)[0]
-        draft = (SparkDraft if make is DSpark else DiffusionDraft)(net, target)
-        out = generate(target, Chain(draft, 7), reject, ctx, 10, Seeded(0))
-        assert out == autoregressive(HFModel(base.model, 0, check=False), ctx, 10, Seeded(0))
-
 # The losses
 
 def nats(z): return -z.log_softmax(-1)
@@ -464,33 +451,6 @@ def test_anchors():
     assert (share - 1/6).abs().max() < .02
     assert random_anchors(x, 99, D).shape == (4000, 6)
     refuses("batch", random_anchors, x[:, :4], 3, D)
-
-@pytest.fixture(scope="module")
-def data():
-    base = TargetModel(tiny(V, layers=4).float())
-    target = HFModel(base.model, check=False)
-    def part(n, seed):
-        batch = batch_of(target, texts(n, 16, seed))
-        return StateDataset(batch.x.numpy(), {k: s.numpy() for k, s in batch.states.items()})
-    return base, part(32, 0), part(8, 1)
-
-@networks
-def test_training_lowers_the_loss_and_resumes(make, data, tmp_path):
-    "Interrupted and resumed it ends with the same weights"
-    base, train, held = data
-    def run(folder, until=None):
-        torch.manual_seed(0)
-        net = make(base, reads=(1, 2, 3), anchors=4, **SIZES[make])
-        return train_network(net, base, train, held[:], 24, 3e-2, tmp_path/folder, look=12, rows=8, depth=2,
-                             until=until)
-    torch.manual_seed(0)
-    before, anchors = make(base, reads=(1, 2, 3), **SIZES[make]), torch.arange(1, 12).expand(8, -1)
-    net, evaluations = run("whole")
-    run("parts", until=12)
-    again, same = run("parts")
-    assert net.block_loss(held[:], anchors) < before.block_loss(held[:], anchors) - .05
-    assert evaluations == same and len(same) == 2
-    assert all(map(torch.equal, net.parameters(), again.parameters()))
 
 # The selector
 

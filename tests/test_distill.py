@@ -1,11 +1,9 @@
 "30_distill: divergences and their gradients, sources of text, resumed runs, and the recorded grid"
-import json
 from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import inf, log
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
 from specref.certify.certificates import certify_system
+from specref.core.check import read_record
 from specref.core.law import exact, overlap, residual, tv
 from specref.core.loop import System, generate, rounds
 from specref.core.rng import law_of
@@ -467,7 +466,6 @@ def test_the_best_source_is_that_of_the_targets_labels():
     made = [dict(source=s, labels=labels, sampled=dict(alphas=[a])) for s, labels, a in rows]
     assert best_source(made) == "draft"
 
-RECORD = Path("docs/benchmarks/distill.json")
 
 def stored_alphas(record):
     "A function of source, divergence, labels: the mean α of both seeds"
@@ -478,7 +476,7 @@ def stored_alphas(record):
 
 def test_the_stored_record():
     "On both seeds, at equal steps: TVD on texts of either model raises α more than the corpus's tokens"
-    alpha = stored_alphas(json.loads(RECORD.read_text()))
+    alpha = stored_alphas(read_record("distill"))
     plain = alpha("corpus", "forward KL", "tokens")
     for name in ("target", "draft", "mixture"):
         mine = alpha(name, "TVD", "target")
@@ -486,7 +484,7 @@ def test_the_stored_record():
 
 def test_the_order_of_the_losses():
     "On both seeds, with the target's texts: TVD over JSD over both KL; the logarithm of the mean is TVD"
-    alpha = stored_alphas(json.loads(RECORD.read_text()))
+    alpha = stored_alphas(read_record("distill"))
     best, *rest = (alpha("target", name, "target") for name in ("TVD", "JSD", "reverse KL", "forward KL"))
     for worse in rest:
         assert all(a > b for a, b in zip(best, worse))

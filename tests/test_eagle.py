@@ -2,7 +2,6 @@
 import json
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, models, proves, seeds, tiny
 from published import Published, having
+from specref.core.check import read_record
 from specref.core.law import exact
 from specref.core.loop import rounds
 from specref.core.rng import Enumerator, law_of
@@ -23,8 +23,9 @@ from specref.core.tree import Tree, add_paths, likeliest_points, to_choices
 from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_nodes, top_tokens
 from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel
-from specref.train.branching import branching
-from specref.train.eagle import EAGLE_TREE, Eagle
+from specref.train.synthetic import branching
+from specref.draft.shapes import EAGLE_TREE
+from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.registry import load_network
@@ -286,7 +287,7 @@ def test_unwarped():
 def test_the_figures_of_the_card():
     "The overlaps fall little from depth to depth, in training with noise and without"
     card = json.loads((FOLDER/"config.json").read_text())
-    noise = json.loads((Path(__file__).parents[1]/"docs"/"benchmarks"/"noise.json").read_text())
+    noise = read_record("noise")["runs"]
     assert card["overlaps"][0] > .5 and card["overlaps"][0] - card["overlaps"][3] < .06
     assert noise["0"]["recipe"] == noise["0.1"]["recipe"] | dict(name="eagle-0")
     assert np.allclose(noise["0.1"]["overlaps"], noise["0"]["overlaps"], atol=.02)

@@ -1,8 +1,6 @@
 "Chapter 65: the record of released samplers, and the adapters that need no engine but transformers"
-import json
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +8,15 @@ import torch
 from hypothesis import given, strategies as st
 
 from helpers import proves
-from specref.app import engines as en
+from specref.certify import engines as en
 from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
+from specref.core.check import read_record
 from specref.core.law import exact, tv
 from specref.models.embedded import prompts, raw_model, sample_texts
 from specref.verify.reject import reject
 
-RECORD = json.loads((Path(__file__).parents[1]/"docs"/"benchmarks"/"engines.json").read_text())
+RECORD = read_record("engines")
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
 FLOAT32 = Interface(dtype="float32")
 

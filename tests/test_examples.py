@@ -7,7 +7,8 @@ from house import light
 
 def examples():
     "Those of the modules that need numpy alone and of those with public names, which an example may use"
-    modules, find = sorted({*light(), *(f"specref.{m}" for m in specref.PUBLIC)}), DocTestFinder().find
+    public = {f"specref.{module}" for module in specref.public().values()}
+    modules, find = sorted({*light(), *public}), DocTestFinder().find
     known = {name: getattr(specref, name) for name in specref.__all__}
     found = (test for m in modules for test in find(import_module(m), m, extraglobs=known))
     return [test for test in found if test.examples]

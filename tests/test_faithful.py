@@ -1,4 +1,6 @@
 "What a toy lacks, by enumeration given the draft; each test must fail for a plainer part in its place"
+import json
+import sys
 from functools import partial
 from itertools import product
 
@@ -7,7 +9,8 @@ import pytest
 import torch
 
 import house
-from helpers import faithful
+import written
+from helpers import STAND_INS, faithful
 from published import Published, drafted, part_of, rebound, verified
 from specref.core.rng import Seeded, law_of
 from specref.core.law import overlap
@@ -27,7 +30,6 @@ from specref.verify.traversal import all_donate, parent_donates, transfer_mass
 N = 32
 def sure(p, q, k): return k   # the factor of K-SEQ that is valid for all distributions
 
-
 class Fed(Target):
     "A model that records how many tokens each of its calls fed"
     def __init__(self, model):
@@ -39,11 +41,9 @@ class Fed(Target):
         self.calls.append(self.meter.tokens - before)
         return p
 
-
 def first(system, target, prompt, k, seed=0):
     "The first `k` rounds"
     return [r for _, r in zip(range(k), rounds(target, system.drafter, system.verify, prompt, Seeded(seed)))]
-
 
 class CoinsOnly:
     "An rng whose picks return a fixed token: for the node where a verdict ends, if picks do not decide it"
@@ -51,19 +51,15 @@ class CoinsOnly:
     def coin(self, a, of=1, at=None): return self.rng.coin(a, of, at)
     def pick(self, law, at=None, key=None): return 0
 
-
 def ends(verify, r, picks=False):  # -> {node: probability}
     "The distribution of the last accepted node of a round, given its draft and rows, on the verifier's coins"
     return law_of(lambda rng: verify(r.p, r.tree, rng if picks else CoinsOnly(rng)).node)
-
 
 def accepts(verify, r):
     "The probability that a child of the root is accepted, given the draft"
     return 1 - ends(verify, r, picks=verify is match).get(0, 0)
 
-
 def near(a, b): return np.allclose(np.asarray(a, float), np.asarray(b, float), rtol=0, atol=1e-9)
-
 
 class Uncached(Target):
     "A model that reads the whole text again in every call"
@@ -73,19 +69,15 @@ class Uncached(Target):
         p, self.meter.tokens = fresh(tree), self.meter.tokens + len(tree.ctx) + len(tree) - 1
         return p
 
-
 def rereading(fed):
     fed.model = Uncached(fed.model)
     return fed
 
-
 def target_without_cache(system): return lambda fed, *how: system(rereading(fed), *how)
-
 
 def draft_without_cache(system):
     rereading(system.drafter.model)
     return system
-
 
 @faithful("autoregressive", plain={"no cache": target_without_cache})
 def test_plain_decoding_reads_every_token_once(subject):
@@ -93,7 +85,6 @@ def test_plain_decoding_reads_every_token_once(subject):
     target, prompt = Fed(embedded()), prompts("code", 1)[0]
     subject(target)(target, prompt, N, Seeded(0))
     assert target.calls == [len(prompt)] + [1] * (N - 1)
-
 
 @faithful("speculative sampling", plain={"no cache": draft_without_cache})
 @pytest.mark.parametrize("gamma", [1, 4])
@@ -108,7 +99,6 @@ def test_a_chain_feeds_what_is_new(subject, gamma):
     later = [[2 if f else 1] + [1] * (gamma - 1) for f in full[:-1]]
     assert draft.calls == [len(prompt)] + [1] * (gamma - 1) + sum(later, [])
 
-
 @faithful("speculative sampling", plain={"match": "sample and match", "half of it is enough": "lenience"})
 def test_a_draft_token_is_accepted_by_the_capped_ratio(subject):
     "Given the token, min(1, p/q): averaged over the draft's row, the overlap of the rows"
@@ -117,7 +107,6 @@ def test_a_draft_token_is_accepted_by_the_capped_ratio(subject):
         p, q, x = r.p[0], r.tree.law[1], r.tree.token[1]
         assert near(accepts(system.verify, r), min(1, p[x] / q[x]))
         assert near(sum(q[y] * min(1, p[y] / q[y]) for y in np.flatnonzero(q)), overlap(p, q))
-
 
 @faithful("sample and match", plain={"rejection": "speculative sampling"})
 def test_matching_draws_as_if_there_were_no_draft(subject):
@@ -134,7 +123,6 @@ def test_matching_draws_as_if_there_were_no_draft(subject):
         r = first(system, target, prompt, 1, s)[0]
         assert (r.verdict.node > 0) == (r.tree.token[1] == x)
 
-
 @faithful("prompt lookup", plain={"the commonest continuation": "n-gram map", "a draft model": "OPT-Tree"})
 def test_lookup_copies_from_generated_text(subject):
     "No draft model is called; generated text counts as prompt"
@@ -147,7 +135,6 @@ def test_lookup_copies_from_generated_text(subject):
         if places: assert r.tree.path(len(r.tree) - 1) == ctx[places[0] + 3:places[0] + 13]
     text = system(target, prompt * 2, 9, Seeded(0))
     assert seen[0] == 10 and list(text.ledger.models) == ["target"]
-
 
 @faithful("sampled tree", plain={"independent siblings": "independent siblings"})
 def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
@@ -162,7 +149,6 @@ def test_a_tree_is_read_in_one_pass_and_its_siblings_differ(subject):
         alone = HFModel(target.model.model, check=False)
         assert max(abs(alone.law(r.tree.text(i)) - r.p[i]).max() for i in range(len(r.tree))) < 1e-4
     assert len(draft.calls) == 2 * 6
-
 
 @faithful("block verification", plain={"token by token": "speculative sampling"})
 def test_a_chain_is_verified_as_a_whole(subject):
@@ -184,7 +170,6 @@ def test_a_chain_is_verified_as_a_whole(subject):
         assert near(end.get(4, 0), w)
     assert above > 5
 
-
 @faithful("Gumbel coupling", plain={"noise of its own": "sample and match", "rejection": verified(reject)})
 def test_the_text_depends_on_no_drafter(subject):
     "Temperature 1, one seed: plain decoding, two drafts and two lengths emit one and the same text"
@@ -195,7 +180,6 @@ def test_the_text_depends_on_no_drafter(subject):
     texts = [system(fresh("target"), prompt, N, Seeded(0)) for system in systems]
     assert len(set(texts)) == 1 and len(texts[0]) == N
     assert len({len(text.ledger.rounds) for text in texts}) == len(systems)   # each drafted in its own way
-
 
 @faithful("independent siblings", plain={"siblings that differ": "sampled tree"})
 def test_equal_siblings_are_separate_trials(subject):
@@ -212,7 +196,6 @@ def test_equal_siblings_are_separate_trials(subject):
         else: assert target.calls[k] <= texts + 1   # fewer where the round before has read the same text
     assert twice > 3 and len(draft.calls) == 3 * 25
 
-
 @faithful("K-SEQ", plain={
     "one after the other": verified(reject), "the sure factor": verified(partial(kseq, rho=sure))})
 def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
@@ -225,19 +208,16 @@ def test_k_seq_verifies_every_sibling_by_one_stricter_test(subject):
         assert near(accepts(system.verify, r), 1 - np.prod(each))
     assert np.std(rho) > .05 and 1 <= min(rho) and max(rho) < 3
 
-
 class Fixed:
     "An rng whose picks are given tokens: a tree with these children"
     def __init__(self, tokens): self.tokens = iter(tokens)
     def pick(self, law, at=None, key=None): return next(self.tokens)
-
 
 def with_children(r, draw, tokens):
     "The round with these children of the root, drawn by `draw`, and none below them"
     tree = Tree(r.tree.ctx)
     tree.grow(0, draw, Fixed(tokens), len(tokens))
     return Round(tree, [r.p[0]] * len(tree), r.verdict)
-
 
 @faithful("SpecHub", plain={"one after the other": verified(reject)})
 def test_every_hub_pair_is_transported_whole(subject):
@@ -256,7 +236,6 @@ def test_every_hub_pair_is_transported_whole(subject):
         assert near(mean, p[hub] + np.delete(np.minimum(p, tail), hub).sum())
     assert 0 < hub_first < 25
 
-
 @faithful("optimal transport", plain={
     "one after the other": "independent siblings", "K-SEQ": "K-SEQ",
     "two bins": verified(partial(transport_iid, bins=2))})
@@ -274,7 +253,6 @@ def test_siblings_are_accepted_as_often_as_possible(subject):
         in_turn.append(rate - overlap(p, q))
     assert np.mean(in_turn) > .01
 
-
 @faithful("mass-transfer tree", plain={
     "one after the other": "sampled tree", "from the leaves": "traversal verification"})
 def test_every_node_transfers_mass(subject):
@@ -288,7 +266,6 @@ def test_every_node_transfers_mass(subject):
         assert near(sum(every.values()), 1) and min(every.values()) >= 0
         gain.append(sum(r.tree.depth[u] * (every.get(u, 0) - parents.get(u, 0)) for u in range(10)))
     assert np.mean(gain) > .02
-
 
 @faithful("traversal verification", plain={"from the root": "sampled tree"})
 def test_leaves_are_verified_before_their_parents(subject):
@@ -305,7 +282,6 @@ def test_leaves_are_verified_before_their_parents(subject):
         saved += weight > product + .01
     assert saved > 3
 
-
 # The tests' own rules
 
 @pytest.mark.parametrize("of", house.UNREACHED, ids=lambda of: f"{': '.join(of)}, {house.UNREACHED[of]}")
@@ -316,6 +292,12 @@ def test_a_part_that_no_system_reaches(of):
     assert any(f'part="{part}"' in f.read_text() for f in house.ROOT.glob("tests/test_*.py"))
     with pytest.raises(LookupError): part_of("prompt lookup", part)
 
+def test_the_stand_ins_are_stored():
+    "The page of all systems has them from a file, with those of every test module that is loaded"
+    stored = json.loads(written.FAILING.read_text(encoding="utf-8"))
+    found = {s: {*whats} - {*stored.get(s, "").split("; ")} for s, whats in STAND_INS.items()}
+    assert not any(found.values()), "`python tests/written.py` writes the file again"
+    if {*written.modules()} <= sys.modules.keys(): assert stored == written.listed()
 
 def test_a_subject_is_a_name():
     "Not an object made by hand, not a system of no table, and not a part of another system"
@@ -323,7 +305,6 @@ def test_a_subject_is_a_name():
     with pytest.raises(LookupError): Published("prompt look-up")(embedded())
     with pytest.raises(LookupError): faithful("prompt lookup", part="SuffixTree", plain={})
     assert part_of("SuffixDecoding", "SuffixTree") is SuffixTree
-
 
 def test_a_function_with_other_parts():
     "The published one does not change, and a part that it does not name is refused"

@@ -25,7 +25,7 @@ from specref.draft.shapes import StaticTree
 from specref.models.embedded import raw_model
 from specref.models.transformer import HFModel, RowTrie
 from specref.train import falcon
-from specref.train.branching import chain_tokens, following
+from specref.train.synthetic import chain_tokens, following
 from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_tokens, block_tree, glancing_mask,
                                   overlap_within, relaxed_causal_mask)
 from specref.train.harness import StateDataset, TargetModel

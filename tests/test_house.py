@@ -5,9 +5,11 @@ from pathlib import Path
 
 import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
+from specref.core.check import provenance_of_run
 
-RULES = (house.mirror, house.upward, house.ambiguous, house.wide, house.linted, house.untidy,
-         house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside)
+RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.untidy,
+         house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
+         house.unrecorded, house.stale, house.typed)
 
 def none(found, hint=''):
     found = list(found)
@@ -89,13 +91,14 @@ def test_import_is_quick_and_needs_numpy_alone():
     assert not foreign and seconds <= .2, f'import specref takes {seconds:.2f} s and loads {foreign}'
 
 def test_the_lazy_names():
-    "Each name of `PUBLIC` is the object its module defines, not a module; the front page needs numpy alone"
+    "Each public name is the object its module defines; the front page and names of systems need numpy alone"
     import specref
     from importlib import import_module
-    for name, module in specref._MODULE_OF.items():
+    for name, module in specref.public().items():
         assert getattr(specref, name) is getattr(import_module(f'specref.{module}'), name)
         assert not (ROOT/'specref'/name).exists() and name in dir(specref)
-    code = ('from specref import Chain, reject, block, exact, generate, law_of, Seeded\n'
+    code = ('from specref import Chain, reject, block, exact, generate, law_of, Seeded, SYSTEMS, TRAINED\n'
+            'SYSTEMS["K-SEQ"], [*SYSTEMS, *TRAINED]\n'
             'import sys\nprint(*{m.split(".")[0] for m in sys.modules})')
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=os.environ | dict(PYTHONPATH=str(ROOT)),
                           check=True, capture_output=True, text=True)
@@ -128,7 +131,7 @@ USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twic
 def small(tmp_path):
     "A repository of two chapters and a module of checks below them"
     for f in ('pyproject.toml', 'settings.ini', 'CITATION.cff', 'CHANGELOG.md'): shutil.copy(ROOT/f, tmp_path)
-    for d in ('specref/core', 'tests', 'docs'): (tmp_path/d).mkdir(parents=True)
+    for d in ('specref/core', 'tests', 'docs', 'records'): (tmp_path/d).mkdir(parents=True)
     (tmp_path/'docs/refs.bib').write_text('@misc{first2023,\n}\n')
     shutil.copy(ROOT/'specref/__init__.py', tmp_path/'specref')
     write(tmp_path, '00_law', *LAW)
@@ -151,13 +154,24 @@ def both(*plants):
         for p in plants: p(root)
     return plant
 
-table = both(file('specref/app/systems.py', 'SYSTEMS = {"chain": chain_system(2, "first2023")}\n'))
+table = both(file('specref/app/systems.py', 'SYSTEMS.declare("chain", chain_system(2), "first2023")\n'))
+def stored(**more):
+    "A record of 1.2499 as it is written, and the target that makes it"
+    def plant(root):
+        made = provenance_of_run('make one')
+        (root/'Makefile').write_text('one:\n\nrecord-%:\n')
+        (root/'records/one.json').write_text(json.dumps(made | dict(rows=[dict(tokens=1.2499)]) | more))
+    return plant
+
+def read(*cells): return both(stored(), law(code('read_record("one")["date"]', result('2')), *cells))
 def faithful_test(how): return file('tests/test_chain.py', f'@faithful({how})\ndef test_chain(): pass\n')
 
 PLANTS = {
     'another version in settings.ini': (house.mirror, swap('settings.ini', 'version = ', 'version = 9.')),
     'a module that imports upward': (
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
+    'a room that imports from a later one': (
+        house.doors, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
     'a chapter without a module that imports a later number': (house.upward, lambda root: write(
         root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),
@@ -177,6 +191,16 @@ PLANTS = {
         house.unfaithful, both(table, faithful_test('"chain", part="Chain", plain={"a star": 1}'))),
     'a test that nothing plainer fails': (house.unfaithful, both(table, faithful_test('"chain"'))),
     'a test of a system of no table': (house.unfaithful, faithful_test('"star", plain={"a chain": 1}')),
+    'a record without its command': (house.unrecorded, stored(command='')),
+    'a record without versions': (house.unrecorded, stored(versions={})),
+    'a command that no target has': (house.unrecorded, stored(command='make two')),
+    'a command whose script is not there': (house.unrecorded, stored(command='make record-one')),
+    'a script of a record whose import is gone': (
+        house.stale, file('records/one.py', 'from specref.core.law import thrice\n')),
+    'data without a record': (house.unrecorded, file('records/two.npz', '')),
+    'a number of a record, rounded, in prose': (house.typed, read(prose('So it is 1.25 tokens.'))),
+    'a number that a cell prints, in prose': (
+        house.typed, both(read(code('.07/2', result('0.035')), prose('It rises by $.035\\pm.01$.')))),
     'a framework behind a first chapter': (
         house.heavy, both(file('specref/core/big.py', 'import torch\n\nx = torch\n'),
                           file('specref/core/law.py', 'from .big import x\n\ntwice = x\n'))),
@@ -185,6 +209,10 @@ PLANTS = {
 def test_a_faithful_system_violates_nothing(small):
     both(table, faithful_test('"chain", plain={"a star": 1}'))(small)
     none(house.unfaithful(small))
+
+def test_numbers_of_others_and_of_formulas_may_be_typed(small):
+    read(prose('The paper reports 1.25 tokens. Let $x=1.25$.'))(small)
+    none((*house.typed(small), *house.unrecorded(small)))
 
 @pytest.mark.parametrize('what', PLANTS)
 def test_rule_detects_a_violation(small, what):

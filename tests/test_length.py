@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, laws, models, pairs, proves, seeds
 from published import drafted, having, maker
-from specref.core.cost import Costs
+from specref.speed.cost import Costs
 from specref.core.law import exact, overlap
 from specref.core.loop import Round, Verdict, clip, loop_law, rounds
 from specref.core.rng import Outcomes, Seeded, law_of, tv_outcomes

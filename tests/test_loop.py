@@ -19,7 +19,7 @@ from specref.core.loop import Generation, Ledger, RoundCounts, System, generate,
 from specref.core.loop import match, no_draft, rounds, trace
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
-from specref.app.systems import SYSTEMS
+from specref.core.registry import SYSTEMS
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, add_paths
 
@@ -58,7 +58,7 @@ def test_match_needs_independent_noise():
     assert tv_outcomes(loop_law(fair, peek, keyed, (0,), 2), target_law(fair, (0,), 2)) == Fraction(1, 4)
 
 def offers(*paths):
-    return as_drafter(lambda ctx, rng: add_paths(Tree(ctx), paths, 4, rng, exact=True))
+    return as_drafter(lambda draft, rng: add_paths(Tree(draft), paths, 4, rng, exact=True))   # any name
 
 @proves("thm-cutting")
 @settings(max_examples=20)

@@ -12,15 +12,15 @@ from torch.nn import functional as F
 from helpers import faithful, pairs, proves, refuses, tiny
 from published import drafted, having, verified
 from specref.core.law import exact
-from specref.core.loop import autoregressive, generate, loop_law, rounds
+from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import ModelView, random_table, target_law
 from specref.core.tree import Tree
-from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
+from specref.models.embedded import DATA, raw_model
 from specref.models.recipe import llama, train_step
 from specref.models.transformer import HFModel
-from specref.train.branching import branch_texts, chain_tokens, overlap_at
-from specref.train.harness import StateDataset, TargetModel, train_network
+from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
+from specref.train.harness import StateDataset, TargetModel
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
                                  redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
@@ -257,24 +257,6 @@ def test_rows_of_drafting_are_those_of_training(subject):
     ctx = (3,)
     assert np.allclose(draft(Tree(ctx))[0], draft.target.law(ctx), atol=1e-12)
 
-def test_training_lowers_the_loss_and_resumes(tmp_path):
-    "Interrupted and resumed it ends with the same slots"
-    base = TargetModel(llama(2, 64, 64, V))
-    def part(n, seed):
-        batch = batch_of(base, texts(n, 24, seed))
-        return StateDataset(batch.x.numpy(), {k: s.numpy() for k, s in batch.states.items()})
-    train, held = part(32, 0), part(8, 1)
-    def run(folder, until=None):
-        torch.manual_seed(0)
-        return train_network(PaSS(base, L), base, train, held[:], 20, .1, tmp_path/folder, look=10, rows=8,
-                             until=until)
-    before = PaSS(base, L).loss(held[:], 0.)
-    net, evaluations = run("whole")
-    run("parts", until=10)
-    again, same = run("parts")
-    assert net.loss(held[:], 0.) < before and evaluations == same and len(same) == 2
-    assert torch.equal(net.slots, again.slots) and evaluations[0][0] == 10
-
 # SPACE
 
 class SharedGroups(Space):
@@ -422,27 +404,6 @@ def test_masks_reach_the_bound_of_independent_heads(tuned):
     assert chain_tokens(B, TAIL, 3) - .3 < tokens < chain_tokens(B, TAIL, 3) + .1
 
 # The embedded models
-
-def pass_system(temperature):
-    "Random slots on the embedded target, in double precision"
-    torch.manual_seed(0)
-    net = PaSS(TargetModel(raw_model("target", torch.float64))).eval()
-    target = HFModel(net.extended(), temperature, check=False)
-    return target, Chain(PassDraft(net, target), 5), net.base[0].model
-
-def space_system(temperature):
-    "Random masks in the embedded large model, in double precision"
-    model = with_mask(raw_model("large")).double()
-    return HFModel(model, temperature, V=512, check=False), Space(512), model
-
-@pytest.mark.parametrize("system", [pass_system, space_system])
-def test_greedy_text_is_plain_text(system):
-    "From both domains, whatever the slots"
-    for domain in DOMAINS:
-        target, drafter, model = system(0)
-        ctx = prompts(domain, 1)[0]
-        out = generate(target, drafter, reject, ctx, 12, Seeded(0))
-        assert out == autoregressive(HFModel(model, 0, V=512, check=False), ctx, 12, Seeded(0))
 
 def untrained(): return with_mask(raw_model("large"))
 

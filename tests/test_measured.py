@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import proves
 from test_verify import noted
+from specref.core.check import read_record, record_files
 from specref.gpu.bench import clocks as ck, measured as me, tasks as tk
 from specref.gpu import verify
 from specref.gpu.bench.decoding import random_pair
@@ -260,8 +261,8 @@ def test_inputs_are_laid_out_alike():
 
 # The file and the table
 
-KNOWN = dict(device="a card", driver="1", cuda="13", torch="2", triton="3", numpy="2", date="2026-01-01",
-             machine="a machine", load=.1, commit="0123456789")
+KNOWN = dict(device="a card", driver="1", cuda="13", versions=dict(torch="2", triton="3", numpy="2"),
+             date="2026-01-01", machine="a machine", load=.1, commit="0123456789")
 BOUNDS = [dict(copy=1e12, read=2e12, launch_us=2.)]
 
 def shaped(verify):
@@ -331,6 +332,10 @@ def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
     table[0] += 1
     assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(twin=1)
     assert not tk.tree_parity({}, "mixed", 5, 31, CPU, logits, stored)["stored"]
+    tk.store_verdicts(path, [(rule, *sizes[1:]) for rule in ("chain", "block")])   # of the same numbers
+    for rule in "chain", "block":
+        found = tk.tree_parity({}, rule, *sizes[1:3], CPU, logits, tk.stored_verdicts(path))
+        assert found["stored"] and found["differ"] == dict(twin=0)
 
 def test_what_is_compiled_ahead_is_what_is_launched():
     "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"
@@ -510,7 +515,7 @@ def test_a_cpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
     got["parts"]["twin"][0]["same"] = False
     assert list(me.cpu_table(got))[3].endswith("DIFFERENT")
-    assert got["machine"] and got["torch"] == torch.__version__
+    assert got["machine"] and got["versions"]["torch"] == torch.__version__
 
 def test_a_busy_machine_is_refused(tmp_path, monkeypatch, capsys):
     "A run on a CPU is not begun beside other programs, and nothing is written"
@@ -521,9 +526,8 @@ def test_a_busy_machine_is_refused(tmp_path, monkeypatch, capsys):
 def test_the_stored_runs_are_readable():
     "Where a run is stored, its table can be printed and no tokens differ"
     for name, table in (("twin", me.cpu_table), ("gpu", me.gpu_table)):
-        path = Path(__file__).parents[1]/"docs"/"benchmarks"/f"{name}.json"
-        if not path.exists(): continue
-        got = json.loads(path.read_text())
+        if name not in record_files(): continue
+        got = read_record(name)
         assert len(list(table(got))) > 3 and all(r["same"] for r in me.valid_rows(got, "twin") if "same" in r)
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
-from specref.app import names, paired
-from specref.app.names import ModelOptions, text_difference, fresh_copy, rounding_reach
-from specref.app.systems import SYSTEMS
-from specref.core import timing
+from specref.app import loading, paired
+from specref.app.loading import ModelOptions, text_difference, fresh_copy, rounding_reach
+from specref.core.registry import SYSTEMS
+from specref.speed import causes
 from specref.core.law import warp
 from specref.core.loop import autoregressive
 from specref.core.rng import Seeded
@@ -79,7 +79,7 @@ def test_the_first_difference():
 def test_a_system_without_a_model_is_built_once():
     "With new copies of the target; one with a draft model is built each time"
     for system, once in ("prompt lookup", True), ("speculative sampling", False):
-        build = names.system_builder(pair_of(), system, (1, 2, 3))
+        build = loading.system_builder(pair_of(), system, (1, 2, 3))
         (p, a), (q, b) = build(), build()
         assert p is not q and p.model is q.model and (a is b) == once
 
@@ -90,7 +90,7 @@ def test_every_system_decodes_the_same_text():
     own = {"CLLM": consistency_model(), "SPACE": space_model()}
     plain = {name: autoregressive(HFModel(model, 0), ids, 6, Seeded(0)) for name, model in own.items()}
     for name in SYSTEMS:
-        target, system = names.build_system(pair, name, None if name == "autoregressive" else 2)
+        target, system = loading.build_system(pair, name, None if name == "autoregressive" else 2)
         wanted = plain.setdefault("autoregressive", system(target, ids, 6, Seeded(0)))
         assert system(target, ids, 6, Seeded(0)) == plain.get(name, wanted) and len(wanted) == 6, name
 
@@ -98,13 +98,13 @@ def test_every_system_decodes_the_same_text():
 def test_a_pair_of_two_tokenizers_is_for_the_systems_that_translate(folder):
     "Its vocabularies are those of the models, and no other system is built on it"
     given = ModelOptions(target=str(folder/"target"), draft=str(folder/"letters"), temperature=0.)
-    pair = names.load_pair(given, "TLI")
+    pair = loading.load_pair(given, "TLI")
     assert (pair.words.target.V, pair.words.draft.V) == (pair.target.V, pair.draft.V) == (512, 257)
-    for system in names.TRANSLATED:
-        target, built = names.build_system(pair.at(1.), system, 2)
+    for system in loading.translators():
+        target, built = loading.build_system(pair.at(1.), system, 2)
         assert built.drafter.models[0].model.temperature == target.temperature == 1
     with pytest.raises(ValueError, match="^system: got 'SpecHub', wanted one of universal"):
-        names.build_system(pair, "SpecHub")
+        loading.build_system(pair, "SpecHub")
 
 
 SHARED = {"LayerSkip": 1e-9, "Kangaroo": .02}   # whose adapter reads some tokens twice
@@ -117,11 +117,11 @@ def test_shared_layers_are_counted_once(monkeypatch, system):
     def source(pair, system):
         made.append(draft_source(pair, system))
         return made[-1]
-    draft_source = names.draft_source
-    monkeypatch.setattr(names, "draft_source", source)
-    monkeypatch.setattr(timing, "perf_counter", lambda: sum(m.meter.layer_tokens for m in made[-1][:2]))
-    costs = names.measure_pair(pair, [ids], system)
-    target, built = names.build_system(pair, system, 3)
+    draft_source = loading.draft_source
+    monkeypatch.setattr(loading, "draft_source", source)
+    monkeypatch.setattr(causes, "perf_counter", lambda: sum(m.meter.layer_tokens for m in made[-1][:2]))
+    costs = loading.measure_pair(pair, [ids], system)
+    target, built = loading.build_system(pair, system, 3)
     text = built(target, ids, 4, Seeded(0))
     ledger = built(target, ids + text, 40, Seeded(1)).ledger   # the rows of the prompt are there
     counted = sum(meter.layer_tokens for meter in ledger.models.values())
@@ -135,14 +135,14 @@ def test_the_exit_that_was_best_where_it_was_trained():
     exit, gamma = trained_exit()
     assert (exit, gamma) == (1, 1)
     for given, drafted in (None, gamma), (gamma + 2, gamma + 2):
-        target, built = names.build_system(pair_of(), "LayerSkip", given)
+        target, built = loading.build_system(pair_of(), "LayerSkip", given)
         assert (target.exit, built.drafter.gamma) == (exit * target.layers // 8, drafted)
 
 
 def test_a_system_has_caches_of_its_own():
     "Two builds never share a cache"
     pair = pair_of()
-    a, b = (names.build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
+    a, b = (loading.build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
     assert a is not b and a.model is b.model
 
 
@@ -153,7 +153,7 @@ def test_each_model_has_its_warps():
     for role, cuts in ("target", dict(top_k=3)), ("draft", dict(top_k=3, top_p=.5)):
         model, law = getattr(cut, role), getattr(cut, role).law(ids)
         assert np.allclose(law, warp(np.log(getattr(whole, role).law(ids)), **cuts)) and sum(law > 0) <= 3
-        assert (names.fresh_copy(model).law(ids) == law).all()
+        assert (loading.fresh_copy(model).law(ids) == law).all()
     given = ModelOptions(temperature=.5, top_k=7, top_p=.9, draft_temperature=0., draft_top_p=1.)
     assert given.draft_warps() == dict(temperature=0., top_k=7, top_p=1.)
 
@@ -169,10 +169,10 @@ def test_what_ends_a_text(folder):
 
 def test_a_message_goes_through_the_chat_template(folder):
     pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"), chat=True)
-    assert pair.tok.decode(names.encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
+    assert pair.tok.decode(loading.encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
     pair.tok.chat_template = "{{ nothing.at.all }}"
     with pytest.raises(ValueError, match="^chat: got a template that fails"):
-        names.encode_prompt(pair, "abc", pair.target, 1)
+        loading.encode_prompt(pair, "abc", pair.target, 1)
 
 
 def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
@@ -181,10 +181,10 @@ def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
     def best(rates, costs, most, depth):
         asked.append((rates, costs))
         return 5, 3, 1.
-    monkeypatch.setattr(names, "best_size", best)
-    monkeypatch.setattr(names, "measure_pair", lambda *args: "costs")
-    plan = names.measured_plan(pair, (1, 2, 3, 4))
-    def tree(gamma=None): return names.build_system(pair, "Sequoia", gamma, plan=plan)[1].drafter.parent
+    monkeypatch.setattr(loading, "best_size", best)
+    monkeypatch.setattr(loading, "measure_pair", lambda *args: "costs")
+    plan = loading.measured_plan(pair, (1, 2, 3, 4))
+    def tree(gamma=None): return loading.build_system(pair, "Sequoia", gamma, plan=plan)[1].drafter.parent
     first, larger = tree(), tree(gamma=7)
     (rates, costs), = asked
     assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
@@ -195,6 +195,6 @@ def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
     "Of another tokenizer too"
     for name in "target", "letters":
         tok = pair_of(target=str(folder/name)).tok
-        texts = names.earlier_text(tok=tok)
+        texts = loading.earlier_text(tok=tok)
         whole = "".join(row["text"] for row in corpus())
         assert sum(map(len, texts)) > 10**5 and tok.decode(texts[0]) in whole

@@ -1,5 +1,5 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
-import inspect, json, os, re, runpy, shutil, subprocess, sys, tomllib
+import inspect, os, re, runpy, shutil, subprocess, sys, tomllib
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -8,30 +8,21 @@ import pytest
 import specref
 import versions
 from helpers import LONG
-from house import MAIN, ROOT, anchors, foreign, references, tracked, undescribed
+from book import MAIN, references
+from house import ROOT, anchors, foreign, tracked, undescribed
+from written import STUB, stub
 from specref.app.commands import parser
 from specref.core import check
 from specref.core.check import read_record, record_files
 
 PINS = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
 PYPROJECT, MODELS = (tomllib.loads((ROOT/d/'pyproject.toml').read_text())['project'] for d in ('', 'models'))
-STUB = ROOT/'specref'/'__init__.pyi'
 
 # -- What is imported when it is first used ---------------------------------------------------------------
 
-def stub():
-    "The public names as plain imports, for tools that read code and do not run it"
-    rows = [f'from .{m} import {n} as {n}' for m, names in specref.PUBLIC.items() for n in names.split()]
-    return '\n'.join([
-        '# for type checkers and editors; `python tests/test_package.py` writes it',
-        'from types import ModuleType', *rows, '__version__: str', 'PUBLIC: dict[str, str]',
-        'EXTRAS: dict[str, str]', 'def install_hint(error: BaseException) -> str: ...',
-        'def require(module: str) -> ModuleType: ...', ''])
-
-
 def test_editors_find_the_lazy_names():
-    "`__init__.pyi` is written from `PUBLIC`, and `dir` lists the same names"
-    assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/test_package.py` writes it again'
+    "`__init__.pyi` has what the chapters mark as public, and `dir` lists the same names"
+    assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/written.py` writes it again'
     assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
 
 
@@ -107,11 +98,11 @@ def packed(project):
     return build.find_data_files(project, project)
 
 def test_records_are_read_in_a_clone_and_from_the_wheel(monkeypatch, tmp_path):
-    "The wheel of the models has what is JSON in docs/benchmarks, and nothing else of it"
+    "The wheel of the models has what is JSON in records, and nothing else of it"
     monkeypatch.chdir(ROOT/'models')
     copies = {Path(f).name for f in packed('specref_models') if '/records/' in f}
     clone = record_files()
-    stored = {f.name for f in (ROOT/'docs'/'benchmarks').glob('*.json')}
+    stored = {f.name for f in (ROOT/'records').glob('*.json')}
     assert copies == {f.name for f in clone.values()} == stored
     folders = dict(specref=tmp_path, specref_models=ROOT/'models'/'specref_models')
     monkeypatch.setattr(check, 'package_folder', folders.get)
@@ -299,7 +290,7 @@ def test_the_wheel_of_the_models_is_whole():
 
 def test_the_versions_of_transformers_are_recorded():
     "The least version of pyproject.toml and the pinned one are tried; the pinned one fails nothing"
-    record = json.loads(versions.RECORD.read_text(encoding='utf-8'))
+    record = read_record('versions')['releases']
     admitted = versions.bounds()['transformers']
     assert tuple(record) == versions.VERSIONS and versions.VERSIONS[-1] == PINS['transformers']
     assert [admitted.contains(version) for version in record] == [False, *[True]*(len(record) - 1)]
@@ -315,6 +306,3 @@ def test_no_release_is_newer_than_those_that_were_tried(package):
     after = f'{int(major) + 1}' if package == 'numpy' else f'{major}.{int(minor) + 1}'
     assert versions.limit(admitted, '<') == after, 'a new pin moves the bound in pyproject.toml'
     assert admitted.contains(here), f'{package} {here}: `make compat-newest`, then move pin and bound'
-
-
-if __name__ == '__main__': STUB.write_text(stub(), encoding='utf-8')

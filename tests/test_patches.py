@@ -14,9 +14,9 @@ from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import Meter, random_table, target_law
 from specref.core.tree import Tree
 from specref.draft.length import ConstantLength, ScheduledChain
-from specref.serve.byte_latent import (BOS, ByteLatent, ByteModel, Patcher, PatchRule, block_logits,
+from specref.bytes.latent import (BOS, ByteLatent, ByteModel, Patcher, PatchRule, block_logits,
                                        latest_patch)
-from specref.serve.patches import (ByteTarget, HiddenBlockDraft, LocalDraft, PatchEnd, PatchReading,
+from specref.bytes.patches import (ByteTarget, HiddenBlockDraft, LocalDraft, PatchEnd, PatchReading,
                                    PatchTable, blt_dv, blt_s)
 from specref.verify.reject import reject
 from test_byte_latent import small
@@ -60,7 +60,7 @@ def test_plain_decoding_has_a_round_for_each_patch(seed, draws):
         assert not any(table.patcher(ctx[:-1])[len(before) + 1:-1])   # and none before it does
 
 
-@faithful("BLT-S", part="specref.serve.patches.LocalDraft", plain={
+@faithful("BLT-S", part="specref.bytes.patches.LocalDraft", plain={
     "the model itself": lambda table: table, "another model": lambda table: random_table(3, 1)})
 def test_rows_differ_past_the_patch_alone(subject):
     same = dict.fromkeys((True, False), 0)
@@ -159,7 +159,7 @@ def test_local_rows_read_the_patches_of_the_context(n):
     assert draft.meter.calls == 1 and draft.meter.tokens == 9
 
 
-@faithful("BLT-DV", part="specref.serve.patches.HiddenBlockDraft", plain={
+@faithful("BLT-DV", part="specref.bytes.patches.HiddenBlockDraft", plain={
     "the local decoder byte by byte": lambda target, block: LocalDraft(target)})
 def test_hidden_blocks_are_those_of_the_training(subject):
     target = ByteTarget(NET, patcher())

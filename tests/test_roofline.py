@@ -9,8 +9,8 @@ from transformers import (AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, M
                           Qwen3Config, Qwen3MoeConfig)
 
 from helpers import proves
-from specref.core.cost import Machine, ModelSize, pass_seconds
-from specref.serve.roofline import (DEVICES, SHAPES, Device, MixtureSize, Workload, critical_batch, crossings,
+from specref.speed.cost import Machine, ModelSize, pass_seconds
+from specref.speed.roofline import (DEVICES, SHAPES, Device, MixtureSize, Workload, critical_batch, crossings,
                                     fit_engine, model_size, pays, prefill_seconds, slack, touched_experts,
                                     transfer_seconds)
 

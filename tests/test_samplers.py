@@ -6,7 +6,6 @@ from fractions import Fraction
 from functools import cache, partial
 from itertools import product
 from math import prod
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from helpers import ALPHA, proves, random_table, tempered
 from specref.certify.bets import Report
 from specref.verify.block import block
+from specref.core.check import read_record
 from specref.core.rng import Outcomes, law_of, numpy_generator
 from specref.certify.counts import detectable, partition, safe_limit
 from specref.core.law import exact, overlap, tv
@@ -521,7 +521,7 @@ def test_false_alarms_are_counted(tmp_path):
 
 def test_stored_false_alarms():
     "The stored counts concern the right functions of today, 1,000 reports at each rate"
-    stored = json.loads((Path(__file__).parents[1]/"docs"/"benchmarks"/"false_alarms.json").read_text())
+    stored = read_record("false_alarms")
     assert stored["functions"] == [*RIGHT_SAMPLERS] and re.fullmatch(r"20\d\d-\d\d-\d\d", stored["date"])
     for row in stored["counts"]:
         limit = 1000*row["alpha"] + 4*np.sqrt(1000*row["alpha"])

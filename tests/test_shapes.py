@@ -12,8 +12,8 @@ from hypothesis import assume, example, given, settings, strategies as st
 from contracts import drafter_contract, verifier_contract
 from helpers import DRAWS, constant, draws, faithful, laws, models, proves, random_table, shapes
 from published import drafted, having
-from specref.app.systems import SEQUOIA_RATES
-from specref.core.cost import Costs
+from specref.draft.shapes import SEQUOIA_RATES
+from specref.speed.cost import Costs
 from specref.core.law import exact, one_hot
 from specref.core.loop import as_drafter, rounds
 from specref.core.rng import Enumerator, Seeded, law_of

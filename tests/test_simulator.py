@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 
 from engine import measure_engine
 from helpers import proves
-from specref.core.cost import Costs, Machine, ModelSize
+from specref.speed.cost import Costs, Machine, ModelSize
 from specref.core.rng import Seeded, law_of
 from specref.draft.length import AcceptanceEstimate, goodput
-from specref.serve.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
+from specref.speed.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
 from specref.serve.simulator import (Arrival, EngineStep as Step, Run, Served, ServingEngine, Text, advance,
                                      best_lengths, curve_seconds, fixed_length, measured_seconds,
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,

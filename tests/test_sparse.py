@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from contracts import drafter_contract
 from helpers import faithful, laws, models, proves, seeds
 from published import drafted, having
-from specref.core.cost import Machine, ModelSize, pass_seconds
+from specref.speed.cost import Machine, ModelSize, pass_seconds
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import random_table, target_law

@@ -23,7 +23,7 @@ from specref.core.tree import Tree, edge_laws
 from specref.models.embedded import DOMAINS, prompts, raw_model, sample_texts
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel, RowTrie
-from specref.train.branching import branch_texts, branching, chain_tokens, overlap_at
+from specref.train.synthetic import branch_texts, branching, chain_tokens, overlap_at
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask
@@ -31,10 +31,10 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
+from specref.train.masks import few_texts
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
 from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
-from specref.train.registry import (RECIPES, SHIPPED_DRAFTERS, TRAINED, few_texts, load_network,
-                                    trained_system)
+from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, shipped_trainings
 from specref.train.spire import OwnMemory, Spire, SpireDraft
 from specref.verify.lossy import typical
 from specref.verify.reject import Chain
@@ -227,7 +227,7 @@ def eagle3(make, base, **switches):
     return make(base, len(ids), reads=reads, **switches).set_draft_vocab(ids)
 
 SMALL = dict(block=5, reads=(1, 2, 3))
-CASES = {
+BY_HAND = {   # what the paper reads and minimises, or another size
     "medusa": Case(lambda make, b: make(b, 3), 3, nothing, last, token_terms(.8, .64, .512)),
     "medusa2": Case(lambda make, b: make(b, 3, rank=2), 3, nothing, last, joint_terms),
     "hydra": Case(lambda make, b: make(b, 3, layers=2), 3, path, last, token_terms(1, 1, 1)),
@@ -254,13 +254,18 @@ CASES = {
                    block_slot_terms(spark_term))}
 # the published modules of DeepSeek-V3, one for each depth; the recipe has one for all
 MODULES = replace(RECIPES["deepseek"], make=DeepSeek, draft_model=ModuleChainDraft)
+# a recipe without a line above has what holds for every network: rows, gradient, training, checkpoint, text
+CASES = {name: Case(lambda make, b: make(b), 4, *[None]*3) for name in RECIPES} | BY_HAND
 cases, systems = pytest.mark.parametrize("name", CASES), pytest.mark.parametrize("system", TRAINED)
 
 def recipe_of(name): return MODULES if name == "chain" else RECIPES[name]
 
+ONE_EACH = {entry.recipe.name: entry.name for entry in reversed(TRAINED.entries())}   # recipe: a system
+
+HANDED = [system for name, system in ONE_EACH.items() if name in BY_HAND]
+
 def of_systems(plain):  # {(recipe, what it is): change} -> {(system, what it is): change}
-    first = {recipe: system for system, (recipe, *_) in reversed(TRAINED.items())}
-    return {(first[name], what): x for (name, what), x in plain.items() if name in first}
+    return {(ONE_EACH[name], what): x for (name, what), x in plain.items() if name in ONE_EACH}
 
 def drafting_by(model): return lambda recipe: replace(recipe, draft_model=model)
 def made_by(make): return lambda recipe: replace(recipe, make=lambda base, *sizes, **how: make(base))
@@ -443,10 +448,8 @@ WRONG_ROWS = of_systems({of: drafting_by(model) for of, model in {
     ("falcon", "a causal mask"): CausalBlock, ("spire", "its own rows of accepted tokens"): KeptRows,
     **{(name, "drafted features of accepted tokens"): unmarked for name in UNMARKED}}.items()})
 
-@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
-          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark", plain=WRONG_ROWS)
-def test_rows_on_one_script(subject): check_script(subject.row[0], subject.recipe)
+@faithful(*ONE_EACH.values(), plain=WRONG_ROWS)
+def test_rows_on_one_script(subject): check_script(subject.entry.recipe.name, subject.recipe)
 
 def check_script(name, recipe):
     "On one script, which accepts whole branches, every row is that of a plain pass"
@@ -500,7 +503,7 @@ TOYS = {(system, what): unrolled_by(unrolled) for what, unrolled in WRONG_UNROLL
 @faithful("DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", plain=TOYS)
 def test_training_rows_are_those_of_drafting(subject):
     "At every depth; a wrong unrolling is correct at the first"
-    name, ctx = subject.row[0], (3, 1, 4, 1, 5, 2)
+    name, ctx = subject.entry.recipe.name, (3, 1, 4, 1, 5, 2)
     net = network(name, target_on(V), subject.recipe)
     draft = subject.recipe.draft_model(net, reader(name, net))
     if not rows_off(draft, Tree(ctx)) < 1e-10: raise ValueError("wrong at the first depth")
@@ -565,10 +568,9 @@ WRONG_READERS = of_systems({of: made_by(make) for of, make in {
     ("spire", "no token"): BlindSpire, ("spire", "no state of the target"): OwnMemory}.items()})
 
 @proves("prop-told")
-@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
-          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark", plain=WRONG_READERS)
-def test_each_entry_reads_its_tokens_and_states(subject): check_entries(subject.row[0], subject.recipe)
+@faithful(*HANDED, plain=WRONG_READERS)
+def test_each_entry_reads_its_tokens_and_states(subject):
+    check_entries(subject.entry.recipe.name, subject.recipe)
 
 def check_entries(name, recipe):
     "Entry j at place t depends on each token and state of its paper, and on no other"
@@ -614,10 +616,8 @@ WRONG_LOSSES = of_systems({of: losing(loss) for of, loss in {
     **{(name, wrong): partial(short_terms, **terms) for name in ("eagle3", "eagle31")
        for wrong, terms in WRONG_TERMS.items()}}.items()})
 
-@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
-          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark", plain=WRONG_LOSSES)
-def test_the_loss_is_the_papers(subject): check_loss(subject.row[0], subject.recipe)
+@faithful(*HANDED, plain=WRONG_LOSSES)
+def test_the_loss_is_the_papers(subject): check_loss(subject.entry.recipe.name, subject.recipe)
 
 def check_loss(name, recipe):
     "Written out place by place; with labels one place early or late it is another number"
@@ -661,6 +661,27 @@ def test_the_gradient_reaches_every_weight_and_no_weight_of_the_target(name):
                 or not w.grad.any()]
     assert all(w.grad is None and not w.requires_grad for w in base.model.parameters())
     assert not {w.data_ptr() for w in net.parameters()} & {w.data_ptr() for w in base.model.parameters()}
+
+@cases
+def test_training_lowers_the_loss_and_resumes(name, tmp_path):
+    "Interrupted and resumed it ends with the same weights; the target's own do not change"
+    base = TargetModel(tiny(V, layers=4).float())
+    def counting(n): return states_of(base.model, (torch.arange(n)[:, None] + torch.arange(16)) % V)
+    held, many, key = counting(8), counting(32), base.key
+    train = StateDataset(many.x.numpy(), {k: s.numpy() for k, s in many.states.items()})
+    def loss(net):
+        torch.manual_seed(9)
+        return net.loss(held, 0.).item()
+    def run(folder, until=None):
+        torch.manual_seed(0)
+        net = CASES[name].make(recipe_of(name).make, base)
+        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder, look=10, rows=8,
+                                         depth=2, until=until)
+    before, net, evaluations = run("whole")
+    run("parts", until=10)
+    _, again, same = run("parts")
+    assert loss(net) < before - .02 and evaluations == same and len(same) == 2
+    assert all(map(torch.equal, net.parameters(), again.parameters())) and TargetModel(base.model).key == key
 
 class Precisions(TorchDispatchMode):
     "The types in which softmaxes and products are computed"
@@ -712,14 +733,11 @@ def ways(make):
     return [lambda q: make(q, gamma=3), lambda q: make(q, gamma=4, temperature=0), chain]
 
 # Medusa's rule with a threshold so low that it changes the text of every drafter
-@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "EAGLE-2", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS",
-          "P-EAGLE", "PARD", "UNO", "DFlash", "DFlash 2", "DSpark",
-          plain={"typical acceptance": verified(typical(.001, .001))})
+@faithful(*TRAINED, plain={"typical acceptance": verified(typical(.001, .001))})
 def test_the_distribution_is_the_targets(subject):
     "Every path enumerated through network and cache: correct edges, the target's distribution to 1e-12"
     for system_of in ways(subject):
-        draft, ctx = drafting(subject.row[0], 2 if subject.name == "Falcon" else 3, .7), (0, 1, 1)
+        draft, ctx = drafting(subject.entry.recipe.name, 2 if subject.name == "Falcon" else 3, .7), (0, 1, 1)
         system = system_of(draft)
         for seen, stated, true in edge_laws(law_of(lambda rng: system.drafter(ctx, rng))):
             assert np.allclose(stated, true, atol=1e-12)
@@ -730,7 +748,7 @@ def test_the_distribution_is_the_targets(subject):
 @systems
 def test_greedy_text_is_plain_text(system):
     "At temperature 0, on a random target, after one token, which has no state before it, and more, at once"
-    name, make = TRAINED[system][0], trained_system(system)
+    name, make = TRAINED.entry(system).recipe.name, TRAINED[system]
     draft = drafting(name, temperature=0)
     built, ctxs = make(draft, temperature=0, depth=draft.net.depth), ((3,), (1, 2, 0, 1))
     plain = HFModel(draft.target.model, 0, check=False)
@@ -777,7 +795,7 @@ BLIND = of_systems({of: made_by(make) for of, make in {
 def test_training_reaches_the_closed_form_of_the_family(subject, source, tmp_path):
     """Training reaches the closed form of its family to .12 tokens and does not exceed it; that of the other
     family is 1.2 tokens away (other networks: in their chapters)"""
-    (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[subject.row[0]]
+    (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[subject.entry.recipe.name]
     torch.manual_seed(0)
     net, steps = make(subject.recipe.make, base), steps if subject == Published(subject.name) else steps // 2
     train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", look=steps, rows=16, depth=2)
@@ -787,8 +805,6 @@ def test_training_reaches_the_closed_form_of_the_family(subject, source, tmp_pat
 
 # The shipped checkpoints
 
-LONGER = "eagle", "hass", "eagle3", "eagle31"   # ten times the steps, on more texts, each at its best rate
-
 def test_the_shipped_checkpoints():
     "A card and weights for every recipe and no more; the longer trainings on one data set, as the others"
     facts = TargetModel(raw_model("target")).facts()
@@ -796,7 +812,9 @@ def test_the_shipped_checkpoints():
     assert sorted(f.name for f in SHIPPED_DRAFTERS.iterdir()) == sorted(RECIPES)
     assert sum(f.stat().st_size for f in SHIPPED_DRAFTERS.glob("*/*")) <= 40e6
     for name, card in cards.items():
-        check_card(name, card, facts, cards["eagle" if name in LONGER else "medusa"])
+        first = next(other for names in shipped_trainings().values() if name in names
+                     for other in names if other in cards)
+        check_card(name, card, facts, cards[first])
 
 def check_card(name, card, facts, one):
     "The card of a recipe: its network, its settings, its training, and the data that it shares with `one`"
@@ -806,7 +824,8 @@ def check_card(name, card, facts, one):
     assert card["settings"].items() >= json.loads(json.dumps(how.settings)).items()
     noted = tuple(made[k] for k in ("name", "peak", "rows", "corpus"))
     assert noted == (name, how.peak, how.rows, how.corpus_share)
-    assert all(made[k] == one["recipe"][k] for k in ("steps", "texts", "length", "seed"))
+    assert (made["texts"], made["steps"]) == (how.texts, how.steps)
+    assert all(made[k] == one["recipe"][k] for k in ("length", "seed"))
     assert all(card[k] for k in ("specref", "python", "torch", "transformers"))
     best = max(mean for _, mean in card["evaluations"])   # of rounds that begin anywhere, also in the prompt
     assert .9*best < card["tokens"] < min(best + .02, 1 + sum(card["overlaps"]))
@@ -835,13 +854,11 @@ def in_reverse(net):
 OTHER_WEIGHTS = of_systems({(name, "untrained"): untrained(name) for name in RECIPES if name != "pass"} | {
     (name, "heads in reverse"): in_reverse for name in ("medusa", "medusa2", "mtp")})
 
-@faithful("Medusa", "Medusa-2", "Hydra", "Hydra++", "MLP Speculator", "multi-token prediction",
-          "DeepSeek MTP", "EAGLE", "HASS", "EAGLE-3", "EAGLE-3.1", "Falcon", "SPIRe", "PaSS", "P-EAGLE",
-          "PARD", "UNO", "DFlash", "DFlash 2", "DSpark", plain=OTHER_WEIGHTS)
+@faithful(*ONE_EACH.values(), plain=OTHER_WEIGHTS)
 def test_the_numbers_on_the_card_are_reproduced(subject):
     """On other texts of the target the shipped weights emit as many tokens as on the card, to an eighth, and
     overlap as much, to .06"""
-    name, net = subject.row[0], subject.shipped()
+    name, net = subject.entry.recipe.name, subject.shipped()
     card = read_card(SHIPPED_DRAFTERS/name)
     base, batch = sampled(name == "medusa2")
     if RECIPES[name].eval_data is few_texts: batch = few_texts(net, batch)   # a pass of the target each

@@ -20,6 +20,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.masking_utils import create_chunked_causal_mask, eager_mask
 from helpers import proves
 from house import ROOT
+from specref.core.check import read_record
 from specref.core.rng import Seeded
 from specref.core.law import warp
 from specref.core.loop import generate, match, autoregressive
@@ -632,9 +633,9 @@ def test_one_row_is_compared_once():
     assert PackedLlama in COMPARED[embedded("small").model]
 
 
-# ---- the stored runs of `make sweep` and `make compat-quantised`
+# ---- the stored runs of `make record-architectures` and `make compat-quantised`
 
-BENCHMARKS, PAGE = ROOT/"docs"/"benchmarks", ROOT/"nbs"/"07_transformer.ipynb"
+PAGE = ROOT/"nbs"/"07_transformer.ipynb"
 
 
 def as_stored(record): return record
@@ -656,11 +657,11 @@ def fails(*bad): return [pytest.param(x, marks=pytest.mark.xfail(strict=True)) f
 @pytest.mark.parametrize("change", [as_stored, *fails(one_wrong, miscounted, all_wrong, outdated)])
 def test_the_stored_sweep(change):
     "Its counts are those of its rows and of the page, none is wrong, and the versions are the pinned ones"
-    record = change(json.loads((BENCHMARKS/"architectures.json").read_text()))
+    record = change(read_record("architectures"))
     counts = Counter(told.partition(":")[0] for told in record["architectures"].values())
     assert {k: n for k, n in record["counts"].items() if n} == counts and not counts["wrong"]
     pins = dict(line.split("==") for line in (ROOT/"constraints.txt").read_text().split() if "==" in line)
-    assert all(pins[name] == n for name, n in record["versions"].items())
+    assert all(pins[name] == record["versions"][name].partition("+")[0] for name in ("torch", "transformers"))
     printed = "".join(out["text"] if isinstance(out["text"], str) else "".join(out["text"])
                       for cell in json.loads(PAGE.read_text())["cells"]
                       for out in cell.get("outputs", ()) if "text" in out)
@@ -669,7 +670,7 @@ def test_the_stored_sweep(change):
 
 def test_the_stored_run_on_quantized_weights():
     "Weights that are not quantized give the texts of `generate`, as does every way served without a warning"
-    ways = json.loads((BENCHMARKS/"quantised.json").read_text())["ways"]
+    ways = read_record("quantised")["ways"]
     whole = {name: way for name, way in ways.items() if name.startswith(("float32", "device_map"))}
     assert len(whole) == 4 and all(way["logits_off"] < 1e-3 for way in whole.values())
     assert all(way["same"] == way["of"] for way in ways.values() if way["check"] == "served")

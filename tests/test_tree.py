@@ -203,9 +203,11 @@ def test_status_and_picture(case):
     assert len(svg.findall("{*}g")) == len(tree) + 1 and title.endswith("then " + show(0))
 
 def test_a_tree_draws_itself():
-    "Its text has no address and no long context; sixty leaves fit on a screen"
+    "Its text has no address and no long context; sixty leaves fit on a screen; control characters are shown"
     tree = Tree(range(99))
     for x in range(60): tree.add(0, x)
     drawn = ElementTree.fromstring(tree._repr_svg_())
     assert len(drawn.findall("{*}g")) == 61 and float(drawn.get("height")) < 1000
+    tokens = draw_tree(tree, show=lambda x: f"{x}\0\t\x1b\ud800\uffff")
+    assert "59␀\t␛\ufffd\ufffd" in ElementTree.fromstring(tokens).find("{*}title").text
     assert repr(tree).startswith("Tree(ctx=<99 tokens>, parent=[-1, 0, 0,") and "at 0x" not in repr(tree)

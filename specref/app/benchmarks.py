@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST', 'SIZES', 'RACE_KINDS', 'BASELINES', 'DRAFTS',
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
-           'transformers_generate', 'generation_view', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds',
-           'layers_run', 'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race',
-           'result_row', 'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
+           'transformers_generate', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds', 'layers_run',
+           'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
+           'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
            'growth_with_trees', 'growth_of_enumeration', 'growth', 'time_verifiers', 'verifier_words', 'after_reading',
            'datastore_of', 'memory_of', 'build_seconds', 'lookups', 'record', 'quiet', 'table_cells', 'result_cells',
            'by_kind', 'result_table']
@@ -15,7 +15,7 @@ __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST'
 # %% ../../nbs/62_benchmarks.ipynb #1ab5b02b
 import gc
 import tracemalloc
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -23,22 +23,22 @@ from pathlib import Path
 from time import perf_counter
 import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 from transformers.utils import logging
 
 # %% ../../nbs/62_benchmarks.ipynb #56a3ae15
-from ..core.check import check_at_least, write_json
+from ..core.check import check_at_least, write_record
+from ..core.registry import TRAINED
 from ..core.rng import Seeded, estimated_paths, law_of
-from ..core.cost import Costs
-from ..core.timing import measure
+from ..speed.cost import Costs
+from ..speed.causes import measure
 from ..core.loop import generate, match, rounds
 from ..core.target import Rows, random_table
 from ..core.tree import Tree, iid
 from ..verify.reject import Chain, reject
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
-from ..models.embedded import EMBEDDED, domain_ids, embedded, prompts, raw_model
+from ..models.embedded import EMBEDDED, domain_ids, embedded, generation_view, prompts, raw_model
 from ..models.recipe import llama
 from ..models.llama import PackedLlama, llama_pass
 from ..draft.datastore import Datastore
@@ -46,11 +46,9 @@ from ..draft.length import GoodputLength, ScheduledChain
 from ..draft.lookup import NgramPlaces, IncrementalReader
 from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
-from .names import DRAFT_SOURCES
 from .paired import median_interval
-from .tour import FURTHER, KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_of_run
-from .tour import PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
-from ..train.registry import TRAINED
+from .tour import KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_words
+from .tour import OF_TARGET, PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -103,13 +101,6 @@ def transformers_generate(draft, how, temperature, prompt, n, seed, **options):
         **(sampled if temperature else greedy), **options)
     assert out.shape[1] == len(prompt) + n
 
-# %% ../../nbs/62_benchmarks.ipynb #771d31bd
-def generation_view(name, **how):
-    "An embedded model, its weights shared, with a generation configuration that has no end token"
-    model = copy(raw_model(name))
-    model.generation_config = transformers.GenerationConfig(bos_token_id=0, **how)
-    return model
-
 # %% ../../nbs/62_benchmarks.ipynb #62f00d02
 @cache
 def pair_costs(draft, temperature):  # -> Costs
@@ -132,9 +123,9 @@ class OwnTargetStop(Stop):
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
-RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS), *FURTHER,
+RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS),
          OwnTargetStop("speculative sampling", "bfloat16"),
-         TrainedStop("SPIRe")]   # the other trained ones have a page of their own
+         *(TrainedStop(entry.name) for entry in TRAINED.entries() if entry.long)]   # others: the next page
 CONTEST = {
     **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
     **{("goodput length", draft): partial(goodput_run, draft) for draft in ("small", "large")},
@@ -270,7 +261,7 @@ def result_row(name, found, n):  # -> dict
     if plain[1]: others = {}   # none for a target of its own
     for key, other in others.items():
         if other in found.seen: row[key] = np.median(found.seconds(other) / mine)
-    if not plain[1] and name[0] not in DRAFT_SOURCES | TRAINED:   # the clock inside sees all models
+    if not plain[1] and name[0] not in {*OF_TARGET, *TRAINED}:   # the clock inside sees all models
         row["outside"] = np.median([x.outside for x in found.seen[name]])
     if found.ledgers(name): row |= predicted_row(name, found, over_plain)
     return dict(system=name[0], draft=name[1], **{key: float(x) for key, x in row.items()})
@@ -383,21 +374,20 @@ def growth():  # -> {quantity: measured points}
                 trees=growth_with_trees(), enumeration=growth_of_enumeration())
 
 # %% ../../nbs/62_benchmarks.ipynb #94da9db9
-def time_verifiers(out="docs/benchmarks/verifiers.json", threads=1, V=32_000, gamma=8):
+def time_verifiers(out="records/verifiers.json", threads=1, V=32_000, gamma=8):
     "Time the verifiers and the enumeration, print the figures, write them as JSON"
     check_at_least(1, threads=threads, V=V, gamma=gamma)
     torch.set_num_threads(threads)
-    about = provenance_of_run(threads=threads, numpy=np.__version__, tokens=V, drafts=gamma)
-    got = about | dict(verdict_ms=verifier_times(V, gamma), loop_ms=loop_ms(), growth=growth())
-    write_json(out, got)
-    print(verifier_words(got))
+    got = dict(threads=threads, tokens=V, drafts=gamma, verdict_ms=verifier_times(V, gamma),
+               loop_ms=loop_ms(), growth=growth())
+    print(verifier_words(write_record(out, "make bench", got)))
 
 def verifier_words(got):
     "The figures of the verifiers in words"
     paths, seconds, _ = got["growth"]["enumeration"][-1]
     ms = ", ".join(f"{name} {x:.2f} ms" for name, x in got["verdict_ms"].items())
     loop = ", ".join(f"{name} {x:.1f} ms" for name, x in got["loop_ms"].items())
-    return (f"{got['machine']}, numpy {got['numpy']}, {got['date']}\n"
+    return (f"{got['machine']}, numpy {got['versions']['numpy']}, {got['date']}\n"
             f"a round outside the models, 128,256 tokens: {loop}\n"
             f"a verdict on {got['drafts']} drafts, {got['tokens']:,} tokens: {ms}\n"
             f"enumeration: {paths / seconds:,.0f} paths a second")
@@ -438,7 +428,7 @@ def build_seconds(build, tokens):  # -> seconds
         gc.collect()
 
 # %% ../../nbs/62_benchmarks.ipynb #95b725ce
-def lookups(out="docs/benchmarks/lookups.json", sizes=(10**4, 10**5, 10**6)):
+def lookups(out="records/lookups.json", sizes=(10**4, 10**5, 10**6)):
     "Time the structures on texts of `sizes` tokens, write the figures as JSON"
     for n in sizes: check_at_least(10, sizes=n)
     text = np.resize(domain_ids("code", held_out=False), max(sizes)).tolist()
@@ -449,11 +439,10 @@ def lookups(out="docs/benchmarks/lookups.json", sizes=(10**4, 10**5, 10**6)):
         rows.append(dict(structure=name, seconds=seconds, bytes_a_token=held))
         timed = "  ".join(f"{n:,}: {s:.2f} s" for n, s in zip(sizes, seconds))
         print(f"{name:22}{timed}  {held:.0f} bytes a token")
-    about = provenance_of_run(sizes=list(sizes), held_after=some)
-    write_json(out, dict(about, rows=rows))
+    write_record(out, "make bench", dict(sizes=list(sizes), held_after=some, rows=rows))
 
 # %% ../../nbs/62_benchmarks.ipynb #45898e9b
-def record(out="docs/benchmarks/embedded.json", laps=3, each=3, n=64, threads=1):
+def record(out="records/embedded.json", laps=3, each=3, n=64, threads=1):
     "Run the whole benchmark, print its table, write it as JSON"
     check_at_least(1, laps=laps, each=each, n=n, threads=threads)
     torch.set_num_threads(threads)
@@ -461,12 +450,10 @@ def record(out="docs/benchmarks/embedded.json", laps=3, each=3, n=64, threads=1)
     kinds = list(product(RACE_KINDS, (0., 1.)))
     with tqdm(total=len(kinds) * laps * len(CONTEST), unit="lap", desc="bench") as bar:
         found = [race(*kind, laps, each, n, bar) for kind in kinds]
-    about = provenance_of_run(threads=threads, transformers=transformers.__version__, laps=laps,
-                              prompts_a_lap=each, tokens=n)
     rows, trees = [row for rows, _ in found for row in rows], [tree for _, tree in found]
-    got = about | dict(rows=rows, trees=trees, large=large_model_share())
-    write_json(out, got)
-    print(result_table(got))
+    got = dict(threads=threads, laps=laps, prompts_a_lap=each, tokens=n, rows=rows, trees=trees,
+               large=large_model_share())
+    print(result_table(write_record(out, "make bench", got)))
     time_verifiers(Path(out).with_name("verifiers.json"), threads)
     lookups(Path(out).with_name("lookups.json"))
 
@@ -513,8 +500,7 @@ def by_kind(rows):  # -> {(kind, temperature): rows}
 
 def result_table(got):
     "The table of a stored run"
-    out = [f"{got['machine']}, {got['threads']} thread, torch {got['torch']}, "
-           f"transformers {got['transformers']}, {got['date']}",
+    out = [provenance_words(got, "transformers"),
            f"medians over {got['laps']} laps of {got['prompts_a_lap']} prompts, {got['tokens']} tokens each; "
            f"{got['rows'][0]['confidence']:.0%} intervals"]
     headings = [heading for heading, _ in COLUMNS.values()]

@@ -8,10 +8,10 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'speed_entries', 'decode_words', 'rate_words', 'speed_words', 'bench', 'held_out_texts', 'cost_entries',
            'bench_words', 'milliseconds', 'certify_command', 'check_certify', 'report_certificates', 'ModelCounts',
            'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries', 'indent', 'certify_recorded',
-           'judge_command', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models', 'add_report',
-           'prompt_text', 'file_text', 'add_prompts', 'add_decode', 'add_bench', 'add_certify', 'add_judge', 'add_tour',
-           'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained', 'add_convert', 'add_export',
-           'add_metrics', 'main', 'escape_unknown', 'look_for', 'run_command']
+           'judge_command', 'refused', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
+           'add_report', 'prompt_text', 'file_text', 'add_prompts', 'add_decode', 'add_bench', 'add_certify',
+           'add_judge', 'add_tour', 'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained',
+           'add_convert', 'add_export', 'add_metrics', 'main', 'escape_unknown', 'look_for', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -28,30 +28,31 @@ from math import inf, isfinite
 from pathlib import Path
 from shlex import quote
 from statistics import median
+from tempfile import TemporaryFile
 from textwrap import fill
 from time import perf_counter
 import numpy as np
 from .. import __version__
-from ..core.check import check_at_least, check_between, check_unused, defaults
+from ..core.check import check_at_least, check_between, check_unused, defaults, read_text
+from ..core.check import provenance_of_run
 from ..core.loop import WrappedDrafter
-from ..core.timing import explain
+from ..speed.causes import explain
 from ..verify.reject import capped_geometric
 from ..certify.counts import runs_needed
 from ..certify.certificates import certificate, certify_system
 from ..certify.logs import certify_log
-from .systems import SYSTEMS
-from .names import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
-from .names import draft_source, encode_prompt, text_difference, load_pair, measure_pair
-from .names import table_system
+from ..core.registry import SYSTEMS
+from .loading import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
+from .loading import draft_source, encode_prompt, text_difference, load_pair, measure_pair
+from .loading import table_system
 from .paired import mean_acceptance, paired_runs, predicted_speedup, runs_of
 
 # %% ../../nbs/63_commands.ipynb #1f4214d9
 def header(pair, command, **given):  # -> dict
     "How a report begins"
     import torch
-    from specref.app.tour import provenance_of_run
-    run = provenance_of_run(threads=torch.get_num_threads(), specref=__version__)
-    return dict(command=command, **given, **asdict(pair.options), **run)
+    run = provenance_of_run(command, threads=torch.get_num_threads(), specref=__version__)
+    return run | given | asdict(pair.options)
 
 def options_line(report):
     "The options of a report, as they are typed"
@@ -372,8 +373,7 @@ def judge_command(file, as_json=False):  # -> exit status
     "Print the exact verdict on the rule in a file of Python, `-` for the standard input"
     from specref.certify.judge import judge_rule
     from specref.certify.reported import known_rules
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    found = judge_rule(text, known=known_rules(), name=file)
+    found = judge_rule(read_text("Python", file=file), known=known_rules(), name=file)
     own = dict(command="judge", specref=__version__, passes=found.passes, exact=found.exact, tv=found.tv)
     own |= dict(robust=found.robust)
     if as_json: print_json(own | dict(verdict=found.verdict, likeness=found.likeness) | asdict(found))
@@ -382,18 +382,20 @@ def judge_command(file, as_json=False):  # -> exit status
     return 0 if found.robust else 3
 
 # %% ../../nbs/63_commands.ipynb #52dc1c4b
+def refused(got, wanted): return argparse.ArgumentTypeError(f"got {got!r}, wanted {wanted}")
+
 def check_folder(out):
     "Raise where `out` is no folder that can be written, before the work begins"
     path = Path(out).absolute()
+    if not out: raise refused(out, "a folder")
     there = next(x for x in (path, *path.parents) if x.exists())
-    if not out or not there.is_dir() or not os.access(there, os.W_OK):
-        raise argparse.ArgumentTypeError(f"got {out!r}, wanted a folder that can be written")
+    try: TemporaryFile(dir=there).close()   # permissions alone do not tell
+    except OSError as e: raise refused(out, f"a folder that can be written ({e.strerror})") from e
     return out
 
 def check_file(out):
     "The same for a file"
-    if not out or Path(out).is_dir():
-        raise argparse.ArgumentTypeError(f"got {out!r}, wanted the name of a file")
+    if not out or Path(out).is_dir(): raise refused(out, "the name of a file")
     check_folder(str(Path(out).absolute().parent))
     return out
 
@@ -447,10 +449,8 @@ def prompt_text(text): return file_text("-") if text == "-" else text
 
 def file_text(file):
     "The text of a file, or of the standard input for `-`, without its last line break"
-    try: text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as e:
-        raise argparse.ArgumentTypeError(f"got {file!r}, wanted a file of text ({e})") from e
-    return text.removesuffix("\n")
+    try: return read_text(file=file).removesuffix("\n")
+    except ValueError as e: raise argparse.ArgumentTypeError(str(e).removeprefix("file: ")) from e
 
 def add_prompts(add, does):
     "Prompts, one after another, from three places"

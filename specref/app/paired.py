@@ -18,7 +18,7 @@ from ..core.loop import autoregressive, bounded, rounds
 from ..core.rng import Seeded
 from ..core.tree import Tree
 from ..verify.reject import Chain, reject
-from .names import counted_noun, draft_source, system_builder, with_room
+from .loading import counted_noun, draft_source, system_builder, with_room
 
 # %% ../../nbs/61_paired.ipynb #3a1b5dbd
 class Interval(NamedTuple):

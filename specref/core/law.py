@@ -10,10 +10,9 @@ __all__ = ['Number', 'Law', 'FROZEN', 'ROUNDING', 'exact', 'as_law', 'freeze', '
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
-from numbers import Real
 from weakref import WeakValueDictionary
 import numpy as np
-from .check import check_at_least, check_between, check_same_vocab
+from .check import check_at_least, check_between, check_same_vocab, is_number
 
 # %% ../../nbs/00_law.ipynb #e482bdf5
 Number = Fraction | float   # exact or fast
@@ -25,7 +24,8 @@ def exact(*weights: Number) -> Law:  # (V,)
     >>> print(*exact(4, 3, 2, 1))
     2/5 3/10 1/5 1/10
     """
-    w = np.array([Fraction(x) for x in weights], dtype=object)
+    try: w = np.array([Fraction(x) for x in weights], dtype=object)
+    except (TypeError, ValueError, OverflowError): w = ()   # NaN, infinities, no numbers
     if not len(w) or min(w) < 0 or w.sum() == 0:
         raise ValueError(f"weights: got {weights}, wanted numbers >= 0 with a positive sum")
     return w / w.sum()
@@ -173,7 +173,7 @@ def check_warp(temperature, top_k, top_p):
     "Refuse options out of range"
     check_between(0, np.inf, temperature=temperature)
     if top_k is not None: check_at_least(1, top_k=top_k)
-    if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise ValueError(f"top_p: got {top_p!r}, wanted None or a number in (0, 1]")
 
 # %% ../../nbs/00_law.ipynb #a279b74c

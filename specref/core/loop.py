@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['MOST_ROWS', 'COUNTERS', 'autoregressive', 'Verdict', 'Round', 'loop', 'rounds', 'Drafter', 'Verifier',
-           'FunctionDrafter', 'as_drafter', 'builds_system', 'drafter_words', 'WrappedDrafter', 'Bounded', 'bounded',
-           'Timed', 'timed_rounds', 'match', 'Step', 'Generation', 'check_tokenizer', 'keeping', 'generate',
-           'generate_texts', 'clip', 'emitted_steps', 'checked_drafter', 'check_call', 'check_run', 'check_prompts',
-           'ProgressBar', 'RoundCounts', 'stack_bars', 'no_time', 'in_braces', 'Ledger', 'part_words', 'System',
-           'no_draft', 'trace', 'loop_law']
+           'FunctionDrafter', 'as_drafter', 'builds_system', 'part_of', 'drafter_words', 'check_verify', 'check_rng',
+           'WrappedDrafter', 'CheckedDrafter', 'context_words', 'checked_verify', 'Bounded', 'bounded', 'Timed',
+           'timed_rounds', 'match', 'Step', 'Generation', 'check_tokenizer', 'keeping', 'generate', 'generate_texts',
+           'clip', 'emitted_steps', 'checked_drafter', 'check_call', 'check_run', 'check_prompts', 'ProgressBar',
+           'RoundCounts', 'stack_bars', 'no_time', 'in_braces', 'Ledger', 'part_words', 'System', 'no_draft', 'trace',
+           'loop_law']
 
 # %% ../../nbs/04_loop.ipynb #f761bf99
 import json
@@ -19,12 +20,15 @@ from functools import partial
 from inspect import isroutine
 from itertools import count, groupby
 from math import inf, log
+from operator import index
 from os import PathLike
 from time import perf_counter
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from .. import require
-from .check import as_tokens, check_at_least
+from .check import argument_counts, as_tokens, check_at_least, check_function, check_type
+from .check import is_made, takes
 from .picture import Markup, draw_rounds, draw_text, html_table
 from .law import Law
 from .rng import MAX_PATHS, Outcomes, Rng, Seeded, merged_law
@@ -80,7 +84,7 @@ def rounds(target: Target, drafter: "Drafter | Callable", verify: "Verifier", ct
         ctx: tokens before the first round, at least one
         rng: random numbers; round i drafts by `rng.at(i).draft` and verifies by `rng.at(i).verify`
     Returns: an iterator of `Round`: tree, rows, verdict and tokens; the context grows by the tokens of each
-    Raises: ValueError for a wrong argument
+    Raises: ValueError for a wrong argument, for a tree after another context, and for what is no verdict
     Source: Leviathan et al. 2023, Algorithm 1, for any tree and verifier (Theorem learning)
     See also: generate, loop_law, Round
 
@@ -90,7 +94,9 @@ def rounds(target: Target, drafter: "Drafter | Callable", verify: "Verifier", ct
     ((2, 2, 2, 1), (3,))
     """
     drafter, ctx = checked_drafter(target, drafter), check_context(target, ctx)
-    return loop(target, drafter, verify, ctx, rng)
+    check_verify(verify)
+    check_rng(rng)
+    return loop(target, CheckedDrafter(drafter), checked_verify(verify), ctx, rng)
 
 # %% ../../nbs/04_loop.ipynb #47912587
 @runtime_checkable
@@ -124,24 +130,39 @@ class FunctionDrafter(Drafter):
 
 def as_drafter(drafter: Drafter | Callable, name: str = "drafter") -> Drafter:
     "A drafter unchanged, a function wrapped as one; an error calls it `name`"
-    if isinstance(drafter, Drafter): return drafter
+    if is_made(drafter, Drafter): return drafter
     function = isroutine(drafter) or isinstance(drafter, partial)
-    if function and not builds_system(drafter): return FunctionDrafter(drafter)
+    if function and takes(drafter, 2) and not builds_system(drafter): return FunctionDrafter(drafter)
     raise ValueError(f"{name}: got {given_words(drafter)}, wanted {drafter_words(drafter)}")
 
 def builds_system(f):
-    "Is `f` a function of a draft model that returns a `System`, as those of `SYSTEMS` are?"
-    code = getattr(getattr(f, "func", f), "__code__", None)
-    return code is not None and code.co_varnames[:1] == ("draft",)
+    "Must a function be given one argument, a draft model, as those of `SYSTEMS`? A drafter needs two"
+    return isinstance(f, (FunctionType, MethodType, partial)) and argument_counts(f)[0] == 1
+
+def part_of(x, name):  # -> words
+    "What to write in the place of a system, or of what builds one, where its part is wanted; else nothing"
+    if isinstance(x, System): return "its parts: drafter=system.drafter, verify=system.verify"
+    return f"what it builds of its one argument, a draft: build(draft).{name}" if builds_system(x) else ""
 
 def drafter_words(x):
     "What to write in the place of `x` where a drafter is wanted"
-    if isinstance(x, System): return "its parts: drafter=system.drafter, verify=system.verify"
-    if builds_system(x): return "what it builds of a draft model: build(draft).drafter"
+    if words := part_of(x, "drafter"): return words
+    if isinstance(x, type): return "a value of it, such as Chain(model, 4)"
     if isinstance(x, Target): return "a drafter that calls it, such as Chain(model, 4)"
     if not hasattr(x, "forward") and not isinstance(x, (str, PathLike)):
-        return "a function or a subclass of Drafter"
+        return "a function (ctx, rng) -> Tree or a subclass of Drafter"
     return f"a drafter that calls a model, such as Chain(model, 4), where model is {model_words(x)}"
+
+def check_verify(verify):
+    "Raise for what is no function of rows, a tree and an rng, and say what to write instead"
+    if takes(verify, 3) and not isinstance(verify, type) and not builds_system(verify): return
+    wanted = part_of(verify, "verify") or "a function (p, tree, rng) -> Verdict, such as reject"
+    raise ValueError(f"verify: got {given_words(verify)}, wanted {wanted}")
+
+def check_rng(rng):
+    "Raise for what is no rng"
+    if is_made(rng, Rng): return
+    raise ValueError(f"rng: got {given_words(rng)}, wanted an rng, such as Seeded(0)")
 
 # %% ../../nbs/04_loop.ipynb #29530866
 @dataclass(frozen=True)
@@ -154,15 +175,41 @@ class WrappedDrafter(Drafter):
     def depth(self) -> int: return self.drafter.depth
     @property
     def V(self) -> int | None: return self.drafter.V
-    def learn(self, round: Round) -> Drafter: return replace(self, drafter=self.drafter.learn(round))
+    def learn(self, round: Round) -> Drafter:
+        after = self.drafter.learn(round)
+        return self if after is self.drafter else replace(self, drafter=as_drafter(after, "learn"))
 
 @dataclass(frozen=True)
-class Bounded(WrappedDrafter):
-    "`drafter`, and an empty draft where context and draft would exceed `most` tokens"
+class CheckedDrafter(WrappedDrafter):
+    "`drafter`, and an error where it returns something else than a tree after the context"
+    def __call__(self, ctx, rng):
+        tree = self.drafter(ctx, rng)
+        if isinstance(tree, Tree) and (tree.ctx is ctx or tree.ctx == ctx): return tree
+        got = f"a tree after {context_words(tree.ctx)}" if isinstance(tree, Tree) else given_words(tree)
+        raise ValueError(f"drafter: got {got} from {part_words(self.drafter)}, "
+                         f"wanted a Tree after {context_words(ctx)}")
+
+def context_words(ctx): return f"{ctx}" if len(ctx) <= 8 else f"{len(ctx)} tokens that end in {ctx[-8:]}"
+
+def checked_verify(verify):  # -> Verifier
+    "`verify`, and an error where it returns something else than a node of the tree and a token"
+    def checked(p, tree, rng):
+        verdict = verify(p, tree, rng)
+        try: right = 0 <= verdict.node < len(tree) and (   # others have tokens of their own
+            type(verdict) is not Verdict or 0 <= index(verdict.token) < getattr(p, "V", inf))
+        except (AttributeError, TypeError): right = False
+        if right: return verdict
+        raise ValueError(f"verify: got {verdict!r:.80} from {part_words(verify)}, "
+                         f"wanted a Verdict: a node from 0 to {len(tree) - 1} and a token")
+    return checked
+
+@dataclass(frozen=True)
+class Bounded(CheckedDrafter):
+    "A checked `drafter`, and an empty draft where context and draft would exceed `most` tokens"
     most: float
     def __call__(self, ctx, rng):
         fits = len(ctx) + self.depth <= self.most
-        return self.drafter(ctx, rng) if fits else Tree(ctx)
+        return super().__call__(ctx, rng) if fits else Tree(ctx)
 
 def bounded(target: Target, drafter: Drafter | Callable) -> Drafter:
     "The drafter within the positions of the target and of its own models"
@@ -185,7 +232,8 @@ class Timed:
 
 def timed_rounds(target, drafter, verify, ctx, rng, ledger):
     "The loop within the positions of the models; the seconds of each part go to the clock of the `ledger`"
-    parts = dict(target=target, draft=bounded(target, drafter), verify=verify)
+    parts = dict(target=target, draft=bounded(target, drafter),
+                 verify=checked_verify(verify))
     return loop(*(Timed(part, name, ledger.clock) for name, part in parts.items()), ctx, rng)
 
 # %% ../../nbs/04_loop.ipynb #6e311784
@@ -292,7 +340,7 @@ def generate(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx:
     >>> generate(target, Chain(draft, 3), reject, ctx=(0,), n=8, rng=Seeded(0))
     (2, 2, 2, 1, 3, 1, 0, 1)
     """
-    ctx, drafter = check_run(target, drafter, verify, ctx, n, rng, stop)
+    ctx, drafter, stop = check_run(target, drafter, verify, ctx, n, rng, stop, watch)
     steps, ledger, bar = [], Ledger.open(target, drafter), ProgressBar(n, progress)
     with keeping(steps, ledger):
         for round in timed_rounds(target, drafter, verify, ctx, rng, ledger) if n else ():
@@ -359,7 +407,9 @@ def checked_drafter(target, drafter):  # -> Drafter
     check_target(target)
     drafter = as_drafter(drafter)
     for model in drafter.models:
-        if not hasattr(model, "V"): check_target(model, "drafter")
+        if is_made(model, Target): continue
+        got = f"{part_words(drafter)} with {given_words(model)} as its model"
+        raise ValueError(f"drafter: got {got}, wanted {model_words(model)}")
     for model in (drafter, *drafter.models):
         if model.V not in (None, target.V):
             wanted = f"wanted the target's {target.V} (HFModel(model, V=n) cuts padding)"
@@ -375,18 +425,18 @@ def check_call(target, drafter, ctx, n):  # -> ctx as a tuple of ints
                          f"{target.most} tokens that the target can read")
     return check_context(target, ctx)
 
-def check_run(target, drafter, verify, ctx, n, rng, stop):  # -> ctx as a tuple of ints, Drafter
+def check_run(target, drafter, verify, ctx, n, rng, stop, watch=None):  # -> ctx, Drafter, stop
     "`check_call`, and every other argument of `generate`"
     check_target(target)
-    if not callable(verify): raise ValueError(f"verify: got {verify!r}, wanted a function")
-    if not isinstance(stop, Container): raise ValueError(f"stop: got {stop!r}, wanted a collection of tokens")
-    if not isinstance(rng, Rng): raise ValueError(f"rng: got {rng!r}, wanted an rng, such as Seeded(0)")
-    drafter = as_drafter(drafter)
+    check_verify(verify)
+    check_rng(rng)
+    if watch is not None: check_function(1, "of the new tokens", watch=watch)
+    drafter, stop = as_drafter(drafter), frozenset(as_tokens(target.V, stop=stop))
     ctx = check_call(target, drafter, ctx, n)
     if len(ctx) + n - 1 > target.most:
         wanted = f"at most {max(target.most + 1 - len(ctx), 0)} after a context of {len(ctx)} tokens"
         raise ValueError(f"n: got {n}, wanted {wanted}: {target.why}")
-    return ctx, drafter
+    return ctx, drafter, stop
 
 def check_prompts(target, drafter, verify, prompts, n, seeds, stop):  # -> contexts as tuples of ints
     "`check_run` for every prompt, before the first is decoded; a seed for each"
@@ -522,6 +572,8 @@ class Ledger:
         if axes is None:
             figure = dict(figsize=(7, 4), sharex=True, layout="constrained")
             _, axes = require("matplotlib.pyplot").subplots(2, **figure)
+        if [hasattr(ax, "bar") for ax in (axes if np.iterable(axes) else ())] != [True]*2:
+            raise ValueError(f"axes: got {axes!r:.80}, wanted two axes of matplotlib")
         accepted, emitted = (np.array(self.column(name)) for name in ("accepted", "emitted"))
         stack_bars(axes[0], "tokens", {"accepted": accepted, "recovered or bonus": emitted - accepted})
         def ms(part): return np.array([1e3 * row[part] for row in self.column("seconds")])
@@ -565,7 +617,8 @@ class System:
         drafter: proposes a tree after the context: a `Drafter`, or a function `(ctx, rng) -> Tree`
         verify: decides which nodes are accepted: a function `(p, tree, rng) -> Verdict`, as `reject`
         cites: keys of the bibliography
-    Raises: ValueError for a drafter that is none, such as a model without the drafter that calls it
+    Raises: ValueError for a drafter or a verifier that is none, such as a model without a drafter that calls
+        it
     Source: this book (Theorem learning)
     See also: generate, certify_system, SYSTEMS
 
@@ -577,7 +630,12 @@ class System:
     drafter: Drafter
     verify: Verifier
     cites: tuple[str, ...] = ()
-    def __post_init__(self): object.__setattr__(self, "drafter", as_drafter(self.drafter))
+    def __post_init__(self):
+        check_type(str, name=self.name)
+        check_type(tuple, cites=self.cites)
+        for key in self.cites: check_type(str, cites=key)
+        check_verify(self.verify)
+        object.__setattr__(self, "drafter", as_drafter(self.drafter))
     def __repr__(self):
         return f"System({self.name!r}, {part_words(self.drafter)}, {part_words(self.verify)}, {self.cites})"
     def _repr_html_(self):
@@ -606,6 +664,7 @@ def trace(text: Generation, show: Callable[[int], str] = str) -> str:
     round   1  A:2 (0.36)  A:2 (0.50)  A:2 (0.25)  B:1 (0.17)
     round   2  Y:3 (0.50)
     """
+    check_function(1, "of a token id, such as str", show=show)
     lines = {}
     for step in text.steps:
         shown = f"{step.status}:{show(step.token)} ({np.exp(step.logprob):.2f})"
@@ -623,8 +682,9 @@ def loop_law(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx:
     >>> loop_law(target, Chain(draft, 2), reject, (0,), n=3) == target_law(target, (0,), n=3)
     True
     """
-    ctx = check_call(target, drafter, ctx, n)
-    drafter = bounded(target, drafter)
+    ctx, stop = check_call(target, drafter, ctx, n), frozenset(as_tokens(target.V, stop=stop))
+    check_verify(verify)
+    drafter, verify = bounded(target, drafter), checked_verify(verify)
     def draft(state, rng):   # the first half of a round, run once for each draft
         out, drafter = state
         tree = drafter(ctx + out, rng.at(0).draft)

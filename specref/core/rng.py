@@ -264,8 +264,7 @@ class Seeded(Uniforms):
     3 0 2 0 1 1 0 2
     """
     def __init__(self, seed: int, address: tuple[int, ...] = (0,), root: tuple[int, ...] | None = None):
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise ValueError(f"seed: got {seed!r}, wanted a whole number >= 0")
+        check_at_least(0, seed=seed)
         self.seed, self.address, self.own = int(seed), address, None
         self.root = address if root is None else root
     def at(self, i: int) -> Streams:

@@ -5,23 +5,27 @@
 # %% auto #0
 __all__ = ['CascadeTree', 'CascadeDrafter', 'cut_round', 'output_law', 'offer_tokens', 'by_meter', 'check_inner', 'Nested',
            'lenient_inside', 'run_lengths', 'mean_rounds', 'vertical_speedup', 'horizontal_speedup', 'graft', 'InTurn',
-           'MaxGram', 'bigram_table', 'check_cascade', 'cs_drafting', 'StagedTree']
+           'MaxGram', 'bigram_table', 'check_cascade', 'cs_drafting', 'StagedTree', 'cascade_drafts', 'staged_drafts']
 
 # %% ../../nbs/23_cascade.ipynb #bb3828f4
+from itertools import product
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, replace
 from math import inf, log
 import numpy as np
 from ..core.check import as_tokens, check_at_least, check_between, check_type
-from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, no_draft, rounds
+from ..core.loop import Drafter, FunctionDrafter, Verdict, as_drafter, bounded, check_verify, no_draft
+from ..core.loop import rounds
 from ..core.rng import Enumerator
 from ..core.target import NgramModel, check_target
-from ..core.tree import Tree, add_paths, chain_nodes, iid
+from ..core.tree import Tree, add_paths, chain_nodes, from_choices, iid, likeliest_points
+from ..core.registry import SYSTEMS, drafter_system
 from .lookup import longest_ending
 from .shapes import StaticTree
 from ..verify.lossy import AcceptanceRule, bild_rollback, lenient
 from ..verify.reject import reject
+from ..verify.siblings import drawn_at
 
 # %% ../../nbs/23_cascade.ipynb #d2b06f1b
 class CascadeTree(Tree):
@@ -86,7 +90,7 @@ class Nested(CascadeDrafter):
     most: int = None
     def __post_init__(self):
         check_at_least(1, gamma=self.gamma, most=self.gamma if self.most is None else self.most)
-        check_type(Callable, verify=self.verify)
+        check_verify(self.verify)
         object.__setattr__(self, "inner", as_drafter(self.inner, "inner"))
         check_inner(self.middle, self.inner)
     @property
@@ -311,3 +315,22 @@ class StagedTree(StaticTree):
             for u, x in zip(guess.parent[1:], guess.token[1:]): where.append(probe.add(where[u], x))
         q = self.model(probe)
         return {probe.path(i): (q, i) for i in range(len(probe))}
+
+# %% ../../nbs/23_cascade.ipynb #1608eb33
+def cascade_drafts(setup):
+    "Half of the places by the draft model, the others and its own drafts by max-gram"
+    g, V = setup.gamma, setup.draft.V
+    bottom = MaxGram(bigram_table(setup.past_tokens(), V), exact=setup.exact)
+    return cs_drafting((setup.draft,), (((g + 1)//2, g), (0, max(g//2, 1))), bottom)
+def staged_drafts(setup):
+    "A tree, by default of two chains; the draft's rows are computed ahead along n-grams of earlier texts"
+    model, draw = drawn_at(setup.temperature, setup.draft)
+    ngrams = NgramModel(setup.past_tokens(), setup.draft.V, 4, setup.exact)
+    guess = StaticTree(ngrams, (-1, 0, 1, 2), likeliest_points)
+    shape = setup.shape or (2, *[1]*(setup.gamma - 1))
+    ranks = [path for d in range(len(shape)) for path in product(*map(range, shape[:d+1]))]
+    return StagedTree(model, from_choices(ranks), draw, guess)
+
+SYSTEMS.declare("CS-Drafting", drafter_system(cascade_drafts, reject), "chen2024cascade", drafts=("large",))
+SYSTEMS.declare("staged speculation", drafter_system(staged_drafts, reject, 4, "staged tree, {gamma}"),
+                "spector2023", drafts=("large",))

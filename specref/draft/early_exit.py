@@ -6,10 +6,12 @@
 __all__ = ['Trunk', 'Branch', 'check_exit', 'ExitTarget', 'ExitDraft', 'dropout_rates', 'exit_scales', 'exit_weights',
            'dropped_states', 'early_exit_loss', 'LayerSkipRecipe', 'some_layers', 'exit_rates', 'best_exit',
            'train_layerskip', 'layerskip_exits', 'trained_exit', 'layerskip_model', 'KangarooAdapter', 'AdapterDraft',
-           'second_exit', 'AdapterRecipe', 'adapter_loss', 'train_adapter', 'kangaroo_adapter']
+           'second_exit', 'AdapterRecipe', 'adapter_loss', 'train_adapter', 'kangaroo_adapter', 'exit_source',
+           'layerskip_source', 'adapter_drafts', 'adapter_source']
 
 # %% ../../nbs/25a_exit.ipynb #dcb7737c
 import json
+from math import inf
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -22,13 +24,15 @@ from torch.nn import functional as F
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 from ..core.check import check_at_least, check_between, check_type
-from ..core.cost import speedup
+from ..speed.cost import speedup
 from ..core.target import Meter
-from .length import ConfidenceLength
+from ..core.registry import SYSTEMS, Source, drafter_system
+from .length import ConfidenceLength, ScheduledChain
 from .skipping import PartialModel, attention_share, same_warp, whole_layers
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model, write_network
 from ..models.transformer import HFModel, given_cache
+from ..verify.reject import chain_system, reject
 
 # %% ../../nbs/25a_exit.ipynb #e89591e1
 class Trunk(PartialModel):
@@ -283,3 +287,27 @@ def kangaroo_adapter(dtype=torch.float32):  # -> KangarooAdapter, exit
     adapter = KangarooAdapter(raw_model().config)
     adapter.load_state_dict(load_file(folder/"model.safetensors"))
     return adapter.to(dtype).eval(), json.loads((folder/"recipe.json").read_text())["recipe"]["exit"]
+
+# %% ../../nbs/25a_exit.ipynb #caec70ab
+def exit_source(target, _, share, **options):
+    "The target in two parts, after a `share` of its layers; the first part drafts by the target's head"
+    parts = ExitTarget(target.model, max(1, round(share * target.layers)), **same_warp(target))
+    return Source(parts, ExitDraft(parts), options, inf)
+def layerskip_source(target, draft):
+    "The share of layers and the gamma that were best, on training text, for the model trained so"
+    (exit, gamma), layers = trained_exit(), len(layerskip_exits()["layerskip"]["training"]["loss"])
+    return exit_source(target, draft, exit / layers, gamma=gamma)
+def adapter_drafts(setup):
+    "At most gamma tokens, ended by the second exit"
+    rule = ConfidenceLength(.6, adaptive=False, largest=True)
+    return ScheduledChain(setup.draft, rule, setup.gamma)
+def adapter_source(target, _):
+    "The adapter that was trained for the embedded target"
+    adapter, exit = kangaroo_adapter()
+    parts = ExitTarget(target.model, exit, **same_warp(target))
+    return Source(parts, AdapterDraft(parts, adapter), shared=inf)
+
+SYSTEMS.declare("LayerSkip", chain_system("LayerSkip", reject), "elhoushi2024layerskip",
+                source=layerskip_source, own_target=layerskip_model, trainings={"layerskip": train_layerskip})
+SYSTEMS.declare("Kangaroo", drafter_system(adapter_drafts, reject, 6), "liu2024kangaroo",
+                source=adapter_source, for_embedded=True, trainings={"kangaroo": train_adapter})

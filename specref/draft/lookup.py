@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['continuation', 'longest_ending', 'NgramPlaces', 'IncrementalReader', 'first_place', 'last_place', 'MostFrequent',
-           'PromptLookup']
+           'PromptLookup', 'lookup_points', 'map_points']
 
 # %% ../../nbs/21_lookup.ipynb #bc927a16
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from math import inf
-from ..core.check import as_tokens, check_at_least, check_between
+from ..core.check import as_tokens, check_at_least, check_between, check_function
 from ..core.loop import Drafter
 from ..core.rng import Rng
 from ..core.target import PerThread
 from ..core.tree import Tokens, Tree, points
+from ..core.registry import SYSTEMS, drafter_system
+from ..verify.reject import reject
 
 # %% ../../nbs/21_lookup.ipynb #fff18e84
 def continuation(text, most_ngram, num_draft_tokens):  # tokens -> tokens
@@ -150,7 +152,7 @@ class PromptLookup(Drafter):
                        min_matching_ngram_size=self.min_matching_ngram_size)
         check_at_least(self.min_matching_ngram_size, max_matching_ngram_size=self.max_matching_ngram_size)
         if self.per_match != inf: check_between(1, inf, per_match=self.per_match)
-        if not callable(self.take): raise ValueError(f"take: got {self.take!r}, wanted a function")
+        check_function(3, "of places, text and number of tokens", take=self.take)
         object.__setattr__(self, "stop", frozenset(as_tokens(self.V, stop=self.stop)))
         object.__setattr__(self, "forbidden", frozenset(as_tokens(self.V, forbidden=self.forbidden)))
         make = partial(NgramPlaces, self.max_matching_ngram_size, self.tail, self.forbidden)
@@ -170,3 +172,13 @@ class PromptLookup(Drafter):
         tree = Tree(ctx)
         for i, x in enumerate(self.find(ctx)): tree.grow(i, points([x], self.V, self.exact), rng)
         return tree
+
+# %% ../../nbs/21_lookup.ipynb #a8aba6fa
+def lookup_points(setup):
+    return PromptLookup(setup.draft.V, num_draft_tokens=setup.gamma, exact=setup.exact)
+def map_points(setup):
+    "The continuation that followed most often, of at least two"
+    return replace(lookup_points(setup), take=MostFrequent(), hits=2)
+
+SYSTEMS.declare("prompt lookup", drafter_system(lookup_points, reject), "saxena2023", tour=True)
+SYSTEMS.declare("n-gram map", drafter_system(map_points, reject), "saxena2023")

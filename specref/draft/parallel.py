@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['AheadTree', 'lines_of', 'remaining', 'part_below', 'prepared_for', 'Overlapped', 'extended', 'Pearl', 'reject_ahead',
            'Call', 'EventLog', 'draw_logs', 'simulate', 'pearl_tokens', 'Amusd', 'SSD', 'fan_out', 'whole_fan_out',
-           'outcome_weights', 'Saguaro', 'SaguaroSSD']
+           'outcome_weights', 'Saguaro', 'SaguaroSSD', 'pearl_drafts', 'amusd_drafts', 'ssd_drafts']
 
 # %% ../../nbs/26_parallel.ipynb #922d59a7
+from fractions import Fraction
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -17,7 +18,9 @@ from ..core.law import normalize, residual
 from ..core.loop import Drafter, Verdict
 from ..core.picture import draw_timeline
 from ..core.tree import Tree, chain_nodes, iid
+from ..core.registry import SYSTEMS, drafter_system
 from .shapes import top_tokens
+from ..verify.reject import chain_system, reject
 
 # %% ../../nbs/26_parallel.ipynb #01523ed0
 class AheadTree(Tree):
@@ -345,3 +348,18 @@ class SaguaroSSD(SSD):
         tested = self.tested + accepted + (accepted < drafted)
         new = replace(super().learn(round), accepted=self.accepted + accepted, tested=tested)
         return replace(new, fan=whole_fan_out(new.alpha, self.gamma, sum(self.fan)))
+
+# %% ../../nbs/26_parallel.ipynb #7902e748
+def pearl_drafts(setup): return Pearl(setup.draft, setup.gamma)
+def amusd_drafts(setup):
+    "A buffer of at most gamma tokens; a draft call takes two ninths of a target call"
+    return Amusd(setup.draft, Fraction(2, 9), setup.gamma)
+def ssd_drafts(setup):
+    "Saguaro: a cache of four outcomes a token, of one for enumeration, and the cached tokens halved"
+    outcomes = 1 if setup.exact else 4*setup.gamma
+    fan = whole_fan_out(.5, setup.gamma, outcomes)   # before a token was tested
+    return SaguaroSSD(setup.draft, setup.gamma, fan, C=Fraction(1, 2))
+
+SYSTEMS.declare("PEARL", chain_system("PEARL", reject_ahead, pearl_drafts), "liu2025pearl")
+SYSTEMS.declare("AMUSD", drafter_system(amusd_drafts, reject_ahead, 8), "mcdanel2024amusd")
+SYSTEMS.declare("SSD", drafter_system(ssd_drafts, reject, 3), "kumar2026ssd")

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['FLYING', 'SHARED_PARTS', 'SHARED_PROJECTIONS', 'flight_latency', 'most_in_flight', 'check_stages', 'schedule',
            'InFlight', 'OwnedRows', 'Flight', 'Flown', 'Pipeline', 'FlightRows', 'layer_stages', 'match_rates',
-           'looped', 'LoopedRecipe', 'exit_logits', 'exit_loss', 'train_looped', 'looped_model']
+           'looped', 'LoopedRecipe', 'exit_logits', 'exit_loss', 'train_looped', 'looped_model', 'pipeline_of',
+           'guesses_at_once', 'ppd_source', 'guesses_in_a_row', 'speed_source']
 
 # %% ../../nbs/26a_pipeline.ipynb #48d3d2c9
 import json
@@ -24,8 +25,9 @@ from ..core.loop import match, rounds
 from ..core.rng import Seeded
 from ..core.target import Meter, PerThread
 from ..core.tree import Tree, iid
-from .parallel import AheadTree, EventLog, Overlapped, lines_of, prepared_for
-from .shapes import drawn_at
+from ..core.registry import SYSTEMS, Source, drafter_system
+from .parallel import AheadTree, EventLog, Overlapped, lines_of, prepared_for, reject_ahead
+from ..verify.siblings import drawn_at
 from .skipping import same_warp
 from ..models.embedded import DOMAINS, domain_ids, stored, windows
 from ..models.llama import check_llama
@@ -340,3 +342,29 @@ def looped_model(folder=None, dtype=torch.float32):  # -> torch module
     folder = stored("looped") if folder is None else Path(folder)
     recipe = json.loads((folder/"recipe.json").read_text())["recipe"]
     return looped(HFModel.load(folder, dtype=dtype).model, recipe["loops"]).eval()
+
+# %% ../../nbs/26a_pipeline.ipynb #6831ccba
+def pipeline_of(target, share):  # -> Pipeline
+    "The layers of a target as stages, with the exit after a `share` of them"
+    exit = max(1, round(share * target.layers))
+    return Pipeline(target.model, layer_stages(target.model), exit, check=True, **same_warp(target))
+def guesses_at_once(setup):
+    "The gamma likeliest tokens of the exit's row start at once; on tables the draft model is the exit"
+    model, draw = drawn_at(0, setup.draft)
+    return InFlight(model, 1, setup.gamma, draw)
+def ppd_source(target, _):
+    "The guesses for the next token start after three quarters of the layers"
+    line = pipeline_of(target, 3/4)
+    return Source(line.target, line.draft)
+def guesses_in_a_row(setup):
+    "One guess a token, at most gamma of them in flight; on tables the draft model is the exit"
+    return InFlight(setup.draft, setup.gamma)
+def speed_source(target, _):
+    "A guess starts after each quarter of the layers, so at most three are in flight"
+    line = pipeline_of(target, 1/4)
+    return Source(line.target, line.draft, dict(
+        drafts=lambda setup: InFlight(setup.draft, min(setup.gamma, line.ahead))))
+
+SYSTEMS.declare("PPD", drafter_system(guesses_at_once, match, 3), "yang2024ppd", source=ppd_source)
+SYSTEMS.declare("SPEED", drafter_system(guesses_in_a_row, reject_ahead, 3), "hooper2023speed",
+                source=speed_source, own_target=looped_model, trainings={"looped": train_looped})

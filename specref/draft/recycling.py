@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RANK_RATES', 'PUBLISHED_TEMPLATE', 'rank_template', 'paths_by_children', 'Recycling', 'node_token',
-           'children_by_path']
+           'children_by_path', 'recycled_points', 'sam_points']
 
 # %% ../../nbs/21c_recycling.ipynb #8a605e8d
 from collections.abc import Iterable
@@ -16,7 +16,10 @@ from ..core.loop import Drafter, Round
 from ..core.rng import Rng
 from ..core.target import raw_row
 from ..core.tree import Tokens, Tree, points
+from ..core.registry import SYSTEMS, drafter_system
 from .shapes import independent, top_tokens
+from .suffix import SAM, Fallback
+from ..verify.reject import reject
 
 # %% ../../nbs/21c_recycling.ipynb #f6d28c67
 RANK_RATES = tuple(Fraction(w, 100) for w in (50, 14, 8, 6, 4, 3, 3, 2))
@@ -105,3 +108,14 @@ def children_by_path(shape):  # -> [(path, ranks of its children)]
     for path in sorted(shape, key=lambda path: (len(path), path)):
         below.setdefault(path[:-1], []).append(path[-1])
     return below.items()
+
+# %% ../../nbs/21c_recycling.ipynb #3d89b025
+def recycled_points(setup):
+    return Recycling(setup.draft.V, shape=rank_template(setup.gamma), exact=setup.exact)
+def sam_points(setup):
+    "SAM's automaton; where its match is too short, Token Recycling"
+    how = dict(num_draft_tokens=setup.gamma, threshold=min(setup.gamma, 5), exact=setup.exact)
+    return Fallback(SAM(setup.draft.V, corpus=setup.past(), **how), recycled_points(setup))
+
+SYSTEMS.declare("Token Recycling", drafter_system(recycled_points, reject, 24), "luo2025recycling")
+SYSTEMS.declare("SAM", drafter_system(sam_points, reject, 24), "hu2025sam", "luo2025recycling")

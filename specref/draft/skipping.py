@@ -7,7 +7,8 @@ __all__ = ['KERNEL_LENGTHS', 'SEARCHES', 'SIBLINGS', 'run_layers', 'attention_sh
            'LentRows', 'skip_mask', 'check_mask', 'SkippedModel', 'AdaptiveExit', 'modelled_speedup', 'mask_score',
            'random_search', 'matern', 'GaussianProcess', 'upper_bounds', 'mask_candidates', 'bayesian_search',
            'MaskRecipe', 'search_masks', 'hand_made_masks', 'write_search', 'stored_search', 'found_mask',
-           'inner_blocks', 'random_mask', 'matchness', 'ucb_mask', 'MaskedModels', 'Swift']
+           'inner_blocks', 'random_mask', 'matchness', 'ucb_mask', 'MaskedModels', 'Swift', 'skipping_drafts',
+           'skipping_source', 'swift_drafts', 'swift_source']
 
 # %% ../../nbs/25_skipping.ipynb #850f1437
 import json
@@ -22,8 +23,9 @@ from ..core.loop import Drafter, generate
 from ..core.rng import Seeded
 from ..core.target import Meter, raw_row
 from ..core.tree import Tree, checked
+from ..core.registry import SYSTEMS, Source, drafter_system
 from .length import Schedule, ScheduledChain, next_threshold
-from .shapes import drawn_at
+from ..verify.siblings import drawn_at
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
 from ..models.llama import check_llama, llama_pass, stored_rows
 from ..models.recipe import write_card
@@ -381,3 +383,23 @@ class Swift(Drafter):
         new = replace(self, prompt=prompt, tried=self.tried + 1, stale=self.stale + 1,
                       history=(*self.history, (mask, score)))
         return replace(new, skip=mask, score=score, stale=0) if score > self.score else new
+
+# %% ../../nbs/25_skipping.ipynb #5682f829
+def skipping_drafts(setup):
+    "At most gamma tokens, ended by the adaptive threshold of the paper"
+    schedule = AdaptiveExit(.8 if setup.temperature == 0 else .5, most=setup.gamma)
+    return ScheduledChain(setup.draft, schedule, setup.gamma)
+def skipping_source(target, _):
+    "The target without the blocks that were found for the embedded one"
+    return Source(target, SkippedModel(target, found_mask()))
+def swift_drafts(setup):
+    "On tables every mask has the same draft"
+    return Swift(lambda skip: setup.draft, 4, (False,)*8, setup.temperature, setup.gamma, window=1, enough=1.,
+                 ratio=.5)
+def swift_source(target, _):
+    "The target without the blocks that it chooses while it decodes"
+    return Source(target, target, dict(drafts=lambda setup: Swift.of(target, most=setup.gamma)))
+
+SYSTEMS.declare("Draft & Verify", drafter_system(skipping_drafts, reject, 8), "zhang2024draft",
+                source=skipping_source, for_embedded=True)
+SYSTEMS.declare("SWIFT", drafter_system(swift_drafts, reject, 25), "xia2025swift", source=swift_source)

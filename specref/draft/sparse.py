@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PROJECTIONS', 'Selection', 'StreamingWindow', 'by_key_head', 'Retrieval', 'SnapKV', 'check_queries', 'turn_rows',
-           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'triforce_speedup']
+           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'triforce_speedup',
+           'LastTokens', 'cache_budget', 'magicdec_source', 'sparse_cascade', 'triforce_source']
 
 # %% ../../nbs/25b_sparse.ipynb #fe7eadf5
 from dataclasses import dataclass, replace
@@ -13,14 +14,15 @@ import torch
 from torch.nn.functional import avg_pool1d
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between, check_type
-from ..core.cost import pass_seconds
+from ..speed.cost import pass_seconds
 from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
+from ..core.registry import SYSTEMS, Source, drafter_system
 from .cascade import Nested, graft, mean_rounds
 from .skipping import LentRows, SkippedModel, run_layers, skip_mask
 from ..models.llama import llama_pass
 from ..models.transformer import RowCache, Unservable
-from ..verify.reject import Chain, capped_geometric
+from ..verify.reject import Chain, capped_geometric, chain_system, reject
 
 # %% ../../nbs/25b_sparse.ipynb #85ee76ce
 @dataclass(frozen=True)
@@ -251,3 +253,35 @@ def triforce_speedup(size, tiny, machine, rows, budget, window, gamma, alpha, in
     drafting = middle + k * pass_seconds(tiny, machine, min(window, rows))
     seconds = mean_rounds(inner, k, gamma) * drafting + pass_seconds(size, machine, rows, gamma + 1)
     return capped_geometric(alpha, gamma) * pass_seconds(size, machine, rows) / seconds
+
+# %% ../../nbs/25b_sparse.ipynb #808f5f2c
+class LastTokens(ModelView):
+    "A model that reads the last `k` tokens of each text"
+    def __init__(self, model, k):
+        super().__init__(model)
+        self.k, self.meter = k, Meter()
+    def __call__(self, tree):
+        self.meter.calls += 1
+        def row(i): return self.model(Tree(tree.text(i)[-self.k:]))[0]
+        return Rows(row, len(tree), self.V)
+
+def cache_budget(target):
+    "Rows of a constant cache: 4,096, or an eighth of a shorter model's longest text"
+    return int(min(4096, target.most // 8))
+def magicdec_source(target, _):
+    "The target with SnapKV's selection"
+    budget = cache_budget(target)
+    return Source(target, SparseModel(target, SnapKV(budget, min(32, budget // 4)), budget // 4))
+def sparse_cascade(setup):
+    "On tables the draft model is in the place of the target with selected rows, below it the last two tokens"
+    return TriForce(setup.draft, setup.gamma, Chain(LastTokens(setup.draft, 2), 1))
+def triforce_source(target, draft):
+    "The target with a retrieval cache, and below it the draft model with a window"
+    if draft is None: raise ValueError("draft: got none, wanted a model, since 'TriForce' drafts with one")
+    budget = cache_budget(target)
+    own = dict(budget=budget, window=budget // 2, sinks=min(16, budget // 16), every=budget // 4)
+    return Source(target, draft, dict(drafts=lambda setup: triforce(target, draft, setup.gamma, **own)))
+
+SYSTEMS.declare("TriForce", drafter_system(sparse_cascade, reject, 6), "sun2024triforce",
+                source=triforce_source)
+SYSTEMS.declare("MagicDec", chain_system("MagicDec", reject), "sadhukhan2025magicdec", source=magicdec_source)

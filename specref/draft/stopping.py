@@ -7,9 +7,11 @@ __all__ = ['STOPPING', 'best_from', 'best_stopping', 'AcceptanceHead', 'LengthCl
            'acceptance_of', 'mixed_texts', 'last_states', 'draft_features', 'Rollouts', 'rollouts', 'StateHead',
            'RowClassifier', 'stopping_network', 'LengthRecipe', 'batch_loss', 'head_data', 'classifier_data',
            'length_prompts', 'train_lengths', 'replay', 'Recorded', 'rate_and_residuals', 'rate_difference',
-           'reliability']
+           'reliability', 'own_confidence', 'peak', 'by_head', 'by_classifier', 'trained_head', 'trained_classifier',
+           'predicted_lengths']
 
 # %% ../../nbs/24a_stopping.ipynb #09007b4e
+from functools import partial
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -21,9 +23,11 @@ from ..core.check import check_at_least, check_between, look_up
 from ..core.loop import Round, Verdict
 from ..core.target import PerThread
 from ..core.tree import Tree
-from ..models.embedded import DOMAINS, domain_ids, raw_model, sample_texts, stored, windows
+from ..core.registry import SYSTEMS, Source
+from ..models.embedded import DOMAINS, domain_ids, embedded, raw_model, sample_texts, stored, windows
 from ..models.recipe import fit, write_network, write_samples
 from ..verify.lossy import entropy
+from .length import Disco, ScheduledChain, SpecDecPP, drawn_row, scheduled_system
 
 # %% ../../nbs/24a_stopping.ipynb #c2875b87
 def best_from(p, q, text, survival, price, left):  # -> mean accepted, mean drafted, texts to go on after
@@ -272,3 +276,28 @@ def reliability(predicted, actual, bins=5):  # (m,), (m,) -> rows of (predicted,
     parts = [i for i in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(i)]
     rows = [(predicted[i].mean(), actual[i].mean(), len(i)) for i in parts]
     return rows, sum(abs(a - b) * n for a, b, n in rows) / len(predicted)
+
+# %% ../../nbs/24a_stopping.ipynb #2ecd0ab4
+def own_confidence(tree, node):
+    "In the place of SpecDec++'s head: the probability of the token that was drawn"
+    return float(drawn_row(tree, node)[tree.token[node]])
+def peak(row, position):
+    "In the place of DISCO's classifier: the largest probability"
+    return float(max(row))
+def by_head(setup): return SpecDecPP(own_confidence, .7)
+def by_classifier(setup): return Disco(peak)
+def trained_head(net, draft): return SpecDecPP(StateHead(net, draft), .7)
+def trained_classifier(net, draft): return Disco(RowClassifier(net))
+
+def predicted_lengths(target, _, network, rule):
+    "The embedded small draft, and a trained network that predicts which of its tokens are accepted"
+    draft = embedded("small", keep=(1,), temperature=target.temperature)
+    net = stopping_network(network)
+    return Source(target, draft, dict(
+        drafts=lambda setup: ScheduledChain(setup.draft, rule(net, draft), setup.gamma)))
+
+SYSTEMS.declare("SpecDec++", scheduled_system(by_head), "huang2024specdecpp", for_embedded=True,
+                source=partial(predicted_lengths, network="specdec++", rule=trained_head),
+                trainings={"lengths": train_lengths})
+SYSTEMS.declare("DISCO", scheduled_system(by_classifier), "mamou2024disco", for_embedded=True,
+                source=partial(predicted_lengths, network="disco", rule=trained_classifier))

@@ -7,7 +7,8 @@ __all__ = ['END', 'LOOK_BEHIND', 'CUT_STEP', 'BYTE_TOKEN', 'PIECES', 'LEAST', 'T
            'toy_pair', 'on_tokens', 'zero_law', 'TextView', 'StringMatch', 'Intersection', 'StringLaw', 'token_strings',
            'byte_alphabet', 'spelled_by_bytes', 'spelled_with_fallback', 'parts_of', 'split_text', 'text_tokenizer',
            'SecondRecipe', 'train_second_tokenizer', 'with_vocabulary', 'encoded_in_stretches', 'second_loss',
-           'train_second', 'second_tokenizer', 'second_module', 'second_draft', 'translated']
+           'train_second', 'second_tokenizer', 'second_module', 'second_draft', 'translated', 'string_match',
+           'shared_token_chain', 'string_chain', 'translated_source', 'second_words', 'translating']
 
 # %% ../../nbs/27_vocab.ipynb #b5fef52f
 import json, re
@@ -23,7 +24,8 @@ from ..core.law import greedy, one_hot
 from ..core.loop import Drafter
 from ..core.target import ModelView, Rows, raw_row
 from ..core.tree import Tree, likeliest_points
-from ..verify.reject import Chain
+from ..core.registry import SYSTEMS, Source, drafter_system
+from ..verify.reject import Chain, reject
 
 # %% ../../nbs/27_vocab.ipynb #61f4ac62
 END = "\U0010ffff"   # in a string: the token that ends a text, which has no characters
@@ -445,3 +447,33 @@ def translated(draft, draft_tokenizer, target_tokenizer, rule="slem", gamma=4, V
     make = look_up(TRANSLATIONS, rule=rule)
     pair = TokenizerPair(text_tokenizer(target_tokenizer, V), text_tokenizer(draft_tokenizer, draft.V))
     return make(draft, pair, gamma)
+
+# %% ../../nbs/27_vocab.ipynb #ef6438ce
+def string_match(setup):
+    "On tables both tokenizers are toys"
+    return StringMatch(setup.draft, toy_pair(setup.draft.V), setup.gamma, exact=setup.exact)
+def shared_token_chain(setup): return Chain(Intersection(setup.draft, toy_pair(setup.draft.V)), setup.gamma)
+def string_chain(setup): return Chain(StringLaw(setup.draft, toy_pair(setup.draft.V)), setup.gamma)
+
+def translated_source(target, draft, words, rule):
+    "A draft with a tokenizer of its own; its costs are those of its rows on the shared tokens"
+    both = words.draft, words.target
+    return Source(target, Intersection(draft, words), dict(
+        drafts=lambda setup: translated(draft, *both, rule, setup.gamma)))
+def second_words(target, _, rule):
+    "The same with the embedded draft of the second tokenizer"
+    from specref.models.embedded import tokenizer
+    words = TokenizerPair(*map(text_tokenizer, (tokenizer(), second_tokenizer())))
+    return translated_source(target, second_draft(temperature=target.temperature), words, rule)
+def translating(rule):
+    "What a system declares that translates drafts by a rule of `translated`"
+    return dict(source=partial(second_words, rule=rule), translate=partial(translated_source, rule=rule),
+                for_embedded=True)
+
+SYSTEMS.declare("universal assisted generation",
+                drafter_system(string_match, reject, 4, "re-encoded, {gamma}"), "timor2025",
+                trainings={"vocab": train_second}, **translating("slem"))
+SYSTEMS.declare("TLI", drafter_system(shared_token_chain, reject, 4, "shared tokens, {gamma}"), "timor2025",
+                **translating("tli"))
+SYSTEMS.declare("SLRS", drafter_system(string_chain, reject, 4, "string law, {gamma}"), "timor2025",
+                **translating("slrs"))

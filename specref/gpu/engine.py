@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 from ..core.rng import Tape, numpy_generator
-from ..core.check import check_at_least
+from ..core.check import check_at_least, check_function, is_number
 from ..core.loop import Ledger, Round, Generation, Verdict
 from ..draft.shapes import as_parents
 from ..core.check import as_tokens
@@ -322,14 +322,14 @@ def per_text(name, x, B, kind):  # -> B of them
 
 def check_temperature(t):
     "A finite number >= 0"
-    if not isinstance(t, Real) or not 0 <= t < 2.**1023:
+    if not is_number(t) or not 0 <= t < 2.**1023:
         raise ValueError(f"temperature: got {t!r:.80}, wanted a finite number >= 0")
 
 def check_cut(cut, dtype):
     "Numbers in the ranges of `Logits`, and logits of at most 32 bits where something is cut"
     for (name, whole), x in zip(CUTS.items(), cut):
         words, holds = RANGES[name]
-        if not isinstance(x, Real) or not holds(x): raise ValueError(f"{name}: got {x!r:.80}, wanted {words}")
+        if not is_number(x) or not holds(x): raise ValueError(f"{name}: got {x!r:.80}, wanted {words}")
         if x != whole and dtype.itemsize > 4:
             raise ValueError(f"{name}: got {x!r:.80} for a target of {dtype}, wanted one of at most 32 bits")
 
@@ -392,14 +392,14 @@ class Engine:
         check_models(target, draft)
         if draw not in (iid, without_replacement):
             raise ValueError(f"draw: got {draw!r}, wanted iid or without_replacement")
-        for name, f, like in ("verify", verify, "verify_trees"), ("sample", sample, "draw_children"):
-            if not callable(f): raise ValueError(f"{name}: got {f!r}, wanted a function like {like}")
+        check_function(5, "like verify_trees", verify=verify)
+        check_function(4, "like draw_children", sample=sample)
         check_at_least(1, every=every)
         p, q = served_model("target", target), served_model("draft", draft)
         if p.V != q.V: raise ValueError(f"draft: got a vocabulary of {q.V} tokens, wanted the target's {p.V}")
         self.target, self.draft, self.temperature = target, draft, temperature
-        self.verify, self.sample, self.every = verify, sample, every
-        self.cuts = top_k, top_p, min_p
+        self.verify, self.sample, self.every, self.cuts = verify, sample, every, (top_k, top_p, min_p)
+        self.warps(max(len(x) if hasattr(x, "__len__") else 1 for x in (temperature, *self.cuts)))
         self.V, self.without_replacement = p.V, draw is without_replacement
         self.most, self.why = min((p.most, p.why), (q.most, q.why))
         self.plan = self.checked_plan(rename_argument("shape", sort_by_level, shape))
@@ -427,16 +427,20 @@ class Engine:
             raise ValueError("prompts: got none, or an empty one, wanted at least one token in each")
         B = len(prompts)
         ns, seeds = per_text("n", n, B, Integral), per_text("seeds", seeds, B, ())
-        temperatures = per_text("temperature", self.temperature, B, Real)
-        cuts = zip(*(per_text(name, x, B, Real) for name, x in zip(CUTS, self.cuts)))
-        requests = [*map(Request, prompts, ns, seeds, self.stops(stop, B), temperatures, cuts)]
+        requests = [*map(Request, prompts, ns, seeds, self.stops(stop, B), *self.warps(B))]
         for r in requests:
             check_at_least(0, n=r.n)
             check_at_least(0, seeds=r.seed)
-            check_temperature(r.temperature)
-            check_cut(r.cut, self.target.dtype)
             self.check_room(r)
         return requests
+
+    def warps(self, B: int) -> tuple[list[Real], list[tuple]]:
+        "The checked temperature and cuts of each text"
+        temperatures = per_text("temperature", self.temperature, B, Real)
+        cuts = [*zip(*(per_text(name, x, B, Real) for name, x in zip(CUTS, self.cuts)))]
+        for t in temperatures: check_temperature(t)
+        for cut in cuts: check_cut(cut, self.target.dtype)
+        return temperatures, cuts
 
     def stops(self, stop: Collection, B: int) -> list[frozenset]:
         "The stop tokens of each text: one collection for all, or one for each"

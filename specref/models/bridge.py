@@ -23,12 +23,12 @@ from transformers import StoppingCriteriaList
 from transformers.generation import (
     CandidateGenerator, GenerateDecoderOnlyOutput, SynthIDTextWatermarkLogitsProcessor,
                                      UnbatchedClassifierFreeGuidanceLogitsProcessor)
-from ..core.check import check_at_least
+from ..core.check import check_at_least, check_function, is_made
 from ..core.law import normalize, one_hot, tv, warp
 from ..core.rng import Outcomes, Seeded, law_of, Rng
 from ..core.tree import Tree, edge_laws
 from ..core.loop import Drafter, Generation, Ledger, Verifier
-from ..core.loop import as_drafter, check_call, emitted_steps, keeping, timed_rounds
+from ..core.loop import as_drafter, check_call, check_verify, emitted_steps, keeping, timed_rounds
 from ..verify.reject import Chain, reject
 from .transformer import CACHE_NAMES, HFModel, cache_keyword, check_network
 
@@ -64,12 +64,13 @@ def check_several(n, config, refuse):
     if config._pad_token_tensor is None:
         refuse("pad_token_id", "None", "a token, since the texts of a batch may differ in length")
 
-def check_parts(**parts):
-    "Raise a `ValueError` for a drafter or a verifier that cannot be called"
-    for name, part in parts.items():
-        if callable(part): continue
+def check_parts(drafter, verify, callback):
+    "The drafter, the verifier and the callback of `speculate`"
+    if not callable(drafter):
         why = "assistant_model= never reaches a custom_generate function"
-        raise ValueError(f"{name}: got {part!r}, wanted a {name} ({why})")
+        raise ValueError(f"drafter: got {drafter!r:.80}, wanted a drafter or a draft network ({why})")
+    check_verify(verify)
+    if callback is not None: check_function(1, "of the new tokens", token_callback=callback)
 
 def check_inputs(ids, given, refuse):
     "Inputs beside the tokens must be those that `generate` makes itself"
@@ -174,7 +175,7 @@ def speculate(model: PreTrainedModel, input_ids: torch.Tensor, logits_processor:
     """
     config, whole = generation_config, bool(generation_config.return_dict_in_generate)
     check_request(model, input_ids, logits_processor, config, model_kwargs)
-    check_parts(drafter=drafter, verify=verify)
+    check_parts(drafter, verify, token_callback)
     rows = [BatchRow(input_ids, row, model_kwargs.get("attention_mask")) for row in range(len(input_ids))]
     runs = [row.prepare(model, drafter, logits_processor, config) for row in rows]
     pages = [TextSoFar(row.ids, stopping_criteria, logits_processor, whole and config.output_scores,
@@ -243,7 +244,7 @@ def wrap_drafter(drafter, like):
 
 def as_rng(seed):
     "An rng as it is, a seed as an rng; without one torch's own generator draws the seed"
-    if isinstance(seed, Rng): return seed
+    if is_made(seed, Rng): return seed
     return Seeded(torch.randint(2**63 - 1, ()).item() if seed is None else seed)
 
 def rngs_of(seed, n):  # -> rngs

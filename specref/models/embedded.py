@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'END_TEXT', 'DOMAINS', 'DATA', 'stored', 'tokenizer', 'raw_model', 'load_raw_model', 'embedded',
-           'is_embedded', 'tokenizer_of', 'corpus', 'ids_of', 'domain_ids', 'windows', 'prompts', 'bits_per_byte',
-           'evenly_spaced', 'n_bytes', 'mean_overlap', 'sample_texts']
+           'is_embedded', 'generation_view', 'tokenizer_of', 'corpus', 'ids_of', 'domain_ids', 'windows', 'prompts',
+           'bits_per_byte', 'evenly_spaced', 'n_bytes', 'mean_overlap', 'sample_texts']
 
 # %% ../../nbs/08_models.ipynb #74b2ab5a
 import json, lzma
+from copy import copy
 from functools import cache
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 from .. import require
 from ..core.check import package_folder
 from .llama import PackedLlama
@@ -74,6 +75,12 @@ def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bo
 def is_embedded(name):
     "Is this the name of an embedded model? False for every path"
     return name in EMBEDDED
+
+def generation_view(name, **how):
+    "An embedded model, its weights shared, with a generation configuration that has no end token"
+    model = copy(raw_model(name))
+    model.generation_config = GenerationConfig(bos_token_id=0, **how)
+    return model
 
 def tokenizer_of(role, name):
     "The tokenizer that belongs to a model's name; raises `ValueError` when there is none"

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
-from ..core.check import check_at_least, check_between
-from ..core.cost import Number
+from ..core.check import as_tokens, check_at_least, check_between
+from ..speed.cost import Number
 from ..core.tree import Tokens, Tree
 from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
                                         leaf_paths, network_lock, own_options, read_checkpoint, why_rowless)
@@ -197,8 +197,8 @@ class StateReader(StatePasses):
         return [found[i] for i in range(len(tree))]
     def states(self, ctx: Tokens, layers: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
         "Hidden states (len(ctx), width) of `ctx` by layer (0: embeddings); no pass for cached rows of `keep`"
-        layers, how = self.keep if layers is None else self.check_layers(layers), dict(check=False)
-        how |= dict(chunk=self.chunk, stepwise=self.stepwise)
+        layers = self.keep if layers is None else as_tokens(self.layers + 1, layers=layers)
+        how = dict(check=False, chunk=self.chunk, stepwise=self.stepwise)
         reader = self if {*layers} <= {*self.keep} else type(self)(self.model, keep=layers, **how)
         reader.meter = self.meter
         reader.feed(Tree(ctx), with_answers=False)

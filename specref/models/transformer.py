@@ -7,8 +7,9 @@ __all__ = ['COMPILED', 'CACHE_NAMES', 'WINDOW', 'CHECKING', 'LOCKS', 'COMPARED',
            'RowCache', 'Unservable', 'is_compiled', 'check_network', 'why_rowless', 'has_alibi', 'why_unservable',
            'releases', 'cache_keyword', 'bare_model', 'cache_name', 'given_cache', 'attention_windows',
            'position_limit', 'context_limit', 'tree_mask', 'plain_masks', 'leaf_paths', 'RowAnswer', 'vocabulary',
-           'network_lock', 'CachedModel', 'warpers', 'check_processors', 'probe_scores', 'softmax_row', 'raw_weights',
-           'own_options', 'read_checkpoint', 'loading_error', 'HFModel']
+           'network_lock', 'CachedModel', 'warpers', 'as_processors', 'check_processors', 'probe_scores', 'softmax_row',
+           'raw_weights', 'own_options', 'read_checkpoint', 'check_device', 'check_checkpoint', 'loading_error',
+           'HFModel']
 
 # %% ../../nbs/07_transformer.ipynb #9bd807d7
 import os, warnings
@@ -25,10 +26,10 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedMo
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.masking_utils import create_masks_for_generate
-from ..core.check import check_at_least, check_between
+from ..core.check import as_tokens, check_at_least, check_between, check_switch, package_folder, takes
 from ..core.law import Law, check_warp, one_hot
 from ..core.tree import Tokens, Tree
-from ..core.target import ENCODED, SERVED, PerThread, Rows, Target, given_words
+from ..core.target import ENCODED, SERVED, SERVED_BY, PerThread, Rows, Target, given_words
 
 # %% ../../nbs/07_transformer.ipynb #737a7faa
 def common_prefix_len(a, b):  # -> length
@@ -134,12 +135,12 @@ def why_rowless(model):  # -> str
     if is_compiled(model): return COMPILED
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
-        return "it is an encoder-decoder, which reads two texts (`EncoderDecoderModel`)"
+        return f"it is an encoder-decoder, which reads two texts; write {ENCODED}"
     if model.get_output_embeddings() is None: return "it has no head that scores the vocabulary"
     layers = DynamicCache(config=config).layers
     state = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
     stateful = getattr(model, "_is_stateful", False)
-    kept = "it keeps a recurrent state, which has no rows to keep or drop (`serve_model`)"
+    kept = f"it keeps a recurrent state, which has no rows to keep or drop; write {SERVED_BY}"
     return kept if state or stateful else ""
 
 def has_alibi(model, config):
@@ -264,6 +265,8 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
     "A causal language model with a cache that compares texts; raises `Unservable` where it cannot be used"
     def __init__(self, model: PreTrainedModel, keep: Sequence[int] = (), chunk: int = 1024,
                  V: int | None = None, paths: bool | None = None):
+        check_switch(paths=paths)
+        check_at_least(1, chunk=chunk)
         wrong = self.refusal(model, paths)
         if wrong:
             name = type(model).__name__
@@ -272,7 +275,7 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
         self.V, self.layers = vocabulary(model, V), self.config.num_hidden_layers
         self.most, self.why = position_limit(self.config)
         self.windows, self.unchecked = attention_windows(self.config), []
-        self.model, self.keep, self.chunk = model.eval(), self.check_layers(keep), chunk
+        self.model, self.keep, self.chunk = model.eval(), as_tokens(self.layers + 1, keep=keep), chunk
         self.takes, self.named = {*signature(model.forward).parameters}, cache_name(model)
         self.paths, self.by_paths = paths, bool(paths)
         self.forget()
@@ -359,10 +362,6 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
         if length > self.most:
             got = f"a text of {length} tokens, drafted ones included"
             raise Unservable(f"ctx: got {got}, wanted at most {self.most}: {self.why}")
-    def check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        unknown = [k for k in layers if not 0 <= k <= self.layers]
-        if unknown: raise ValueError(f"layers: got {unknown[0]}, wanted 0 <= layer <= {self.layers}")
-        return tuple(layers)
 
     def count(self, start: int, m: int) -> None:
         self.meter.calls += 1
@@ -373,7 +372,7 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
 
     def states(self, ctx: Tokens, layers: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
         "Hidden states (len(ctx), width) of `ctx` by layer (0: embeddings); no pass for cached rows of `keep`"
-        layers = self.keep if layers is None else self.check_layers(layers)
+        layers = self.keep if layers is None else as_tokens(self.layers + 1, layers=layers)
         stored = set(layers) <= set(self.keep)
         by_paths = self.by_paths or None
         reader = self if stored else CachedModel(self.model, layers, self.chunk, paths=by_paths)
@@ -389,10 +388,17 @@ def warpers(temperature, top_k, top_p):  # -> processors
     if top_k: steps.append(TopKLogitsWarper(top_k))
     return steps if top_p in (None, 1) else [*steps, TopPLogitsWarper(top_p)]
 
+def as_processors(processors):  # -> list
+    "Functions of token ids and logits, in a list"
+    found = [*processors] if isinstance(processors, Iterable) else [processors]
+    if isinstance(processors, Iterable) and all(takes(f, 2) for f in found): return found
+    wanted = "a list of functions (ids, logits) -> logits"
+    raise ValueError(f"processors: got {processors!r:.80}, wanted {wanted}")
+
 def check_processors(processors, V, device):
     "A processor must be a function of the text: each is called on a text and a longer one, and both again"
     z = torch.linspace(-1, 1, V, dtype=torch.float64, device=device)[None]
-    for process in processors or ():
+    for process in processors:
         name = getattr(process, "__name__", type(process).__name__)
         for a in (0, V // 2):
             short, long, *again = [probe_scores(process, text, z) for text in ((a,), (a, V - 1, a)) * 2]
@@ -428,8 +434,10 @@ def own_options(kw, *takers):  # -> options of these functions or classes, the o
 
 def read_checkpoint(kind, path, dtype=torch.float32, device=None, **kw):  # -> network
     "A checkpoint with all of its weights, by a class of transformers; `kw` as for its `from_pretrained`"
+    check_checkpoint(path)
     if device is not None and "device_map" in kw:
         raise ValueError(f"device: got {device} and a device_map, wanted one of the two")
+    if device is not None: check_device(device)
     try: model, found = kind.from_pretrained(path, **dict(dtype=dtype, output_loading_info=True) | kw)
     except Exception as e: raise loading_error(kind, path, kw, e) from e
     lost = sorted(found["missing_keys"])
@@ -437,6 +445,24 @@ def read_checkpoint(kind, path, dtype=torch.float32, device=None, **kw):  # -> n
         raise ValueError(f"path: got {str(path)!r} without {len(lost)} weights, {lost[0]} among them; "
                          "wanted them all")
     return model if device is None else model.to(device)
+
+def check_device(device):
+    "Raise for a device that torch cannot use, and say which it can"
+    try: torch.empty(0, device=device)
+    except Exception as e:
+        usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        usable += ["mps"] if torch.backends.mps.is_available() else []
+        wanted = f"one that torch can use here: {', '.join(usable)}"
+        raise ValueError(f"device: got {device!r:.80}, wanted {wanted}") from e
+
+def check_checkpoint(path):
+    "Raise for what is no name or folder, and for the name of an embedded model"
+    wanted = "the name or the folder of a checkpoint"
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"path: got {given_words(path)}, wanted {wanted}; HFModel(x) takes a network")
+    ours = [file.parent.name for file in package_folder("specref_models").glob("*/config.json")]
+    if str(path) in ours and not os.path.exists(path):
+        raise ValueError(f"path: got {path!r}, wanted {wanted}; embedded({path!r}) is the model of this name")
 
 def loading_error(kind, path, kw, error):  # -> ValueError
     "Why transformers did not load a checkpoint: a keyword that it does not know, or the path"
@@ -479,9 +505,10 @@ class HFModel(CachedModel):
                  top_p: float | None = None, processors: Iterable | None = None, keep: Sequence[int] = (),
                  chunk: int = 1024, check: bool | None = True, V: int | None = None,
                  paths: bool | None = None):
+        check_switch(check=check)
         super().__init__(model, keep, chunk, V, paths)
-        self.temperature = temperature
-        self.processors = LogitsProcessorList([*(processors or ()), *warpers(temperature, top_k, top_p)])
+        self.temperature, processors = temperature, as_processors(processors or ())
+        self.processors = LogitsProcessorList([*processors, *warpers(temperature, top_k, top_p)])
         alibi = why_unservable(model)
         if alibi and paths is None: self.read_by_paths(f"whose tree pass is wrong: {alibi}")
         check_processors(processors, self.V, self.table.weight.device)

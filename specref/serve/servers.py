@@ -9,11 +9,10 @@ __all__ = ['VLLM', 'SGLANG', 'SERVERS', 'COUNTED', 'SGLANG_MEANS', 'LINE', 'Serv
 # %% ../../nbs/50b_servers.ipynb #978881ad
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from ..core.check import check_at_least, look_up, write_whole
+from ..core.check import check_at_least, look_up, read_text, write_whole
 from ..core.loop import COUNTERS
 
 # %% ../../nbs/50b_servers.ipynb #ffc2a967
@@ -118,5 +117,5 @@ def read_metrics(text: str, before: str | None = None) -> dict:
 
 def print_metrics(file="-", before=None):
     "Print a server's counts, from a file or from the standard input, as one JSON object"
-    def read(name): return sys.stdin.read() if str(name) == "-" else Path(name).read_text(encoding="utf-8")
-    print(json.dumps(read_metrics(read(file), read(before) if before else None), indent=1))
+    counts = read_text("counts", file=file), before and read_text("counts", before=before)
+    print(json.dumps(read_metrics(*counts), indent=1))

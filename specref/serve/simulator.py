@@ -16,7 +16,7 @@ from itertools import product
 from math import inf
 import numpy as np
 from ..core.check import check_at_least, check_between
-from ..core.cost import Costs, Machine, ModelSize, pass_seconds
+from ..speed.cost import Costs, Machine, ModelSize, pass_seconds
 from ..draft.length import AcceptanceEstimate
 
 # %% ../../nbs/50a_simulator.ipynb #b7889293

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['rollout_mask', 'rows_at', 'cod_counts', 'nested_rows', 'with_text', 'MaskNetwork', 'kept_mean', 'PEagle', 'MaskDraft',
            'PEagleDraft', 'additive_mask', 'Pard', 'PardDraft', 'MaskGate', 'GatedLinear', 'MaskEmbedding',
-           'gated_model', 'Uno', 'UnoDraft', 'parallel_gain', 'MaskedModel']
+           'gated_model', 'Uno', 'UnoDraft', 'parallel_gain', 'MaskedModel', 'start_small']
 
 # %% ../../nbs/33a_blocks.ipynb #629cca11
 from copy import deepcopy
@@ -17,12 +17,17 @@ from transformers import DynamicCache
 from ..core.check import check_at_least, check_between
 from ..core.target import Meter, ModelView, PerThread, Rows
 from ..core.tree import Tree
+from ..core.registry import TRAINED, drafter_system
 from ..models.recipe import llama
 from ..models.transformer import CachedModel, HFModel, RowAnswer, given_cache
-from .eagle3 import Eagle3
+from ..models.embedded import raw_model
+from .eagle3 import Eagle3, choose_draft_vocab
 from .features import FeatureDraft, NetworkDraft, layer_config, to_float32
-from .harness import DraftNetwork
+from .harness import DraftNetwork, Recipe
 from .mtp import DecoderLayer
+from .masks import few_texts
+from .medusa import head_tree
+from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/33a_blocks.ipynb #77122a89
 def rollout_mask(anchor, depth):  # (..., R), (..., R) -> (..., R, R) bool
@@ -356,3 +361,13 @@ class MaskedModel(PerThread, ModelView, each=("last",)):
             self.last = tree.ctx, self.model(line)
         rows = self.last[1]
         return Rows(lambda i: rows[tree.depth[i]], len(tree), self.V, lambda i: rows.raw(tree.depth[i]))
+
+# %% ../../nbs/33a_blocks.ipynb #abdfd6e3
+def start_small(net, texts): return net.start_from(raw_model("small"))
+
+TRAINED.declare("P-EAGLE", drafter_system(model_chain, reject, 4), "hui2026peagle", recipe=Recipe(
+    "peagle", PEagle, PEagleDraft, 1e-2, dict(draft=320, inner=384), prepare=choose_draft_vocab))
+TRAINED.declare("PARD", drafter_system(model_chain, reject, 4), "an2025pard",
+                recipe=Recipe("pard", Pard, PardDraft, 2e-3, prepare=start_small))
+TRAINED.declare("UNO", drafter_system(head_tree, reject, 24), "uno2026", recipe=Recipe(
+    "uno", Uno, UnoDraft, 5e-3, rows=4, eval_data=few_texts, target_model=lambda net: net.gated[0]))

@@ -8,7 +8,8 @@ __all__ = ['OBJECTIVES', 'Trajectories', 'joined', 'block_iterates', 'collect_tr
            'random_iterates', 'global_consistency', 'local_consistency', 'no_consistency', 'row_divergence',
            'rounds_of', 'correct_prefix', 'fast_forwarded', 'stationary', 'convergence', 'autoregressive_loss',
            'ConsistencyRecipe', 'consistency_loss', 'training_trajectories', 'held_out_convergence', 'drift',
-           'measured_consistency', 'tune', 'train_consistency', 'compare_objectives', 'consistency_model']
+           'measured_consistency', 'tune', 'train_consistency', 'compare_objectives', 'consistency_model',
+           'consistency_source']
 
 # %% ../../nbs/30a_consistency.ipynb #b3eac2e4
 import copy
@@ -19,10 +20,15 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from ..core.check import check_at_least, check_between, look_up, write_json, write_whole
+from ..core.registry import SYSTEMS, Source, drafter_system
 from ..models.embedded import DOMAINS, bits_per_byte, domain_ids, evenly_spaced, mean_overlap
 from ..models.embedded import prompts, raw_model, stored, windows
 from ..models.recipe import fit, save_model
 from ..models.transformer import HFModel, RowCache, given_cache
+from ..models.llama import packed_or_plain
+from ..draft.jacobi import jacobi_points
+from ..draft.skipping import same_warp
+from ..verify.reject import reject
 
 # %% ../../nbs/30a_consistency.ipynb #ae19fc44
 @dataclass(frozen=True)
@@ -303,3 +309,12 @@ def compare_objectives(out, path, recipe=ConsistencyRecipe(), seeds=(0, 1)):
 def consistency_model(dtype=torch.float32):
     "The embedded draft model `large` after consistency training, a target of its own"
     return HFModel.load(stored("consistency"), dtype=dtype).model
+
+# %% ../../nbs/30a_consistency.ipynb #f52d6f38
+def consistency_source(target, _):
+    "The model that was tuned to decode by Jacobi's iteration, a target of its own"
+    tuned = packed_or_plain(consistency_model(), check=None, **same_warp(target))
+    return Source(tuned, tuned)
+
+SYSTEMS.declare("CLLM", drafter_system(jacobi_points, reject, 16), "kou2024", source=consistency_source,
+                for_embedded=True, own_target=consistency_model, trainings={"consistency": train_consistency})

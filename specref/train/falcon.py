@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Falcon', 'relaxed_causal_mask', 'lstm_states', 'block_passes', 'block_attention', 'BlockDraft', 'annealed_share',
-           'glancing_mask', 'block_tree', 'overlap_within', 'block_tokens']
+           'glancing_mask', 'block_tree', 'overlap_within', 'block_tokens', 'falcon_tree']
 
 # %% ../../nbs/32b_falcon.ipynb #62b450ee
 from fractions import Fraction
@@ -16,10 +16,14 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between
 from ..core.tree import Tree, from_choices
+from ..core.registry import TRAINED, drafter_system
 from ..models.transformer import RowAnswer
 from .eagle import add_feature_noise
 from .features import DraftLayer, FeatureDraft, layer_config, to_float32
-from .harness import DraftNetwork, label_mean
+from .harness import DraftNetwork, Recipe, label_mean
+from ..draft.shapes import StaticTree
+from ..verify.reject import reject
+from ..verify.siblings import drawn_at
 
 # %% ../../nbs/32b_falcon.ipynb #e7bdc9ba
 class Falcon(DraftNetwork):
@@ -251,3 +255,12 @@ def block_tokens(B, tail, gamma, k):  # -> Fraction
     check_at_least(1, B=B, tail=tail, gamma=gamma, k=k)
     betas = [[overlap_within(B, tail, phase, j, k) for j in range(gamma)] for phase in range(tail + 1)]
     return 1 + sum(prod(row[:j+1]) for row in betas for j in range(gamma)) / Fraction(tail + 1)
+
+# %% ../../nbs/32b_falcon.ipynb #a6c09984
+def falcon_tree(setup):
+    "Falcon's tree: chains as long as two passes make them, which branch at the first position"
+    (model, draw), k = drawn_at(setup.temperature, setup.draft), setup.card.get("settings", {}).get("k", 2)
+    return StaticTree(model, block_tree((max(1, setup.gamma // (2*k)), 1), k), draw)
+
+TRAINED.declare("Falcon", drafter_system(falcon_tree, reject, 24), "gao2025falcon",
+                recipe=Recipe("falcon", Falcon, BlockDraft, 1e-2, dict(inner=128)))

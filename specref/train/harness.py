@@ -6,13 +6,14 @@
 __all__ = ['TargetModel', 'DraftNetwork', 'StateDataset', 'batch_at', 'state_dataset', 'file_digest', 'write_states',
            'write_rows', 'to_half', 'label_mean', 'shifted_loss', 'acceptances', 'evaluate', 'written_by_another',
            'tokens_a_round', 'train_network', 'seeded_loss', 'mixed_precision', 'write_evaluations', 'open_run',
-           'no_progress', 'save_network', 'read_card', 'load_checkpoint', 'check_same_target', 'set_weights']
+           'no_progress', 'save_network', 'read_card', 'load_checkpoint', 'check_same_target', 'set_weights', 'Recipe']
 
 # %% ../../nbs/30b_teaching.ipynb #4de06203
 import hashlib, json, os
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf, isfinite, log, prod
 from pathlib import Path
@@ -331,3 +332,22 @@ def set_weights(net, weights):
         if got != wanted: raise ValueError(f"weights: got {k} of shape {got}, wanted {wanted}")
     net.load_state_dict({k: w.to(have[k].dtype) for k, w in weights.items()})
     return net.eval()
+
+# %% ../../nbs/30b_teaching.ipynb #9b854e40
+@dataclass(frozen=True)
+class Recipe:
+    "How a network is trained, and which class makes a draft model of it"
+    name: str               # of the folder with the weights
+    make: Callable          # (base, **settings) -> network
+    draft_model: Callable         # (network, target) -> draft model
+    peak: float             # the highest learning rate
+    settings: dict = field(default_factory=dict)
+    rows: int = 16          # texts a step
+    corpus_share: float = 0.   # the share of the steps that are trained on the corpus itself, first
+    prepare: Callable = lambda net, texts: net         # -> the network, set up from the training texts
+    eval_data: Callable = lambda net, held: held       # -> the data that it is evaluated on
+    target_model: Callable = lambda net: net.base[0].model   # -> the target that it drafts for
+    card_notes: Callable = lambda net, held: {}        # -> further entries of the card
+    own_peak: bool = False   # whether `peak` was given by the user
+    texts: int = 2048        # of which the shipped weights were trained
+    steps: int = 600         # for so many steps

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PathNetwork', 'token_loss', 'law_loss', 'module_at', 'ResidualMLP', 'Hydra', 'PathDraft', 'HydraPlus', 'PrefixDraft',
-           'unit_rms', 'ScaledUnitRMS', 'MLPSpeculator', 'CandidateTree']
+           'unit_rms', 'ScaledUnitRMS', 'MLPSpeculator', 'CandidateTree', 'eagle_tree', 'candidate_tree']
 
 # %% ../../nbs/31a_hydra.ipynb #06238aa8
 from collections.abc import Callable
@@ -15,11 +15,16 @@ from torch.nn import functional as F
 from ..core.check import check_at_least, check_type
 from ..core.law import normalize
 from ..core.loop import Drafter
-from ..core.tree import Tree, add_paths
-from ..draft.shapes import top_tokens
+from ..core.tree import Tree, add_paths, from_choices, to_choices
+from ..core.registry import TRAINED, drafter_system
+from ..core.target import UnwarpedModel
+from ..draft.shapes import EAGLE_TREE, StaticTree, top_tokens
 from ..models.transformer import RowAnswer, RowCache, RowTrie
 from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
-from .harness import DraftNetwork, label_mean, shifted_loss
+from .harness import DraftNetwork, Recipe, label_mean, shifted_loss
+from .medusa import tree_depth
+from ..verify.reject import reject
+from ..verify.siblings import drawn_at
 
 # %% ../../nbs/31a_hydra.ipynb #82a86c8e
 class PathNetwork(DraftNetwork):
@@ -214,3 +219,20 @@ class CandidateTree(Drafter):
             level = after
         best = sorted(level, key=lambda path: -level[path][1])[:self.n]
         return add_paths(Tree(ctx), best, self.model.V, rng, self.exact)
+
+# %% ../../nbs/31a_hydra.ipynb #77064e81
+def eagle_tree(setup):
+    "EAGLE's static tree, cut to the depth of the network"
+    (model, draw), most = drawn_at(setup.temperature, setup.draft), tree_depth(setup.card, len(EAGLE_TREE))
+    paths = [path for path in to_choices(EAGLE_TREE) if len(path) <= most]
+    return StaticTree(model, from_choices(paths[:setup.gamma]), draw)
+def candidate_tree(setup):
+    "The MLP Speculator's candidate sequences"
+    return CandidateTree(UnwarpedModel(setup.draft), n=setup.gamma, exact=setup.exact)
+
+TRAINED.declare("Hydra", drafter_system(eagle_tree, reject, 25), "ankner2024hydra", tour=True,
+                over=("Medusa",), recipe=Recipe("hydra", Hydra, PathDraft, 3e-3, dict(gain=14.)))
+TRAINED.declare("Hydra++", drafter_system(eagle_tree, reject, 25), "ankner2024hydra", over=("Hydra",),
+                recipe=Recipe("hydra++", HydraPlus, PrefixDraft, 2e-3, dict(gain=14., inner=128)))
+TRAINED.declare("MLP Speculator", drafter_system(candidate_tree, reject, 5), "wertheimer2024", recipe=Recipe(
+    "mlp", MLPSpeculator, PathDraft, 6e-3, dict(inner=128, scale_input=True), corpus_share=.67))

@@ -6,7 +6,7 @@
 __all__ = ['slot_chain', 'SlotRows', 'append_groups', 'text_in_view', 'group_logits', 'random_span', 'first_texts', 'random_cuts',
            'group_labels', 'PaSS', 'label_loss', 'extend_table', 'PassDraft', 'Space', 'redraw', 'redraw_distance',
            'SpaceRecipe', 'with_mask', 'space_loss', 'windows_loss', 'mask_overlaps', 'train_space', 'space_evaluation',
-           'text_loss', 'space_model', 'space_target']
+           'text_loss', 'space_model', 'space_target', 'few_texts', 'mask_groups', 'space_source']
 
 # %% ../../nbs/33_masks.ipynb #0a61e597
 from copy import deepcopy
@@ -23,12 +23,15 @@ from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
 from ..core.target import Meter, PerThread, Rows, Target, check_target
 from ..core.tree import Tokens, Tree, iid
+from ..core.registry import SYSTEMS, TRAINED, Source, drafter_system
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
 from ..models.llama import packed_or_plain
 from ..models.transformer import HFModel, RowAnswer, raw_weights
 from .features import NetworkDraft, to_float32
-from .harness import DraftNetwork, StateDataset
+from .harness import DraftNetwork, Recipe, StateDataset
+from ..draft.skipping import same_warp
+from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/33_masks.ipynb #3adb75df
 def slot_chain(ctx, slots):  # -> tree of probes
@@ -321,3 +324,19 @@ def space_target(dtype=torch.float32, **kw):
     "That model as a target of the 512 tokens; keywords as for `HFModel`"
     model = space_model(dtype)
     return packed_or_plain(model, V=model.config.vocab_size - 1, check=None, **kw)
+
+# %% ../../nbs/33_masks.ipynb #127d53cf
+def few_texts(net, held): return first_texts(held)
+def mask_groups(setup):
+    "Token 0 in the place of the mask"
+    return Space(setup.draft.V, setup.gamma, mask=0)
+def space_source(target, _):
+    "The model that was tuned to fill in masks, a target of its own"
+    how = same_warp(target)
+    tuned = space_target(temperature=how["temperature"], processors=how["processors"])
+    return Source(tuned, tuned, dict(drafts=lambda setup: Space(tuned.V, setup.gamma)))
+
+TRAINED.declare("PaSS", drafter_system(model_chain, reject, 5), "monea2023pass", recipe=Recipe(
+    "pass", PaSS, PassDraft, 3e-2, rows=4, eval_data=few_texts, target_model=lambda net: net.extended()))
+SYSTEMS.declare("SPACE", drafter_system(mask_groups, reject, 5), "yi2024space", source=space_source,
+                for_embedded=True, own_target=space_model, trainings={"space": train_space})

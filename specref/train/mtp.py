@@ -15,9 +15,12 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ..core.check import check_at_least
 from ..core.tree import Tree
+from ..core.registry import TRAINED, drafter_system
 from ..models.transformer import RowAnswer
-from .harness import DraftNetwork, set_weights, shifted_loss
+from .harness import DraftNetwork, Recipe, set_weights, shifted_loss
 from .features import DraftLayer, FeatureDraft, causal_attention, layer_config, unroll
+from .medusa import head_tree
+from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/31b_mtp.ipynb #d120fb49
 def backward_in_turn(z, losses):  # (n, T, d), functions of z -> scalar
@@ -232,3 +235,9 @@ def load_released(net, weights):
         elif not torch.equal(w, shared[own]):
             raise ValueError(f"weights: got {name} that differs from the target's, wanted them shared")
     return set_weights(net, ours)
+
+# %% ../../nbs/31b_mtp.ipynb #6680e4e0
+TRAINED.declare("multi-token prediction", drafter_system(head_tree, reject, 24), "gloeckle2024",
+                recipe=Recipe("mtp", Gloeckle, SelfDraft, 3e-3))
+TRAINED.declare("DeepSeek MTP", drafter_system(model_chain, reject, 4), "deepseek2024v3",
+                recipe=Recipe("deepseek", RecursiveMTP, FeatureDraft, 1e-2))

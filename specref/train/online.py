@@ -7,7 +7,8 @@ __all__ = ['REPLAYS', 'SERIES', 'ReplayItem', 'rejected_nodes', 'replay_items', 
            'accepted_nodes', 'no_nodes', 'decode_and_learn', 'serve', 'soft_kl', 'replay_batch', 'NetworkVersion',
            'one_layer_draft', 'one_domain_draft', 'retrace', 'stream_record', 'shifting_order', 'shift_record',
            'agrees', 'kept_loss', 'no_drop', 'draft_series', 'first_to_last', 'uniform_order', 'merged_tree',
-           'MergedDrafts', 'sampled_domains', 'sibling_acceptance', 'coverage', 'boost_record']
+           'MergedDrafts', 'sampled_domains', 'sibling_acceptance', 'coverage', 'boost_record', 'online_drafts',
+           'online_source', 'boosted_drafts']
 
 # %% ../../nbs/30e_online.ipynb #db4af082
 from collections import defaultdict
@@ -26,11 +27,13 @@ from ..core.loop import Drafter, as_drafter, rounds
 from ..core.rng import Rng, Seeded
 from ..core.target import ModelView, Rows, raw_law
 from ..core.tree import Tokens, Tree
+from ..core.registry import SYSTEMS, Source, drafter_system
 from ..models.embedded import DOMAINS, domain_ids, windows
 from ..models.recipe import fit, llama, next_token_loss, optimiser
 from ..models.transformer import HFModel
 from .harness import batch_at, label_mean
-from ..verify.reject import Chain
+from ..verify.reject import Chain, reject
+from ..draft.sparse import LastTokens
 
 # %% ../../nbs/30e_online.ipynb #742bfb31
 class ReplayItem(NamedTuple):
@@ -366,3 +369,23 @@ def boost_record(make, base, train, held, folder, steps, m=2, seed=0, rows=8):  
                            acceptance=sibling_acceptance(drafts, base, held).tolist())
     best = agrees(drafts[0], base, held, top=m)
     return found | dict(top=dict(coverage=best.mean(-1)[:, None].tolist()))   # of draft 1, which both share
+
+# %% ../../nbs/30e_online.ipynb #679c09bb
+def online_drafts(setup):
+    "On tables the draft learns by counts, with an update after every two errors"
+    return OnlineDrafter(CountedDraft(setup.draft), setup.gamma, most=2)
+def online_source(target, draft):
+    "The draft model, whose weights change when 32 positions are stored"
+    if draft is None:
+        wanted = "wanted a model, since 'online speculative decoding' drafts with one"
+        raise ValueError(f"draft: got none, {wanted}")
+    start = NetworkVersion(draft.model, lr=1e-4, temperature=draft.temperature)   # copies at each update
+    return Source(target, draft, dict(drafts=lambda setup: OnlineDrafter(start, setup.gamma, most=32)))
+def boosted_drafts(setup):
+    "In the place of the second draft, the first one reading the last two tokens"
+    second = LastTokens(setup.draft, 2)
+    return MergedDrafts((Chain(setup.draft, setup.gamma), Chain(second, setup.gamma)), first_to_last)
+
+SYSTEMS.declare("online speculative decoding", drafter_system(online_drafts, reject, 4, "online, {gamma}"),
+                "liu2024online", source=online_source)
+SYSTEMS.declare("boosted drafts", drafter_system(boosted_drafts, reject, 4, "boosted, {gamma}"), "miao2024")

@@ -7,7 +7,7 @@ __all__ = ['PAD_CHAR', 'END_CHAR', 'MASK_CHAR', 'GAP_CHAR', 'CHARACTERS', 'VOWEL
            'task_lines', 'pad_rows', 'hidden_vowels', 'whole_lines', 'some_lines', 'translation_loss', 'marian',
            'SpecDrafter', 'spec_drafter', 'SlotModel', 'masked_blocks', 'glanced', 'slot_loss', 'greedy_lines',
            'distilled_lines', 'slot_matches', 'TranslationRecipe', 'drafter_loss', 'train_translation',
-           'translation_model', 'shipped_drafter', 'translation_target', 'spec_decoder']
+           'translation_model', 'shipped_drafter', 'translation_target', 'spec_decoder', 'slot_block']
 
 # %% ../../nbs/33c_specdec.ipynb #3c23e1a3
 import json
@@ -26,10 +26,13 @@ from ..core.check import as_tokens, check_at_least, check_between, write_json
 from ..core.loop import Drafter
 from ..core.target import Meter, PerThread
 from ..core.tree import Tree, likeliest_points
+from ..core.registry import SYSTEMS, drafter_system
 from ..models.embedded import corpus, stored
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.recipe import fit, save_model, write_network
 from ..models.transformer import softmax_row
+from ..draft.shapes import SkipGrams
+from ..verify.reject import reject
 
 # %% ../../nbs/33c_specdec.ipynb #2a2447ca
 @dataclass(frozen=True)
@@ -311,3 +314,12 @@ def spec_decoder(target, k=25, **options):  # -> SpecDec
     "The trained drafter for the source of `target`, at its temperature"
     slots = SlotModel(shipped_drafter(target.table.weight.dtype), target.source, k, target.temperature)
     return SpecDec(slots, end=target.end, **options)
+
+# %% ../../nbs/33c_specdec.ipynb #85ca506e
+def slot_block(setup):
+    "In the place of the Spec-Drafter's slots, skip-gram counts"
+    counts = SkipGrams(setup.past_tokens(), setup.draft.V, setup.gamma, exact=setup.exact)
+    return SpecDec(counts, end=setup.end)
+
+SYSTEMS.declare("SpecDec, exact", drafter_system(slot_block, reject, 8, "slots, {gamma}"), "xia2023",
+                trainings={"translation": train_translation})

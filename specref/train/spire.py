@@ -15,11 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ..core.check import check_at_least, check_between
+from ..core.registry import TRAINED, drafter_system
 from ..models.llama import check_llama
 from ..draft.sparse import check_queries
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, to_float32
-from .harness import DraftNetwork, evaluate, train_network
+from .harness import DraftNetwork, Recipe, evaluate, train_network
+from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/31c_spire.ipynb #22a1eb5a
 class Spire(DraftNetwork):
@@ -244,3 +246,8 @@ def ablation(base, train, held, folder, steps, peak, rows=16, seed=0):  # -> {le
         tokens, overlaps = evaluate(net, base, held, 4)
         found[name] = dict(tokens=tokens, overlaps=overlaps)
     return found
+
+# %% ../../nbs/31c_spire.ipynb #7982de80
+TRAINED.declare("SPIRe", drafter_system(model_chain, reject, 4), "neelam2025spire",
+                long=True,
+                recipe=Recipe("spire", Spire, SpireDraft, 1e-2))

@@ -18,9 +18,10 @@ from shutil import copytree, rmtree
 import numpy as np
 import torch
 from .. import require
-from ..core.check import check_at_least, write_whole
+from ..core.check import check_at_least, read_text, write_whole
 from ..models.embedded import sample_texts
 from ..models.recipe import fast_products, token_dtype
+from ..models.transformer import check_device
 from .harness import StateDataset, TargetModel, file_digest
 
 # %% ../../nbs/30f_own_texts.ipynb #ee972c48
@@ -49,9 +50,7 @@ def parse_line(line, where):  # -> a text, or the turns of a conversation
 
 def read_texts(file):  # -> texts, and conversations as lists of turns
     "The texts in a file of JSON lines; none of them is used if one is wrong"
-    try: lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as e:
-        raise ValueError(f"data: got {str(file)!r}, wanted a file of JSON lines ({type(e).__name__})") from e
+    lines = read_text("JSON lines", data=file).splitlines()
     texts = [parse_line(line, f"line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not texts: raise ValueError(f"data: got {str(file)!r} with no text in it, wanted at least one")
     return texts
@@ -205,10 +204,9 @@ def find_devices(device=None, parts=1):  # -> Devices
     "The device of this process, and the others if a launcher has started several"
     check_at_least(1, parts=parts)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1: return joined_devices(device, parts)
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
-    try: torch.empty(0, device=device or usual)
-    except Exception as e: raise ValueError(f"device: got {device!r}, which cannot be used ({e})") from e
-    return Devices(torch.device(device or usual), parts)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    return Devices(torch.device(device), parts)
 
 def joined_devices(device, parts):  # -> Devices
     "The processes that `accelerate launch` or `torchrun` has started"

@@ -14,6 +14,8 @@ from ..core.rng import Rng
 from ..core.tree import Tree, chain_nodes
 from ..core.target import check_context
 from ..core.loop import Verdict
+from ..core.registry import SYSTEMS
+from .reject import chain_system
 
 # %% ../../nbs/12_block.ipynb #3d177605
 def prefix_weights(p, tree):  # -> {node: scalar in (0, 1]}
@@ -71,3 +73,6 @@ def mean_accepted_block(p, q, ctx, gamma, stands=1, drafted=1):  # models p, q -
     share = np.minimum(stands * row, mass)
     return share.sum() + sum(mean_accepted_block(p, q, (*ctx, x), gamma - 1, s, mass[x])
                              for x, s in enumerate(share) if s > 0)
+
+# %% ../../nbs/12_block.ipynb #94080622
+SYSTEMS.declare("block verification", chain_system("block", block), "sun2025block", tour=True)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PositionKeyedRng', 'by_position', 'coupled', 'chain_position', 'PositionKeyed', 'inverse_cdf_coupling',
-           'gumbel_max_coupling', 'GumbelMax', 'list_match_prob', 'list_position', 'reused_noise_law']
+           'gumbel_max_coupling', 'GumbelMax', 'list_match_prob', 'list_position', 'reused_noise_law', 'keyed_chain']
 
 # %% ../../nbs/15_coupled.ipynb #56229453
 from collections.abc import Callable, Hashable, Sequence
@@ -15,6 +15,8 @@ from ..core.check import check_at_least, check_same_vocab
 from ..core.rng import Rng, Seeded, Streams, numpy_generator
 from ..core.tree import Tokens, Tree
 from ..core.loop import Verdict, WrappedDrafter, match
+from ..core.registry import SYSTEMS
+from .reject import Chain, chain_system
 
 # %% ../../nbs/15_coupled.ipynb #e52b8a02
 @dataclass(frozen=True)
@@ -137,3 +139,8 @@ def reused_noise_law(p, q, coupling):  # (V,), (V,), (p, q) -> (V, V); -> (V,)
     check_same_vocab(p, q)
     rejected = np.maximum(q - p, 0*p) / np.where(q > 0, q, 1)
     return np.minimum(p, q) + rejected @ coupling(residual(p, q), q)
+
+# %% ../../nbs/15_coupled.ipynb #a8e777fe
+def keyed_chain(setup): return PositionKeyed(Chain(setup.draft, setup.gamma))
+
+SYSTEMS.declare("Gumbel coupling", chain_system("coupled", coupled, keyed_chain), "daliri2024", tour=True)

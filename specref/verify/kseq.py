@@ -13,7 +13,9 @@ from ..core.law import Law, Number, residual
 from ..core.rng import Rng
 from ..core.tree import Tree
 from ..core.loop import Verdict
+from ..core.registry import SYSTEMS
 from .transport import common_law
+from .siblings import independent_siblings, tree_system
 
 # %% ../../nbs/14a_kseq.ipynb #8e015d7a
 def expected_trials(p, q, k, rho):  # (V,), (V,) -> number
@@ -57,3 +59,6 @@ def kseq(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0,
         x = tree.token[c]
         if rng.coin(p[i][x], of=ρ * q[x], at=c): return kseq(p, tree, rng, c, rho)
     return Verdict(i, rng.pick(residual(p[i], T * np.minimum(q, p[i] / ρ)), at=i))
+
+# %% ../../nbs/14a_kseq.ipynb #66aa9d6e
+SYSTEMS.declare("K-SEQ", tree_system("independent, K-SEQ", kseq, independent_siblings), "sun2023")

@@ -9,7 +9,7 @@ __all__ = ['MAX_SEQUENCES', 'MAX_BINS', 'importance', 'sibling_sequences', 'unor
            'give_directly', 'maximal_plan', 'choose_then_verify', 'chosen_law', 'maximal_choice', 'transport',
            'importance_choice', 'best_chosen_law', 'highest_level', 'exchanges', 'Levels', 'bin_starts', 'best_levels',
            'transport_iid', 'common_law', 'greedy_draft', 'hub_pairs', 'spechub', 'hub_trials', 'hub_plan',
-           'hub_and_tail']
+           'hub_and_tail', 'hub_siblings']
 
 # %% ../../nbs/14_transport.ipynb #afdf0daa
 from collections.abc import Sequence
@@ -24,6 +24,8 @@ from ..core.check import check_at_least, check_same_vocab
 from ..core.rng import Rng
 from ..core.tree import Draw, Tree, iid, in_sequence, points, without_replacement
 from ..core.loop import Verdict
+from ..core.registry import SYSTEMS
+from .siblings import drawn_at, independent_siblings, tree_system
 
 # %% ../../nbs/14_transport.ipynb #52c89440
 MAX_SEQUENCES = 100_000  # ways of drawing that `sibling_sequences` lists
@@ -402,3 +404,10 @@ def hub_and_tail(tree, i):  # -> (V,), token, (V,) or None
         raise ValueError(f"tree: got {len(kids)} children of node {i} not drawn by one `hub_pairs`, "
                          "wanted a pair of it, or its first")
     return q, hub, tail
+
+# %% ../../nbs/14_transport.ipynb #a4aa4c6e
+def hub_siblings(temperature, draft): return drawn_at(temperature, draft, hub_pairs)
+
+SYSTEMS.declare("SpecHub", tree_system("hub pairs", spechub, hub_siblings, wide=2), "sun2024")
+SYSTEMS.declare("optimal transport", tree_system("independent, optimal", transport_iid, independent_siblings,
+                                                 wide=2), "khisti2025", "hu2025")

@@ -18,7 +18,9 @@ from ..core.law import Law, Number, overlap, residual
 from ..core.check import check_same_vocab
 from ..core.rng import Rng, law_of, mean_of
 from ..core.tree import Tree
-from ..core.loop import Verdict, as_drafter, check_call
+from ..core.loop import CheckedDrafter, Verdict, as_drafter, check_call, checked_verify
+from ..core.registry import SYSTEMS
+from .siblings import tree_system
 
 # %% ../../nbs/13_traversal.ipynb #51105530
 def capped_ratio(s, of):
@@ -106,7 +108,7 @@ def first_accepted(p, tree, rng, u: int, a: Number) -> Verdict | None:
 # %% ../../nbs/13_traversal.ipynb #7c1d8a8a
 def mean_accepted(target, drafter, verify, ctx):
     "Exact mean number of draft tokens that `verify` accepts in a round after `ctx`"
-    drafter = as_drafter(drafter)
+    drafter, verify = CheckedDrafter(as_drafter(drafter)), checked_verify(verify)
     ctx = check_call(target, drafter, ctx, 0)
     def accepted(tree, rng): return tree.depth[verify(target(tree), tree, rng).node]
     trees = law_of(lambda rng: drafter(ctx, rng))
@@ -140,7 +142,7 @@ def tree_texts(trees, row):  # -> [(tree, text)]
 
 def best_rule(target, drafter, ctx, seen=unseen):  # -> {tree: {text: probability}}
     "The rule, lossless given `seen(tree, d)`, that accepts most, by linear programming (Theorem bound)"
-    drafter = as_drafter(drafter)
+    drafter = CheckedDrafter(as_drafter(drafter))
     ctx = check_call(target, drafter, ctx, 0)
     trees, row = law_of(lambda rng: drafter(ctx, rng)), cache(lambda s: target(Tree((*ctx, *s)))[0])
     ends = tree_texts(trees, row)
@@ -172,3 +174,7 @@ def acceptance_bound(target, drafter, ctx, seen=unseen):
 def seen_layers(tree, d):
     "The part of a tree that was drawn layer by layer, down to depth `d` (Theorem layers)"
     return tuple((tree.parent[i], tree.token[i]) for i in range(1, len(tree)) if tree.depth[i] <= d)
+
+# %% ../../nbs/13_traversal.ipynb #6893cdcd
+SYSTEMS.declare("traversal verification", tree_system("traversal", traversal), "weng2025traversal", tour=True)
+SYSTEMS.declare("mass-transfer tree", tree_system("mass transfer", all_donors))

@@ -81,9 +81,10 @@ def case_on(case, device):  # -> VerifyCase
     batch, p, q, *numbers = case
     return VerifyCase(batch.to(device), rows(p), rows(q), *(x.to(device) for x in numbers))
 
-def case_digest(case):  # -> text
-    "A hash of all numbers in the arguments of a `forest`"
-    arrays, sums = [*case.batch.arrays().values(), case.coins, case.picks], sha256()
+def case_digest(rule, case):  # -> text
+    "A hash of the twin that decides by the rule and of all numbers in the arguments of its `forest`"
+    sums = sha256(twin_of(rule).__name__.encode())
+    arrays = [*case.batch.arrays().values(), case.coins, case.picks]
     for x in (case.p, case.q): arrays += [x.x, x.temperature] if isinstance(x, Logits) else [x]
     for x in arrays: sums.update((x.float() if x.dtype == torch.bfloat16 else x).numpy().tobytes())
     return sums.hexdigest()[:20]
@@ -102,13 +103,13 @@ def stored_verdicts(path):  # -> {hash: (B, 2 height + 3)}
 def store_verdicts(path, forests):
     "The twin's verdicts on the CPU for (rule, V, B, logits)"
     cases = [(rule, forest(rule, *sizes)) for rule, *sizes in forests]
-    found = {case_digest(c): verdict_table(twin_of(rule)(*c, check=False)) for rule, c in cases}
+    found = {case_digest(rule, c): verdict_table(twin_of(rule)(*c, check=False)) for rule, c in cases}
     np.savez_compressed(path, **{name: x.numpy().astype(np.int16) for name, x in found.items()})
 
 def tree_parity(verifiers, rule, V, B, device, logits=False, stored={}):
     "How many of `B` random trees each verifier on the device decides otherwise than the twin on the CPU"
     case, twin = forest(rule, V, B, logits), twin_of(rule)
-    want, there = stored.get(case_digest(case)), case_on(case, device)
+    want, there = stored.get(case_digest(rule, case)), case_on(case, device)
     known = want is not None
     if not known: want = verdict_table(twin(*case, check=False))
     def differ(verify): return int((verdict_table(verify(*there, check=False)) != want).any(1).sum())

@@ -1,0 +1,503 @@
+"""Released samplers and engines, tested: `make engines`
+
+engines.py SOURCES [PART ...]: each part of the record is made anew and written at once; without names
+all of them. SOURCES holds the wheels of engines that are not installed; only their Python files are used."""
+import os
+os.environ["TRITON_INTERPRET"] = "1"   # before triton is imported
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from copy import copy, deepcopy
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+from tempfile import gettempdir
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+
+import engines_exact as ee
+from specref.certify import engines as en
+from specref.app.benchmarks import quiet
+from specref.models.embedded import generation_view
+from specref.certify.counts import ALPHA
+from specref.certify.rows import CASES, RowCase
+from specref.certify.calls import Interface
+from specref.certify.samplers import certify_sampler
+from specref.core.check import write_record
+from specref.core.loop import match
+from specref.core.rng import numpy_generator
+from specref.core.target import TableModel, random_table
+from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
+from specref.verify.block import block
+from specref.verify.reject import reject
+
+RECORD, SOURCES = Path(__file__).with_suffix(".json"), Path(sys.argv[1])
+SEEDS_EXACT = [0, 3]
+BATCH, RUNS, TEXTS, SEEDS = 4096, 130_000, 500_000, 200
+TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
+ONE = {"the draft ranks them backwards": CASES["the draft ranks them backwards"]}
+FLOAT32 = "computed in float32: distances below 1e-6 may be rounding"
+FOLDER = Path(gettempdir())/"specref-engines"
+
+
+# -- Released sources ---------------------------------------------------------------------------------
+
+@cache
+def sources(package):
+    "The Python files of a wheel, in a folder"
+    wheel, = SOURCES.glob(f"{package}-*.whl")
+    with zipfile.ZipFile(wheel) as z:
+        z.extractall(FOLDER/package, [name for name in z.namelist() if name.endswith(".py")])
+    return FOLDER/package
+
+@cache
+def released(package):
+    "The version of a wheel or of an installed package"
+    try: return version(package)
+    except PackageNotFoundError: return next(SOURCES.glob(f"{package}-*.whl")).name.split("-")[1]
+
+@cache
+def vllm(): return en.vllm_modules(sources("vllm"))
+
+@cache
+def sglang(): return en.sglang_modules(sources("sglang"))
+
+@cache
+def lmdeploy(): return en.lmdeploy_modules(sources("lmdeploy"))
+
+
+# -- Samplers: engine, what was asked, how it is made, the rule, its planted mistakes -----------------
+
+FROM_P, ONE_UNIFORM, NO_Q = "recovered token from p", "one uniform for all places", "draft weight left out"
+PREFIX = "acceptance of the prefix alone"
+CHAIN, BLOCK = "standard rejection of a chain", "block verification of a chain"
+BLOCK_MASS = "residual_mass / (\n" + " "*28 + "residual_mass + 1.0 - prefix_prob\n" + " "*24 + ")"
+
+def kernels():
+    "{name: (package, what was asked, sampler of modules, modules, rule, mistakes)}"
+    (runner, _, v1, sampling), (chain, _, dspark), (tiles, launcher, plain) = vllm(), sglang(), lmdeploy()
+    return {
+        "LMDeploy": ("lmdeploy", CHAIN, en.lmdeploy_kernel_sampler, [tiles, launcher], reject, {
+            FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
+            ONE_UNIFORM: [("uniform_probs_ptr + req_idx * draft_stride + pos",
+                           "uniform_probs_ptr + req_idx * draft_stride")],
+            NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
+        "LMDeploy, torch": ("lmdeploy", CHAIN, en.lmdeploy_torch_sampler, [plain], reject, {
+            FROM_P: [("(target_probs - draft_probs).clamp_min_(0)", "target_probs")],
+            NO_Q: [("target_draft_probs / draft_token_probs >=", "target_draft_probs >=")]}),
+        "vLLM, runner V2": ("vllm", CHAIN, en.vllm_runner_sampler, [runner], reject, {
+            FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
+                     ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
+            ONE_UNIFORM: [("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")],
+            NO_Q: [("tl.log(u) + draft_logprob", "tl.log(u)")]}),
+        "vLLM, runner V2, block": (
+            "vllm", BLOCK, partial(en.vllm_runner_sampler, block=True), [runner], block, {
+                FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
+                         ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
+                PREFIX: [("tl.where(denom > 0.0, residual_mass / denom, 1.0)", "prefix_joint_ratio")]}),
+        "vLLM, V1": ("vllm", CHAIN, en.vllm_v1_sampler, [v1, sampling], reject, {
+            FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
+            ONE_UNIFORM: [("uniform_probs_ptr + start_idx + pos", "uniform_probs_ptr + start_idx")],
+            NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
+        "SGLang, chain": ("sglang", CHAIN, en.sglang_chain_sampler, [chain], reject, {
+            FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
+            ONE_UNIFORM: [("uni_ptr_base + (step - 1) * stride_uni_s", "uni_ptr_base")],
+            "the first row for all places": [("cur_prob_row = step", "cur_prob_row = 0")]}),
+        "SGLang, chain, block": (
+            "sglang", BLOCK, partial(en.sglang_chain_sampler, block=True), [chain], block, {
+                FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
+                PREFIX: [(BLOCK_MASS, "prefix_prob")]}),
+        "SGLang, DSpark": ("sglang", CHAIN, en.sglang_dspark_sampler, [dspark], reject, {
+            FROM_P: [("ratio < 1.0, log_p + libdevice.log1p(-ratio)", "ratio < 1e30, log_p")],
+            ONE_UNIFORM: [("(req * STRIDE + i).to(tl.int32)", "(req * STRIDE).to(tl.int32)")]})}
+
+def mistaken(sampler, modules, changes):
+    "The sampler of a changed module"
+    other = en.changed_module(modules[0], *changes)
+    if hasattr(modules[0], "libdevice"): other.libdevice = modules[0].libdevice
+    return sampler(other, *modules[1:])
+
+def kernel_rows():
+    "Each kernel, as released"
+    calls = Interface(batch=BATCH)
+    for name, (package, asked, sampler, modules, rule, _) in kernels().items():
+        verify = sampler(*modules)
+        names = name, released(package), asked
+        where = "Triton's interpreter" if hasattr(verify, "one_by_one") else "torch"
+        yield checked_row(names, verify, calls, rule, reason=f"released source in {where}")
+
+def checked_row(names, verify, calls, rule, runs=RUNS, **more):
+    "All cases with few calls, two with many; a difference is looked for again with another seed"
+    few = en.sampler_checks(verify, calls, like=rule)
+    kits = [few if few.differs else en.sampler_checks(verify, calls, runs, TWO, like=rule)]
+    if kits[0].differs:
+        kits.append(en.sampler_checks(verify, calls, runs, TWO, like=rule, seed=1))
+        more["again"] = kits[1].differs
+    return en.row_of_checks(kits[-1], *names, approximations=FLOAT32, robustness=robustness(few), **more)
+
+def robustness(kit):
+    "The checks of robustness that fail"
+    return [name for name in ("rows", "zeros", "nan") if kit.finding(name).passes is False]
+
+def interpreter_rows(n=128):
+    "Are the tokens those of Triton's own interpreter, one program after another?"
+    for name, (_, _, sampler, modules, *_) in kernels().items():
+        calls, verify = Interface(batch=n), sampler(*modules)
+        if not hasattr(verify, "one_by_one"): continue   # no Triton
+        case = RowCase(CASES["different rows"], 4)
+        given = calls.arguments(calls.drafts(case, n, 2, numpy_generator(0)))
+        seeds = np.array(calls.noises(n, 0))
+        together, alone = (f(*given, seeds) for f in (verify, verify.one_by_one))
+        yield dict(engine=name, rows=n, equal=int((together == alone).all(1).sum()))
+
+def own_draft_rows():
+    "vLLM's drafter and verifier with the seeds of one request"
+    (runner, noise, *_), what = vllm(), "drafts by the engine's own noise, verified with the same seed"
+    names = "vLLM, runner V2", released("vllm"), what
+    yield checked_row(names, en.vllm_runner_sampler(runner), en.vllm_drafts(noise), reject,
+                      reason="released source in Triton's interpreter")
+
+def tree_rows():
+    "SGLang's Triton kernel of trees, with the target's token of each node sampled: the rule `match`"
+    names = "SGLang, tree", released("sglang"), "match of a tree with sampled tokens (Triton)"
+    calls = Interface("links", batch=BATCH)
+    kit = en.sampler_checks(en.sglang_tree_sampler(sglang()[1]), calls, 8000, TWO, like=match)
+    yield en.row_of_checks(kit, *names, reason="released source in Triton's interpreter")
+
+def transformers_rows():
+    "transformers' rule, called for each draft"
+    names = "transformers", released("transformers"), CHAIN
+    yield checked_row(names, en.transformers_sampler(), Interface(dtype="float32"), reject, 130_000)
+
+def mlx_tables(k=0):
+    "Two tables of four tokens: rows, and the target"
+    tables = [random_table(4, seed + 2*k, zeros=False) for seed in (4, 7)]
+    rows = [np.array([table.law((0, v)).astype(float) for v in range(4)]) for table in tables]
+    return rows, TableModel(4, lambda text: rows[0][text[-1]])
+
+def mlx_rows():
+    "mlx-lm's loop on tables: texts of four tokens"
+    rows, target = mlx_tables()
+    found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=TEXTS)
+    asked = "mlx-lm", released("mlx-lm"), "its loop on two tables, texts of four tokens"
+    yield en.engine_row(*asked, "sampler", runs=TEXTS, verdict="no difference" if found.passes else "differs",
+                        distance=found.distance_visible, approximations=FLOAT32,
+                        witness=None if found.passes else found.words)
+
+
+def exact_rows():
+    "transformers' drafters with their whole output distribution, for networks of two seeds"
+    once, again = (ee.enumerated(seed) for seed in SEEDS_EXACT)
+    for name, (stated, off) in once.items():
+        worst = max(off, again[name][1])
+        witness = dict(reproduce="records/engines_exact.py: enumerated(seed)", seeds=SEEDS_EXACT,
+                       output_off_by=[off, again[name][1]], stated_off_by=[stated, again[name][0]])
+        if name.startswith("Gemma"): witness["our_loop_off_by"] = [*map(ee.imitated, SEEDS_EXACT)]
+        verdict = "differs" if worst > 1e-5 else "no difference"
+        yield en.engine_row("transformers", released("transformers"), name, "enumerated", alpha=None,
+                            distance=1e-5, verdict=verdict, witness=witness if worst > 1e-5 else None)
+
+
+# -- Planted mistakes, and right samplers with many seeds ---------------------------------------------
+
+def transformers_mistakes():
+    rule = en.import_module("transformers.generation.utils")._speculative_sampling
+    def lost(ids, q, n, p):   # the last token, recovered or bonus
+        tokens, k = rule(ids, q, n, p)
+        return tokens[:, :max(int(k), 1)], k
+    def from_p(ids, q, n, p):   # after a rejection
+        tokens, k = rule(ids, q, n, p)
+        if k == n: return tokens, k
+        return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
+    return {"the last token is left out": en.transformers_sampler(lost),
+            "q stated at a temperature of 5": en.transformers_sampler(stated=lambda q: q/5),
+            "recovered token from p": en.transformers_sampler(from_p)}
+
+def short_runs():
+    "(engine, right sampler, {mistake: sampler}, how it is called, rule, runs of the right and of wrong ones)"
+    calls = Interface(batch=BATCH)
+    for name, (_, _, sampler, modules, rule, mistakes) in kernels().items():
+        wrong = {what: mistaken(sampler, modules, changes) for what, changes in mistakes.items()}
+        yield name, sampler(*modules), wrong, calls, rule, (2000, 8000)
+    calls = Interface(dtype="float32")
+    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, (300, 2500)
+
+def mlx_short(seed, runs, loop=None):
+    rows, target = mlx_tables()
+    return certify_sampler(en.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
+
+def mlx_mistakes():
+    module, rejected = en.import_module("mlx_lm.generate"), "([*draft_tokens, tokens[-1]])[n]"
+    always = [("if tn != dtn:", "if tn != dtn and n:")]
+    returned = [("yield tokens[n], logprobs[n], False", f"yield {rejected}, logprobs[n], False"),
+                ("y = mx.array([tokens[n]], mx.uint32)", f"y = mx.array([{rejected}], mx.uint32)")]
+    return {"the first draft token is always accepted": en.changed_module(module, *always),
+            "a rejected draft token is returned": en.changed_module(module, *returned)}
+
+def convicted(verify, calls, rule, runs, seed):
+    return bool(en.sampler_checks(verify, calls, runs, ONE, like=rule, seed=seed).differs_quickly)
+
+def right_rows():
+    "How many of the seeds convict a right sampler"
+    for name, right, _, calls, rule, (runs, _) in short_runs():
+        alarms = sum(convicted(right, calls, rule, runs, seed) for seed in range(SEEDS))
+        yield dict(engine=name, runs=runs, seeds=SEEDS, alarms=alarms)
+    alarms = sum(not mlx_short(seed, 300) for seed in range(SEEDS))
+    yield dict(engine="mlx-lm", runs=300, seeds=SEEDS, alarms=alarms)
+
+def planted_rows(seeds=10):
+    "How many of the seeds convict a wrong sampler"
+    for name, _, wrong, calls, rule, (_, runs) in short_runs():
+        found = {what: sum(convicted(f, calls, rule, runs, seed) for seed in range(seeds))
+                 for what, f in wrong.items()}
+        yield dict(engine=name, runs=runs, seeds=seeds, convicted=found)
+    (runner, noise, *_), what = vllm(), "draft and recovered token from one noise"
+    shared = en.vllm_runner_sampler(runner), en.vllm_drafts(noise, salted=False), reject, RUNS
+    yield dict(engine="vLLM, runner V2, its own drafts", runs=RUNS, seeds=3,
+               convicted={what: sum(convicted(*shared, seed) for seed in range(3))})
+    found = {what: sum(not mlx_short(seed, 1500, m.speculative_generate_step) for seed in range(seeds))
+             for what, m in mlx_mistakes().items()}
+    yield dict(engine="mlx-lm", runs=1500, seeds=seeds, convicted=found)
+
+
+# -- Engines as black boxes ---------------------------------------------------------------------------
+
+def starts():
+    "Prompts in turn, of both kinds, each once"
+    for k in count(): yield prompts(("english", "code")[k % 2], 1, seed=k)[0]
+
+def texts_row(names, engine, tokens, seeded=True, small=0., n=64, **more):
+    "Bets with one set of prompts; a difference is looked for again with other prompts"
+    found = en.bet_on_texts(engine, starts(), n, tokens, seeded, small=small)
+    if found.over:
+        later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
+        again = en.bet_on_texts(engine, later, n, tokens, seeded)
+        more["again"] = again.words
+        if not again.over: found = again
+    return en.row_of_bets(found, *names, **dict(approximations=FLOAT32) | more)
+
+def identity_row(names, engine, plain, texts=40, n=48):
+    "Temperature 0: how many texts are those of plain decoding"
+    same, first = 0, None
+    for k, prompt in zip(range(texts), starts()):
+        a, b = ([*map(int, e.generate(prompt, n, k))] for e in (engine, plain))
+        same += a == b
+        if a != b and first is None: first = dict(prompt=[*map(int, prompt)], engine=a, plain=b)
+    verdict = "same texts as plain decoding" if same == texts else "other texts"
+    return en.engine_row(*names, "black box", runs=texts, alpha=None, equal_texts=same, verdict=verdict,
+                         witness=first)
+
+COLD = dict(do_sample=False, temperature=None, top_p=None, top_k=None)
+PAIR, AS_DOCUMENTED = dict(target="large", draft="small"), "the weight mixes target and draft, as documented"
+
+def listed_by_id(tok):
+    "A tokenizer whose `get_vocab` lists its tokens by id"
+    vocab, out = dict(sorted(tok.get_vocab().items(), key=lambda kv: kv[1])), copy(tok)
+    out.get_vocab = lambda: vocab
+    return out
+
+def other_tokenizer(listed=lambda tok: tok):
+    "A fresh draft model with another tokenizer: transformers changes it"
+    second = en.import_module("specref.draft.vocab")
+    return dict(assistant_model=deepcopy(second.second_module()), tokenizer=listed(tokenizer()),
+                assistant_tokenizer=listed(second.second_tokenizer()))
+
+def transformers_cases():
+    "{what is asked: (engine, tokens, options of `texts_row`)}"
+    make = en.transformers_engine
+    eos = tokenizer().convert_tokens_to_ids(END_TEXT)
+    cut = dict(temperature=.7, top_k=20, top_p=.9)
+    return {
+        "assistant model, no seed": (make(**PAIR), 4_000, dict(seeded=False)),
+        "assistant model, a target of 24 layers": (make("target", "small"), 4_000, {}),
+        "assistant model, temperature .7, top-k 20, top-p .9": (make(**PAIR, **cut), 4_000, {}),
+        "prompt lookup": (make("large", prompt_lookup_num_tokens=4), 4_000, {}),
+        "early exit after one layer": (make("large", assistant_early_exit=1), 4_000, {}),
+        "assistant model with another tokenizer": (make("large", **other_tokenizer()), 4_000, {}),
+        "assistant model with another tokenizer, both listed by id": (
+            make("large", **other_tokenizer(listed_by_id)), 4_000, {}),
+        "assistant model, end-of-text token": (make(**PAIR, stop=(eos,)), 4_000, dict(n=128)),
+        "assistant model, ensemble weight .5": (
+            make(**PAIR, assistant_ensemble_weight=.5), 8_000, dict(approximations=AS_DOCUMENTED))}
+
+def transformers_long_rows():
+    asked = "transformers", released("transformers"), "assistant model"
+    yield texts_row(asked, en.transformers_engine(**PAIR), 60_000, small=.02)
+
+def transformers_text_rows():
+    names, make = ("transformers", released("transformers")), en.transformers_engine
+    for asked, (engine, tokens, how) in transformers_cases().items():
+        yield texts_row((*names, asked), engine, tokens, **how)
+    cold = make(**PAIR, **COLD), make("large", **COLD)
+    yield identity_row((*names, "assistant model, temperature 0"), *cold)
+    yield refused_row((*names, "assistant model, two texts at once"), two_texts_of_transformers)
+
+@cache
+def onnx_models():
+    "The large and the small model for onnxruntime-genai, and a folder with one as the draft of the other"
+    from peers import put_head_last
+    for name in ("large", "small"):
+        raw_model(name).save_pretrained(FOLDER/name)
+        shutil.copytree(DATA/"tokenizer", FOLDER/name, dirs_exist_ok=True)
+        build = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
+        build += ["-i", FOLDER/name, "-o", FOLDER/f"onnx-{name}"]
+        subprocess.run(build, check=True, capture_output=True)
+        put_head_last(FOLDER/f"onnx-{name}"/"model.onnx")
+    shutil.copytree(FOLDER/"onnx-large", FOLDER/"onnx-pair", dirs_exist_ok=True)
+    files = [FOLDER/f"onnx-{name}"/"genai_config.json" for name in ("pair", "small")]
+    config, draft = (json.loads(file.read_text()) for file in files)
+    config["model"]["draft"] = draft["model"]["decoder"] | dict(filename="../onnx-small/model.onnx")
+    for side in "decoder", "draft": config["model"][side]["session_options"]["intra_op_num_threads"] = 1
+    files[0].write_text(json.dumps(config | dict(speculative=dict(max_draft_tokens=4))))
+    return FOLDER/"onnx-pair", FOLDER/"onnx-large"
+
+NUCLEUS = ("asked with top-k 511 of 512: with top-k 0 its plain decoding, too, returns tokens outside "
+           f"the nucleus; {FLOAT32}")
+
+def onnx_text_rows():
+    (pair, alone), make = onnx_models(), partial(en.onnx_engine, stop=(0,))
+    lookup = dict(ngram_size=3, max_draft_tokens=4)
+    cases = {"draft model": (make(pair), 90_000, dict(small=.02)),
+             "draft model, no seed": (make(pair), 10_000, dict(seeded=False)),
+             "draft model, top-k 20": (make(pair, top_k=20), 10_000, {}),
+             "draft model, top-p .9": (make(pair, top_p=.9, top_k=511), 10_000, dict(approximations=NUCLEUS)),
+             "draft model, temperature .7": (make(pair, temperature=.7), 10_000, {}),
+             "lookup of n-grams": (make(alone, lookup=lookup), 90_000, dict(small=.02))}
+    names = "onnxruntime-genai", released("onnxruntime-genai")
+    for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
+    cold = make(pair, do_sample=False), en.transformers_engine("large", stop=(0,), **COLD)
+    yield identity_row((*names, "draft model, temperature 0"), *cold)
+    yield refused_row((*names, "draft model, two texts at once"), partial(two_texts_of_onnx, pair))
+
+@cache
+def checkpoints():
+    "The models as checkpoints, for mlx-lm"
+    for name in ("target", "large", "small"): raw_model(name).save_pretrained(FOLDER/name)
+    return FOLDER
+
+def mlx_text_rows():
+    make, names = partial(en.mlx_engine, checkpoints(), "large"), ("mlx-lm", released("mlx-lm"))
+    cases = {"draft model": (make(), 60_000, dict(small=.02)),
+             "draft model, no seed": (make(), 1_000, dict(seeded=False)),
+             "draft model, top-p .9": (make(top_p=.9), 1_000, {}),
+             "draft model, top-k 20": (make(top_k=20), 1_000, {})}
+    for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
+    plain = en.transformers_engine("large", **COLD)
+    yield identity_row((*names, "draft model, temperature 0"), make(temp=0.), plain, 20)
+
+
+# -- What was not run ---------------------------------------------------------------------------------
+
+GPU, MODELS = "a CUDA kernel: no GPU here", "it needs models in a format that nothing installed here makes"
+NOT_RUN = {   # engine, version on the day of the record, what would be asked: the reason
+    ("SGLang, tree", "0.5.23", "target-only sampling of a tree (CUDA)"): GPU,
+    ("FlashInfer", "0.7.2.post1", "chain_speculative_sampling"): GPU,
+    ("TensorRT-LLM", "1.2.1", "rejection of chains and trees"): "its release was not to be had; CUDA kernels",
+    ("vLLM Ascend", "0.23.0.post1", "rejection of chains"): "its source release does not build here",
+    ("exllamav3", "1.6.5", "draft model"): "it runs on a GPU only",
+    ("openvino-genai", "2026.4.1.0", "draft model, prompt lookup"): MODELS,
+    ("mistralrs", "0.9.5", "draft model"): "as drafts, its Python interface takes only heads of the model",
+    ("llama-cpp-python", "0.3.36", "prompt lookup"): "no wheel: it has to be compiled, and models converted",
+    ("CTranslate2", "4.8.5", "draft model"): "no speculative decoding of language models"}
+
+def not_run_rows():
+    for names, why in NOT_RUN.items():
+        yield en.engine_row(*names, None, verdict="not run", reason=why, alpha=None)
+
+def refused_row(names, ask):
+    "Two texts at once, refused: the reason in the engine's own words"
+    try: ask()
+    except (ValueError, RuntimeError) as e:
+        if "batch" not in str(e): raise
+        why = f"refused: {e}".split(". ")[0][:160]
+    else: raise AssertionError(f"{names}: it is no longer refused, and can be tested")
+    return en.engine_row(*names, "black box", verdict="not run", reason=why, alpha=None)
+
+def two_texts_of_transformers():
+    ids = torch.tensor(prompts("code", 2))
+    how = dict(max_new_tokens=8, assistant_model=generation_view("small"))
+    generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
+
+def two_texts_of_onnx(folder):
+    genai = en.import_module("onnxruntime_genai")
+    model = genai.Model(str(folder))
+    params = genai.GeneratorParams(model)
+    params.set_search_options(batch_size=2, max_length=40)
+    genai.Generator(model, params)
+
+
+PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,
+             transformers=transformers_rows, mlx=mlx_rows, transformers_texts=transformers_text_rows,
+             transformers_long=transformers_long_rows, onnx_texts=onnx_text_rows, mlx_texts=mlx_text_rows,
+             not_run=not_run_rows)
+
+
+# -- Reported bugs ------------------------------------------------------------------------------------
+
+def issue(engine, still, how): return dict(engine=engine, version=released(engine), still=still, how=how)
+
+def reported():
+    "{issue: does the release of the record still have it?}"
+    once, rows = ee.enumerated(0), json.loads(RECORD.read_text())["rows"]
+    own_drafts, = (row for row in rows if row["part"] == "own_drafts")
+    exact = "exact output and stated distributions of a random network (records/engines_exact.py)"
+    def wrong(*names): return any(max(x or 0 for x in once[name]) > 1e-5 for name in names)
+    return {
+        "huggingface/transformers#32867": issue("transformers", wrong("assistant model"), exact),
+        "huggingface/transformers#47932": issue(
+            "transformers", wrong("DFlash block", "multi-token heads"), exact),
+        "huggingface/transformers#49036": issue("transformers", *ee.recurrent()),
+        "huggingface/transformers: Gemma 4's assistant": issue(
+            "transformers", wrong("Gemma 4's assistant"), f"{exact}; the network is a stand-in"),
+        "huggingface/transformers: vocabulary not listed by id": issue(
+            "transformers", wrong("two tokenizers, listed backwards"), exact),
+        "vllm-project/vllm#47386": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
+        "vllm-project/vllm#54282": issue("vllm", own_drafts["verdict"] == "differs", OWN_DRAFTS),
+        "vllm-project/vllm#40149": issue("vllm", None, "it is in the engine, not in its kernels"),
+        "sgl-project/sglang#35771": issue("sglang", *zero_coins())}
+
+OWN_DRAFTS = "the released drafter and verifier with the seed of one request, in Triton's interpreter"
+
+def zero_coins():
+    "The kernel of chains at uniform numbers of 0, where no draft token is possible; that of trees by reading"
+    verify, calls = en.sglang_chain_sampler(sglang()[0]), Interface(batch=64)
+    case = RowCase(CASES["nothing in common"], 4)
+    given = calls.arguments(calls.drafts(case, 64, 2, numpy_generator(0)))
+    with mock.patch.object(np.random, "default_rng", lambda seed: SimpleNamespace(random=np.zeros)):
+        y = verify(*given, np.arange(64))
+    found = bool((given[0][:, 0][np.arange(64), y[:, 0]] == 0).any())
+    return found, ("the kernel of chains was run at uniform numbers of 0; of the CUDA kernel of trees the "
+                   "source was read: it asks for a positive probability and compares with <")
+
+
+LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_rows()],
+             planted=lambda: [*planted_rows()], reported=reported)
+
+def main(parts):
+    "Make parts of the record anew"
+    quiet()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    for part in parts or [*PARTS, *LISTS]:
+        if part in LISTS:
+            found = LISTS[part]()
+            update(lambda record: {part: found})
+        else: update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]))
+        for row in PARTS.get(part, list)():
+            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]))
+            print(row, flush=True)
+
+def update(change):
+    "A change of the record as it is now"
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
+    old = {key: x for key, x in record.items() if key in (*LISTS, "rows")}
+    write_record(RECORD, "make engines", dict(threads=1, alpha=ALPHA) | old | change(record))
+
+if __name__ == "__main__": main(sys.argv[2:])

@@ -1,0 +1,117 @@
+"""Milliseconds of a forward pass (`make record-passes`): transformers, `LlamaPass` and its parts, with all
+weights transposed, with all packed, and in bfloat16 where the processor has it. A record has one run for each
+kind of vectors that torch finds, which decide how the weights are stored"""
+import json
+from copy import deepcopy
+from functools import partial
+from math import prod
+from pathlib import Path
+from time import perf_counter
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from specref.core.check import provenance_of_run, write_record
+from specref.models import llama as module
+from specref.models.llama import JoinedRows, LlamaPass, packed, transposed
+from specref.models.recipe import llama
+from specref.models.transformer import RowCache, given_cache
+
+SHAPES = {"embedded target": (24, 192, 512, 512), "embedded small draft": (1, 256, 1024, 512),
+          "Llama of 340 million": (24, 1024, 2816, 32000)}   # layers, width, MLP, vocabulary
+CONTEXT, ROWS, COMMAND = 200, (1, 5, 25), "make record-passes"
+
+def additive(m):  # -> (1, 1, m, CONTEXT + m), or None
+    "The mask of a chain of m rows behind the context"
+    hide = torch.full((m, CONTEXT + m), torch.finfo(torch.float32).min).triu(CONTEXT + 1)
+    return None if m == 1 else hide[None, None]
+
+def module_pass(model, m):  # -> a function without arguments
+    "transformers' forward of m rows behind a context, with the cache of `CachedModel`"
+    memory, ids = RowCache(), torch.arange(CONTEXT + m)[None] % model.config.vocab_size
+    past = given_cache(model, memory)
+    model(input_ids=ids[:, :CONTEXT], use_cache=True, **past)
+    memory.n, at = CONTEXT, torch.arange(CONTEXT, CONTEXT + m)[None]
+    given = dict(position_ids=at, attention_mask=additive(m), use_cache=True, **past)
+    return lambda: model(input_ids=ids[:, CONTEXT:], **given).logits[0]
+
+def joined_pass(net, m):
+    "The same pass by `LlamaPass`"
+    memory, V = JoinedRows(len(net.layers), net.groups, net.width), len(net.embed)
+    ids, at = torch.arange(CONTEXT + m) % V, torch.arange(CONTEXT + m)
+    net(ids[:CONTEXT], at[:CONTEXT], memory, 1)
+    memory.n, mask = CONTEXT, additive(m)
+    mask = None if mask is None else mask.to(net.embed.dtype)
+    return lambda: net(ids[CONTEXT:], at[CONTEXT:], memory, m, mask)
+
+def parts(net, m):  # -> {part: function}: what one layer does
+    "The operations of one layer for m rows, timed alone; `products` read the weights of all layers in turn"
+    x, width = torch.randn(m, net.embed.shape[1]), net.width
+    a = torch.randn(m, net.heads + 2*net.groups, width)
+    (cos, sin), t = net.turns[:m].unbind(1), a[:, :net.heads + net.groups]
+    inner = net.layers[0].gate_up.shape[0] // 2
+    rows, y = torch.randn(2*net.groups, CONTEXT + m, width), torch.randn(m, 2*inner)
+    q, k, v = a[:, :net.heads].transpose(0, 1)[None], rows[None, :net.groups], rows[None, net.groups:]
+    mask, norm, heads = additive(m), net.layers[0].norm, a[:, :net.heads].reshape(m, -1)
+    def attention(): return F.scaled_dot_product_attention(q, k, v, mask)[0].transpose(0, 1).reshape(m, -1)
+    def products():
+        for layer in net.layers:
+            layer.qkv(x), layer.out.add(x, heads), layer.gate_up(x), layer.down.add(x, y[:, :inner])
+    return {"products": products, "two norms": lambda: (norm(x), norm(x)),
+            "rotation": lambda: t.mul_(cos).addcmul_(t.roll(width // 2, -1), sin),
+            "copy of k and v": lambda: rows[:, CONTEXT:].copy_(a[:, net.heads:].transpose(0, 1)),
+            "attention": attention,
+            "gate": lambda: F.silu(y[:, :inner]) * y[:, inner:]}
+
+def medians(calls, laps):  # {name: function} -> {name: milliseconds}
+    "The functions in turn; the first lap does not count"
+    took = {name: [] for name in calls}
+    for _ in range(laps + 1):
+        for name, call in calls.items():
+            start = perf_counter()
+            call()
+            took[name].append(1e3*(perf_counter() - start))
+    return {name: float(np.median(times[1:])) for name, times in took.items()}
+
+def many(call, n):
+    for _ in range(n): call()
+
+def bandwidth(size=2**27):  # -> bytes a second
+    "The speed of reading a tensor that no cache holds"
+    w = torch.ones(size // 4)
+    return size / medians(dict(read=w.sum), 20)["read"] * 1e3
+
+def measured_shape(name, shape, laps):  # -> rows
+    "Every contestant at every number of rows"
+    torch.manual_seed(0)
+    model = llama(*shape).eval()
+    nets = dict(ours=LlamaPass(model))
+    for way, stored in dict(transposed=transposed, packed=packed).items():
+        with patch.object(module, "stored_for", lambda weight, stored=stored: (stored(weight),)*2):
+            nets[way] = LlamaPass(model)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported(): nets["bfloat16"] = LlamaPass(deepcopy(model).bfloat16())
+    net = nets["ours"]
+    size = prod(net.head.shape) + sum(
+        prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
+    for m in ROWS:
+        calls = dict(transformers=module_pass(model, m)) | {k: joined_pass(x, m) for k, x in nets.items()}
+        runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
+        alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
+        layer = {part: ms / (len(net.layers) if part == "products" else 50)
+                 for part, ms in medians(alone, laps).items()}
+        yield dict(model=name, rows=m, **medians(calls, laps), layer=layer, layers=len(net.layers),
+                   weight_bytes=4*size)
+
+def measure_passes(path, laps=40, threads=1):
+    "Medians over paired laps, written to `path` beside the runs on processors of other kinds"
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        rows = [row for name, shape in SHAPES.items() for row in measured_shape(name, shape, laps)]
+        run = provenance_of_run(COMMAND, threads=threads, laps=laps, context=CONTEXT,
+                                read_bytes_per_second=bandwidth(), rows=rows)
+    others = json.loads(path.read_text())["runs"] if path.exists() else {}
+    write_record(path, COMMAND, dict(runs=others | {torch.backends.cpu.get_cpu_capability(): run}))
+
+if __name__ == "__main__": measure_passes(Path(__file__).with_suffix(".json"))
