@@ -26,8 +26,10 @@ import engines_exact as ee
 from specref.certify import engines as en
 from specref.app.benchmarks import quiet
 from specref.models.embedded import generation_view
-from specref.certify.certificates import ALPHA
-from specref.certify.samplers import CASES, Interface, RowCase, certify_sampler
+from specref.certify.counts import ALPHA
+from specref.certify.rows import CASES, RowCase
+from specref.certify.calls import Interface
+from specref.certify.samplers import certify_sampler
 from specref.core.check import write_record
 from specref.core.loop import match
 from specref.core.rng import numpy_generator
@@ -142,7 +144,7 @@ def checked_row(names, verify, calls, rule, runs=RUNS, **more):
 
 def robustness(kit):
     "The checks of robustness that fail"
-    return [name for name in ("rows", "zeros", "nan") if kit.result(name).passes is False]
+    return [name for name in ("rows", "zeros", "nan") if kit.finding(name).passes is False]
 
 def interpreter_rows(n=128):
     "Are the tokens those of Triton's own interpreter, one program after another?"

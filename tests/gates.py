@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specref.certify.judge import JUDGE_CASES, RuleCalls, choose_token, law_of_calls, positive_part
-from specref.certify.samplers import SamplerChecks
+from specref.certify.intervals import RuleCalls, choose_token, law_of_calls, positive_part
+from specref.certify.judge import JUDGE_CASES
+from specref.certify.calls import Plan
+from specref.certify.samplers import Kit
 
 FEATURES = {   # what a condition may look at, and how its threshold is drawn
     "p(x)": lambda r: r.uniform(0, 1), "q(x)": lambda r: r.uniform(0, 1),
@@ -95,8 +97,8 @@ def judged_rows():  # -> p, q, place, left; a vocabulary of three has a fourth t
 
 def kit_fails(gate, seed=0):  # -> checks
     "The checks of the kit that fail"
-    kit = SamplerChecks(gate.verify, seed=seed)
-    return [name for name in ("distribution", "position", "gates") if kit.result(name).passes is False]
+    kit = Kit(gate.verify, Plan(seed=seed))
+    return [name for name in ("distribution", "position", "gates") if kit.finding(name).passes is False]
 
 
 def search(seconds, seed=0, least=.02):

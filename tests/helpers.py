@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 # every statistical assertion states its false-alarm rate and the distance that it can detect
-from specref.certify.certificates import ALPHA as ALPHA, MISS as MISS, detectable as detectable
-from specref.certify.certificates import g_test as g_test, pooled as pooled
+from specref.certify.counts import ALPHA as ALPHA, MISS as MISS, detectable as detectable
+from specref.certify.counts import g_test as g_test, pooled as pooled
 from specref.core.rng import Streams, Uniforms
 from specref.core.law import exact, greedy, warp
 from specref.core.loop import Drafter

@@ -9,7 +9,8 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, judge, samplers, sequential
+from specref.certify import certificates, counts, intervals, judge, logs, rows as rows_module
+from specref.certify import samplers, sequential
 from specref.core.law import normalize
 from specref.core.loop import Drafter, System, Verdict, match
 from specref.core.target import TableModel
@@ -25,7 +26,7 @@ def certify(s=None, target=None, ctx=(0,), **kw):
     return certificates.certify_system(s or system(), target or pair()[0], ctx, **kw)
 def sequentially(s=None, target=None, ctx=(0,), **kw):
     return sequential.certify_sequentially(s or system(), target or pair()[0], ctx, **kw)
-def g_test(counts, want, *alpha): return certificates.g_test(counts, want, *alpha)
+def g_test(found, want, *alpha): return counts.g_test(found, want, *alpha)
 HALVES = {0: .5, 1: .5}
 BAD_VERDICTS = [None, 3, Verdict(0, None), Verdict(0, 1.), Verdict(0, float("nan")), Verdict(-1, 0),
                 Verdict(9, 0), Verdict(0, 3), Verdict(0, -1)]
@@ -56,7 +57,7 @@ def recorded(n=3, V=3, drafter=None):
     return list(islice(sequential.sample_rounds(s, target, (0,), 5, 3), n))
 @cache
 def folder(): return Path(mkdtemp())
-def save(*witnesses, path=None): return sequential.save_log(path or folder()/"x.npz", list(witnesses))
+def save(*witnesses, path=None): return logs.save_log(path or folder()/"x.npz", list(witnesses))
 def stars(draft): return Branching(draft, (2,), iid)
 
 GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1, 2], [3, -1]]),
@@ -64,19 +65,19 @@ GOOD = dict(p=np.full((2, 3, 4), .25), q=np.full((2, 2, 4), .25), x=np.array([[1
 P, Q, X, Y = GOOD["p"], GOOD["q"], GOOD["x"], GOOD["y"]
 def log(**changed):
     np.savez(folder()/"log.npz", **{k: v for k, v in (GOOD | changed).items() if v is not None})
-    return sequential.certify_log(folder()/"log.npz")
+    return logs.certify_log(folder()/"log.npz")
 def file(name, content=b""):
     (folder()/name).write_bytes(content)
-    return sequential.certify_log(folder()/name)
+    return logs.certify_log(folder()/name)
 def half_file():
     np.savez(folder()/"good.npz", **GOOD)
     return file("half.npz", (folder()/"good.npz").read_bytes()[:200])
 def one_array():
     np.save(folder()/"one.npy", np.ones(3))
-    return sequential.certify_log(folder()/"one.npy")
+    return logs.certify_log(folder()/"one.npy")
 def objects():
     np.savez(folder()/"objects.npz", p=np.array([None]), x=np.ones(1), y=np.ones(1))
-    return sequential.certify_log(folder()/"objects.npz")
+    return logs.certify_log(folder()/"objects.npz")
 LINE = dict(x=[1], y=[1, 0], p=[[.5, .5], {"0": .5}], q=[{"1": .5, "0": .2}])
 def line(**changed):
     found = {k: v for k, v in (LINE | changed).items() if v is not None}
@@ -97,8 +98,8 @@ BAD_LINES = {
 def save_good():
     np.savez(folder()/"good.npz", **GOOD)
     return folder()/"good.npz"
-def with_option(**option): return sequential.certify_log(save_good(), **option)
-def tokens(out): return sequential.token_list(out, "x")
+def with_option(**option): return logs.certify_log(save_good(), **option)
+def tokens(out): return logs.token_list(out, "x")
 
 
 # Functions of rows
@@ -161,12 +162,19 @@ ROWS = [
     ("system", floats_on_fractions),
     *(("build", lambda x=x: certificates.certificate(x)) for x in (None, system().drafter)),
     ("build", lambda: certificates.certificate(system()), "got the system 'under test', wanted a function"),
+    *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x})) for name, x in (
+        ("seeds", (1,)), ("seeds", 3), ("seeds", "ab"), ("seeds", (1, -1)),
+        ("ctx", "a"), ("ctx", ()), ("ctx", 3),
+        ("ctx", (0, 9)), ("tables", 3), ("tables", lambda V: 3), ("tables", lambda V, seed: 3), ("n", 2.5),
+        ("shape", 3), ("shape", ()), ("shape", (0,)))),
+    *((name, partial(certificates.certificate, lambda draft, **_: system(), **{name: x}),
+       "for a build without a parameter of that name") for name, x in (("shape", (2, 2)), ("gamma", 3))),
     ("build", lambda: certificates.certificate(lambda draft: draft.no), "AttributeError: .*line .*draft.no"),
     *((name, lambda x={name: x}: certificates.certificate(lambda draft, **_: system(), **x))
       for name, x in (("n", 0), ("V", 0), ("gamma", 0), ("stop", (9,)))),
     *(("system", partial(OF_FRACTIONS, s), words) for s, words in OWN_ERRORS),
-    ("alpha", lambda: certificates.safe_limit(10, (.5, .5), 0.)),
-    ("most", lambda: certificates.partition(pair()[0], (0,), 2, 100, most=0)),
+    ("alpha", lambda: counts.safe_limit(10, (.5, .5), 0.)),
+    ("most", lambda: counts.partition(pair()[0], (0,), 2, 100, most=0)),
     ("counts", lambda: g_test({}, {0: 1.})), ("counts", lambda: g_test({0: -1, 1: 101}, HALVES)),
     *(("want", partial(g_test, {0: 50, 1: 50}, want))
       for want in ({0: .5, 1: .6}, {0: .5}, {0: 1.5, 1: -.5}, {0: float("nan")}, {})),
@@ -185,7 +193,7 @@ ROWS = [
     ("records", lambda: save(*recorded(), None)),
     ("records", lambda: save(*recorded(), *recorded(V=4))),
     ("records", lambda: save(*recorded(drafter=stars))),
-    ("path", lambda: sequential.save_log(None, recorded())),
+    ("path", lambda: logs.save_log(None, recorded())),
     ("path", lambda: save(*recorded(), path=folder())),
     ("log", lambda: log(p=None), "no array 'p'"), ("log", lambda: log(x=None), "no array 'x'"),
     ("log", lambda: log(y=None), "no array 'y'"),
@@ -213,21 +221,21 @@ ROWS = [
     ("log", lambda: log(p=np.asfortranarray(P)), "Fortran order"),
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=.6)),
     ("tolerance", lambda: sequential.certify_rounds(recorded(), tolerance=-1)),
-    ("n", lambda: sequential.certify_log(save_good(), n=3), "without the numbers of texts"),
+    ("n", lambda: logs.certify_log(save_good(), n=3), "without the numbers of texts"),
     *((name, partial(with_option, **{name: bad})) for name, bad in (
         ("n", "12"), ("n", 0), *(("stop", bad) for bad in ("3", 3, [[3]], (99,), (1.,), None)))),
-    *(("path", partial(sequential.certify_log, path)) for path in (3, None, b"rounds.npz")),
+    *(("path", partial(logs.certify_log, path)) for path in (3, None, b"rounds.npz")),
     ("log", lambda: file("deep.jsonl", b'{"p": ' + b"["*100_000), "line 1: got .*wanted one JSON object"),
-    ("top", lambda: sequential.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
-    ("top", lambda: sequential.save_log(folder()/"x.jsonl", recorded(), top=0)),
+    ("top", lambda: logs.save_log(folder()/"x.npz", recorded(), top=2), "wanted a name in .jsonl"),
+    ("top", lambda: logs.save_log(folder()/"x.jsonl", recorded(), top=0)),
     *(("log", partial(line, **changed), words) for words, changed in BAD_LINES.items()),
     ("log", lambda: file("cut.jsonl", f"{json.dumps(LINE)}\n{json.dumps(LINE)[:60]}".encode()),
      "line 2: got .*wanted one JSON object"),
     ("log", lambda: file("list.jsonl", f"{json.dumps(LINE)}\n[1]\n".encode()), "line 2: got"),
     ("log", lambda: file("empty.jsonl", f"{json.dumps(LINE)}\n\n".encode()), "line 2: got"),
     ("log", lambda: line(q=None), r"line 2: got \['p', 'x', 'y'\], wanted"),
-    ("log", lambda: sequential.certify_log(folder()/"none.npz")),
-    ("log", lambda: sequential.certify_log(folder())),
+    ("log", lambda: logs.certify_log(folder()/"none.npz")),
+    ("log", lambda: logs.certify_log(folder())),
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
     ("log", one_array), ("log", objects),
     *(("x", partial(tokens, bad)) for bad in ([.5], [[1]], "text", None)),
@@ -245,13 +253,13 @@ ROWS = [
     ("padded", lambda: samplers.Interface("links", padded=True)),
     ("logits", lambda: samplers.Interface(logits=(1., 0.))),
     ("dtype", lambda: samplers.Interface(dtype="half")),
-    ("draft", lambda: rows(one, draft=samplers.draw_by_cdf, interface=samplers.Interface("parents"))),
+    ("draft", lambda: rows(one, draft=rows_module.draw_by_cdf, interface=samplers.Interface("parents"))),
     *(("like", partial(rows, one, like=like)) for like in (lambda p, tree, rng: 3, lambda p: None)),
     *(("cases", partial(rows, one, cases={"mine": bad})) for bad in BAD_RELATIONS),
     *(("draft", partial(rows, one, runs=20, draft=lambda q, rng, x=x: x)) for x in (4, -1, .5, None)),
     ("verify", lambda: rows(None)), ("verify", lambda: samplers.text_sampler(None, *pair(), 2)),
     ("gamma", lambda: samplers.text_sampler(one, *pair(), 0)), ("rule", lambda: samplers.rule_on_rows(None)),
-    ("x", padded), ("q", lambda: samplers.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
+    ("x", padded), ("q", lambda: rows_module.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
     ("target", lambda: samplers.certify_sampler(one, None, (0,))),
     ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one, seed=-1)),
     ("ctx", lambda: texts(one, ctx=(9,))),
@@ -274,7 +282,7 @@ ROWS = [
         "raise SystemExit(0)", "def rule(p, q, draft, u): raise SystemExit(0)")),
     *(("rule", partial(judge.judge_rule, bad), "wanted a function") for bad in (None, 3)),
     ("rule", lambda: judge.judge_rule(counted, known=()), "random outside its rng, or keeps state"),
-    ("rule", lambda: judge.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
+    ("rule", lambda: intervals.load_rule(3)), ("draw", lambda: judge.judge_rule(one, draw=3)),
     *(("draw", partial(judge.judge_rule, one, draw=lambda q, u, x=x: x), words) for x, words in (
         (4, "got token 4, wanted one from 0 to 3"), (-1, "got token -1"), (None, "raised TypeError"))),
     ("draw", lambda: judge.judge_rule(TWO_DRAWS, draw=min), "the text defines one too"),

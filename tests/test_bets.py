@@ -1,4 +1,4 @@
-"Chapter 17a: bets at fair odds, tests of rounds, and the file of recorded rounds"
+"Chapters 17a, 17ab to 17ad: bets at fair odds, numbers that repeat, rounds, and the file of recorded rounds"
 import json
 import os
 import tracemalloc
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import MISS, cold, killer, models, plans, Plan, proves, random_table, tempered
-from specref.certify.sequential import ODDS, SOURCES, WIDTHS, Bets, Claim, NoiseBets, RecordedRound, Report
-from specref.certify.sequential import SequentialTest, SparseRow, cells_of, certify_log, certify_rounds
-from specref.certify.sequential import certify_sequentially, density, group_bets, load_log, logged_round
-from specref.certify.sequential import sample_rounds, save_log, stop_bets
+from specref.certify.bets import ODDS, Bets, Claim, Report, SparseRow, group_bets, stop_bets
+from specref.certify.noise import SOURCES, WIDTHS, NoiseBets, cells_of, density
+from specref.certify.sequential import RecordedRound, SequentialTest, certify_rounds, certify_sequentially
+from specref.certify.sequential import sample_rounds
+from specref.certify.logs import certify_log, load_log, logged_round, save_log
 from specref.verify.block import block
 from specref.core.rng import Seeded, Streams, Uniforms, law_of, numpy_generator
 from specref.core.law import normalize, overlap, residual
@@ -248,7 +249,9 @@ def test_correct_systems_pass(name):
     like = overlap if s.verify is reject else None
     found = certify_sequentially(s, target, (0,), most=120, n=7, seed=4, like=like)
     assert not found.wrong and found.title.startswith("120 rounds") and "1e-09" in found.title
-    assert "distribution ok" in found.words
+    sees = found.share <= 1   # for some of them 120 rounds are too few
+    assert [x.passes for x in found.lines if x.check == "distribution"] == [True if sees else None]
+    assert sees is not bool(found.weak) and found.passes is sees
 
 
 TREES = Branching(draft, (2, 2), without_replacement)

@@ -1,4 +1,4 @@
-"Chapter 17: exact certificates, partitions, the G-test with its proved false-alarm rate, evidence"
+"Chapters 16c and 17: partitions, the G-test with its proved false-alarm rate, evidence, exact certificates"
 import builtins
 import sys
 from collections import Counter
@@ -16,13 +16,15 @@ from scipy.stats import binom, chi2, kstest
 from helpers import ALPHA, MISS, cold, constant, detectable, g_test, killer, laws, models, pooled
 from helpers import proves, random_table, tempered
 from specref.core.registry import SYSTEMS
-from specref.certify.certificates import Certificate, Evidence, certificate, certify_system, evidence
-from specref.certify.certificates import exact_certificate, log_moment, partition, safe_limit, sparse_table
-from specref.certify.certificates import split_row
+from specref.certify.counts import Evidence, evidence
+from specref.certify.certificates import Certificate, certificate, certify_system
+from specref.certify.counts import log_moment, partition, safe_limit
+from specref.certify.certificates import exact_certificate, sparse_table
+from specref.certify.counts import split_row
 from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
 from specref.certify.samplers import SamplerReport
-from specref.certify.sequential import CheckResult
+from specref.certify.bets import Finding
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
 from specref.core.rng import Enumerator, numpy_generator, tv_outcomes
@@ -584,7 +586,7 @@ def test_results_are_tables():
         html = found._repr_html_()
         title, *lines = found.words.split("\n")
         assert f"<b>✓ {title}</b>" in html and html.count("<tr>") == len(lines)
-    lines = CheckResult("form", True, "a < b"), CheckResult("noise", False, "c")
+    lines = Finding("form", True, "a < b"), Finding("noise", False, "c")
     report = SamplerReport("a <title>", lines)
     shown = "<td>noise</td><td>FAILED</td><td>c</td>", "a &lt; b", "<b>a &lt;title&gt;</b>"
     assert all(part in report._repr_html_() for part in shown) and "special" not in report._repr_html_()

@@ -22,7 +22,8 @@ from specref.app.loading import ModelOptions, encode_prompt, translators
 from specref.core.registry import SYSTEMS, Declared
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
-from specref.certify.sequential import sample_rounds, save_log
+from specref.certify.sequential import sample_rounds
+from specref.certify.logs import save_log
 from specref.speed.cost import Costs
 from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
 from specref.core.rng import Seeded

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from helpers import proves
 from specref.certify import engines as en
-from specref.certify.certificates import ALPHA
+from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record
 from specref.core.law import exact, tv
@@ -73,7 +73,7 @@ def test_transformers_rule_passes_and_a_wrong_one_is_convicted():
         return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
     def found(rule): return en.sampler_checks(en.transformers_sampler(rule), FLOAT32, 1000, TWO, like=reject)
     right = found(rule)
-    assert not right.differs_quickly and right.result("distribution").passes
+    assert not right.differs_quickly and right.finding("distribution").passes
     assert .3 < right.visible < .5   # of texts; on the cells alone it is about .2
     assert "differs in the case 'different rows'" in found(from_p).differs_quickly
 

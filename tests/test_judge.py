@@ -1,5 +1,6 @@
-"Chapter 17d: a pasted rule is judged by its exact distribution; right rules pass, and each bug is named"
+"Chapters 17ca, 17d: a pasted rule is judged by its exact distribution; right rules pass, bugs are named"
 import json
+import re
 from fractions import Fraction as F
 from functools import partial
 from itertools import product
@@ -10,14 +11,14 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from helpers import proves
-from specref.certify.judge import (
-    JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, CannotEnumerate, Exact, JudgeCase, KnownRule, RandomNumber,
-    RuleCalls, TABLE_CASES, UniformSource, boxes, choose_token, exactly, judge_case, judge_rule,
-    law_of_calls, load_rule, nearest_known, positive_part, turned)
+from specref.certify.intervals import CannotEnumerate, Exact, RandomNumber, RuleCalls, UniformSource, boxes
+from specref.certify.intervals import choose_token, exactly, law_of_calls, load_rule, positive_part
+from specref.certify.judge import JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, TABLE_CASES, JudgeCase, KnownRule
+from specref.certify.judge import judge_case, judge_rule, nearest_known, turned
 from specref.certify.mutants import NOISE_SHARED, P, Q, free_table
 from specref.certify.reported import MATCH_RULE, POINT_RULE, SAMPLING_RULE
 from specref.certify.sampler_mutants import chain_sampler, in_place, padded_choice
-from specref.certify.samplers import draw_by_cdf
+from specref.certify.rows import draw_by_cdf
 from specref.core.law import exact
 from specref.core.rng import Enumerator, law_of
 from specref.verify.reject import Chain
@@ -274,7 +275,8 @@ def test_a_report_is_plain_values():
     found = judge_rule(MATCH_RULE, name="mine")
     assert [c.name for c in found.cases] == [case.name for case in JUDGE_CASES]
     assert json.loads(json.dumps(json_value(asdict(found))))["name"] == "mine"
-    assert found.words.startswith("mine  EXACT")
+    assert found.words.startswith("mine  EXACT") and {c.name for c in found.families} == {
+        line[2:26].strip() for line in found.words.splitlines() if re.match(r"  \w.{23} +\d+ ", line)}
     assert isinstance(RandomNumber(Enumerator(), 0).range, list) and positive_part(P - Q).sum() == F(2, 5)
 
 

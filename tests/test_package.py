@@ -148,6 +148,11 @@ def test_public_names_are_annotated_and_have_an_example():
     assert not [name for name, x in called.items() if '>>> ' not in (inspect.getdoc(x) or '')]
     assert not [name for name, x in called.items() if getattr(x, '__name__', name) != name]
 
+def test_signatures_are_short_enough_for_help():
+    "A table as a default would be printed in full"
+    called = [x for x in map(specref.__getattr__, specref.__all__) if callable(x)]
+    assert not [f.__name__ for x in called for f in functions(x) if len(str(inspect.signature(f))) > 1200]
+
 def test_missing_annotations_are_found():
     def f(x: int, y, **more) -> object: return x
     class Rule:

@@ -18,12 +18,13 @@ from hypothesis import given, strategies as st
 from helpers import laws, proves, refuses
 from house import ROOT, Notebook
 from specref.certify import plugin
-from specref.certify.certificates import ALPHA, partition
+from specref.certify.counts import ALPHA, partition
 from specref.certify.plugin import CheckedSession, Certifier, exit_status, program_texts, runs_within
 from specref.certify.plugin import SESSION_ALPHA, setting, share_of, visible_distance
 from specref.certify.sampler_mutants import nan_spreads, padded_choice
 from specref.certify.samplers import CASES, Interface, certify_rows, certify_sampler
-from specref.certify.sequential import certify_sequentially, sample_rounds, save_log
+from specref.certify.sequential import certify_sequentially, sample_rounds
+from specref.certify.logs import save_log
 from specref.core.law import exact, tv
 from specref.core.loop import System, Verdict
 from specref.core.rng import law_of

@@ -11,7 +11,8 @@ from specref.certify.certificates import certificate
 from specref.certify.judge import judge_rule
 from specref.certify.mutants import accept_by_ratio, reject_from
 from specref.certify.regions import REGION_ODDS, THRESHOLDS, RegionBets, token_features
-from specref.certify.samplers import SamplerChecks
+from specref.certify.calls import Plan
+from specref.certify.samplers import Kit
 from specref.core.law import overlap, residual
 from specref.core.loop import System
 from specref.core.target import pointed_table
@@ -92,19 +93,30 @@ SGLANG = Gate((("p(x)", .6, True),), "accept")
 LIKELY = Gate((("max p", .8, True),), "argmax")
 SKIPPED = Gate((("q(x)", .95, True), ("place", 1, True)), "reject")
 
+NARROW = (   # each holds on few rows
+    Gate((("p(x)", .376, True), ("max p", .496, False)), "accept"),
+    Gate((("q(x)", .67, True), ("max q", .706, False)), "reject"),
+    Gate((("max p", .884, True), ("max q", .304, False)), "reject"),
+    Gate((("max q", .319, False), ("rank in p", 1, False)), "accept"),
+    Gate((("p(x)", .46, True), ("entropy", .00215, False)), "reject"))
+
+def test_narrow_gates_are_wrong_on_rows_of_the_judge():
+    mine = judged_rows()
+    for gate in NARROW: assert gate.distances(*mine).max() > .005, gate
+
+
 @pytest.mark.parametrize("gate", [SGLANG, LIKELY, SKIPPED], ids=str)
 def test_gates_are_convicted(gate):
     "By the judge in fractions, and by the kit, which names the region; their formula is the judge's distance"
     rng = np.random.default_rng(0)
     found = judge_rule(gate.rule, known=())
     assert not found.exact and float(found.tv) > .1 and gate.distances(*random_rows(rng)).max() > .1
-    kit = SamplerChecks(gate.verify, runs=1500, depth=5)
-    failed = kit.result("gates")
+    failed = Kit(gate.verify, Plan(runs=1500, depth=5)).finding("gates")
     assert failed.passes is False and "tokens where" in failed.words
 
 
 def test_no_gate_passes():
-    right = SamplerChecks(Gate((("p(x)", 2., True),), "accept").verify, runs=500, depth=5).result("gates")
+    right = Kit(Gate((("p(x)", 2., True),), "accept").verify, Plan(runs=500, depth=5)).finding("gates")
     assert right.passes and "conditions" in right.words
 
 

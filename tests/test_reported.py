@@ -4,7 +4,8 @@ from fractions import Fraction as F
 
 import pytest
 
-from specref.certify.judge import KNOWN_RULES, JudgeCase, RuleCalls, judge_rule, law_of_calls
+from specref.certify.intervals import RuleCalls, law_of_calls
+from specref.certify.judge import KNOWN_RULES, JudgeCase, judge_rule
 from specref.certify.mutants import P, Q, free_table
 from specref.certify.reported import NOISE_OFF, REPORTS, SharedRace, known_rules, still_in_releases
 

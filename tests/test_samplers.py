@@ -1,4 +1,4 @@
-"Chapter 17b: samplers of texts, functions of rows, and twelve checks that each detect their own bug"
+"Chapters 17ae to 17b: rows, calls, twelve checks that each detect their own bug, and samplers of texts"
 import json
 import re
 from collections import Counter
@@ -13,28 +13,29 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import ALPHA, proves, random_table, tempered
-from specref.certify.sequential import Report
+from specref.certify.bets import Report
 from specref.verify.block import block
 from specref.core.check import read_record
 from specref.core.rng import Outcomes, law_of, numpy_generator
-from specref.certify.certificates import detectable, partition, safe_limit
+from specref.certify.counts import detectable, partition, safe_limit
 from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject
-from specref.certify.samplers import BET_SIZES, CASES, CHECKS, NOT_RUN
-from specref.certify.samplers import DETECTED, EdgeGenerator, FewerTokensBet, Interface, KEPT, PlaceCase
-from specref.certify.samplers import REPEAT_STAKES, RepeatBets, RowCase, SamplerChecks, SeedGenerator
-from specref.certify.samplers import default_size, lags_below, repeat_bets, rows_alike
 from specref.certify.sampler_mutants import INNER_CASE, RIGHT_SAMPLERS, SAMPLER_MUTANTS
 from specref.certify.sampler_mutants import alias_choice, batch_sampler, by_rows, excess, first_child
 from specref.certify.sampler_mutants import more_noise, one_number_twice, shared_by_two
 from specref.certify.sampler_mutants import tile_masked, tree_match, tree_rejection
 from specref.certify.sampler_mutants import chain_sampler as broken, padded_choice as theirs
-from specref.certify.samplers import PlaceBets, RELATIONS, STRENGTHS, LearnedBets, count_false_alarms
-from specref.certify.samplers import relation_chances
-from specref.certify.samplers import certify_rows, certify_sampler, chain_drafts, draw_by_cdf
-from specref.certify.samplers import as_views, token_classes
-from specref.certify.samplers import rule_on_rows, text_sampler, expected_blocks, expected_lengths
+from specref.certify.acceptance import BET_SIZES, DETECTED, RELATIONS, STRENGTHS, FewerTokensBet, LearnedBets
+from specref.certify.acceptance import PlaceBets, expected_blocks, expected_lengths, relation_chances
+from specref.certify.calls import EXPERIMENTS, Interface, Plan
+from specref.certify.level import SharedLevel
+from specref.certify.output import NOT_RUN, REPEAT_STAKES, RepeatBets, repeat_bets
+from specref.certify.robustness import KEPT, EdgeGenerator, SeedGenerator, as_views, lags_below, rows_alike
+from specref.certify.robustness import rows_are_independent, rows_have_own_seeds
+from specref.certify.rows import CASES, PlaceCase, RowCase, chain_drafts, draw_by_cdf, token_classes
+from specref.certify.samplers import CHECKS, GROUPS_OF_CHECKS, Kit, certify_rows, certify_sampler
+from specref.certify.samplers import count_false_alarms, default_size, rule_on_rows, text_sampler
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
 from specref.verify.kseq import kseq
@@ -327,7 +328,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "halves": (dict(verify=lambda p, q, x, rng: [.5], runs=100), {"form"}),
     "fails on equal rows": (dict(verify=fragile, cases=EQUAL, runs=50), {"form"}),
     "outside of the vocabulary": (dict(verify=lambda p, q, x, rng: [4]),
-                                  {"distribution", "noise", "seeds", "tokens", "nan"}),
+                                  {"form", "distribution", "noise", "seeds", "tokens", "nan"}),
     "no bonus": (dict(verify=lambda p, q, x, rng: theirs(p, q, x, rng)[:len(x)], runs=300), {"tokens"}),
     "the target alone": (dict(verify=lambda p, q, x, rng: [draw_by_cdf(p[0], rng)]), {"tokens"}),
     "match, stated as reject": (dict(verify=rule_on_rows(match), like=reject), {"tokens"}),
@@ -388,8 +389,8 @@ class Token:
 
 
 def test_a_drafter_may_return_tensors():
-    kit = SamplerChecks(theirs, drafter=lambda q, rng: Token(draw_by_cdf(q, rng)), runs=60, cases=FIRST)
-    assert kit.result("draft").passes is not False
+    plan = Plan(drafter=lambda q, rng: Token(draw_by_cdf(q, rng)), runs=60, cases=FIRST)
+    assert Kit(theirs, plan).finding("draft").passes is not False
 
 
 def test_texts_that_share_random_numbers():
@@ -784,8 +785,8 @@ def test_each_bug_fails_its_checks(name):
     how, checks = BUGS[name]
     with np.errstate(all="ignore"): found = quick(**dict(dict(cases=FEW, runs=700), **how))
     assert set(found.wrong) - LONG[bool({"distribution"} & checks)] == checks, found
-    groups = {CHECKS[name] for name in found.wrong}
-    assert groups == {g for g in set(CHECKS.values()) if not getattr(found, f"passes_{g}")}
+    groups = {CHECKS[name].group for name in found.wrong}
+    assert groups == {g for g in GROUPS_OF_CHECKS if not getattr(found, f"passes_{g}")}
 
 
 def test_long_vocabularies():
@@ -817,6 +818,19 @@ def test_false_alarms_at_a_measurable_rate():
     how = dict(gamma=1, cases=ONE, runs=120, depth=2, alpha=.2, draft=draw_by_cdf)
     alarms = sum(not quick(theirs, seed=s, **how).passes for s in range(20))
     assert alarms <= 20*.2 + 6*np.sqrt(20*.2*.8)
+
+
+@proves("prop-level")
+@pytest.mark.parametrize("how", [{}, dict(V=200, special=(7, 199), gamma=3), dict(depth=4, cases=ONE),
+                                 dict(V=5000, interface=Interface("parents"), cases=FEW)])
+def test_the_tests_of_a_report_are_counted(how):
+    "The sum of what the checks plan, against the count by hand; and no check takes more than it planned"
+    plan = Plan(**how)
+    cells = ["parts", *(size for size in (64, 128, 1024) if size < plan.V)]
+    within = 2*(plan.gamma + 1)*(len(cells) + 4) if plan.V > 4 else 0   # classes, positions, cells and parts
+    places, bets, streams = 2*(plan.depth + 1), 5, 1   # tokens, places, regions, pairs, one draft
+    by_hand = 2*len(plan.made) + within + places + bets + 1 + 2*2 + streams + 2
+    assert Kit(None, plan).level.rate == ALPHA/by_hand == ALPHA/sum(c.tests(plan) for c in CHECKS.values())
 
 
 def test_edges():
@@ -862,7 +876,7 @@ def test_a_generator_for_each_seed():
 
 
 def words_of(check, verify, **how):
-    result = SamplerChecks(verify, **dict(cases=ONE) | how).result(check)
+    result = Kit(verify, Plan(**dict(cases=ONE) | how)).finding(check)
     return result.passes, result.words
 
 
@@ -871,10 +885,12 @@ def test_rows_of_a_batch_share_nothing():
     how = dict(runs=100, interface=Interface(batch=64))
     for share, lag in ((lambda s: s + np.roll(s, 3), 0), (lambda s: s[np.arange(len(s)) % 32], 32)):
         def verify(P, Q, X, seeds, share=share): return by_rows(P, Q, X, share(seeds))
-        kit = SamplerChecks(verify, **how)
-        assert kit.shared_rows()[0] == (lag == 0) and not (lag and kit.own_seeds()[0])
+        calls = Kit(verify, Plan(cases=ONE, **how)).calls
+        assert rows_are_independent(calls, SharedLevel(ALPHA, seeds=30))[0] == (lag == 0)
+        assert not (lag and rows_have_own_seeds(calls, SharedLevel(ALPHA, seeds=30))[0])
     def together(P, Q, X, seeds): return by_rows(P, Q, X, np.minimum(seeds, seeds[np.arange(len(seeds)) ^ 1]))
-    assert "rows 1 apart in a batch share random numbers" in SamplerChecks(together, **how).shared_rows()[1]
+    kit = Kit(together, Plan(cases=ONE, **how))
+    assert "rows 1 apart in a batch share random numbers" in rows_are_independent(kit.calls, kit.level)[1]
     assert "does not depend on its own seed" in words_of("seeds", shared_by_two, **how)[1]
     assert "a row depends on the seeds beside it too" in words_of("seeds", batch_sampler, **how)[1]
     assert "seeds beside it" not in words_of("seeds", by_rows, **how)[1]
@@ -918,9 +934,9 @@ def test_sizes_follow_the_vocabulary():
     assert default_size(128_000) == default_size(50_000, tree=True) == (400, 5)
     for f, how in ((theirs, {}), (batch_sampler, dict(interface=Interface(batch=8), drafter=draw_by_cdf))):
         calls = []
-        kit = SamplerChecks(f, runs=40, depth=2, cases=ONE, tick=calls.append, **how)
-        for check in ("form", "position", "gates", "noise", "tokens"): kit.result(check)
-        assert sum(calls) == kit.planned
+        kit = Kit(f, Plan(runs=40, depth=2, cases=ONE, **how), tick=calls.append)
+        for check in ("form", "position", "gates", "noise", "tokens"): kit.finding(check)
+        assert sum(calls) == kit.plan.calls and {*kit.calls.made} == {*EXPERIMENTS}
 
 
 def lists(P, Q, X, seeds): return [[v for v in row if v >= 0] for row in by_rows(P, Q, X, seeds).tolist()]
@@ -979,7 +995,7 @@ def test_reproducible():
     "The same seed, the same report; without a rule to compare with no check of tokens"
     a, b, c = (quick(theirs, runs=100, cases=ONE, seed=s).words for s in (3, 3, 4))
     alone = quick(theirs, runs=50, like=None, cases=ONE).words
-    assert a == b != c and "no rule to compare with" in alone
+    assert a == b != c and "no rule to compare with" in alone and "acceptance: not run" in alone
 
 
 def raises(p, q, x, rng): raise RuntimeError("no such kernel")
@@ -1001,6 +1017,8 @@ def test_a_function_that_never_returns_tokens_is_not_tested(verify, words):
     assert first.words.startswith("60 of 60 calls failed, most often (")
     assert words in first.words and "inhomogeneous" not in first.words
     assert {(l.passes, l.words) for l in others} == {(None, NOT_RUN)}
+    assert found.verdicts == ("distribution: FAILED (form); acceptance: not run; calls: not run; "
+                              "robustness: not run")
 
 
 def test_all_failed_calls_are_counted():

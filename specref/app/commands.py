@@ -38,8 +38,9 @@ from ..core.check import provenance_of_run
 from ..core.loop import WrappedDrafter
 from ..speed.causes import explain
 from ..verify.reject import capped_geometric
-from ..certify.certificates import certificate, certify_system, runs_needed
-from ..certify.sequential import certify_log
+from ..certify.counts import runs_needed
+from ..certify.certificates import certificate, certify_system
+from ..certify.logs import certify_log
 from ..core.registry import SYSTEMS
 from .loading import ModelOptions, Pair, build_system, check_options, choose_drafter, counted_noun
 from .loading import draft_source, encode_prompt, text_difference, load_pair, measure_pair

@@ -31,9 +31,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 from ..core.check import check_at_least
 from ..core.law import overlap, warp
-from .certificates import ALPHA
-from .samplers import CASES, Interface, SamplerChecks, special_tokens
-from .sequential import STARTS, Claim, NoiseBets, TextCheck, cells_of, group_bets, stop_bets
+from .counts import ALPHA
+from .level import SharedLevel
+from .rows import CASES
+from .calls import Interface, Plan
+from .output import bet_by_token, compare_blocks, examine_form, tests_of_distribution
+from .acceptance import examine_tokens
+from .samplers import Kit
+from .bets import STARTS, Claim, group_bets, stop_bets
+from .noise import NoiseBets, cells_of
+from .sequential import TextCheck
 
 # %% ../../nbs/65_engines.ipynb #c9316a44
 def engine_line(row):
@@ -404,7 +411,8 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
 class TextBets:
     "Bets on the tokens of an engine's texts against the rows of its known target"
     def __init__(self, engine, alpha=ALPHA):
-        self.engine, self.limit, self.texts, self.overlap = engine, 2/alpha, 0, 0.   # two wealths
+        self.limit = SharedLevel(alpha, distribution=1, noise=1).limit   # of each wealth
+        self.engine, self.texts, self.overlap = engine, 0, 0.
         sets = dict(groups=group_bets()) | (dict(stop=stop_bets(engine.stop)) if engine.stop else {})
         self.claim, self.noise = Claim("draft", "before", starts=STARTS, sets=sets), NoiseBets()
         self.ends = TextCheck(engine.stop)
@@ -449,37 +457,31 @@ def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0., 
     return found
 
 # %% ../../nbs/65_engines.ipynb #5524a4bf
-class MeasuredChecks(SamplerChecks):
+class MeasuredChecks(Kit):
     "The checks of a sampler, and the largest distance of finished blocks that they could miss in a case"
-    missed = 1.
-    def no_difference(self, found, what, runs):
-        if what == "the finished blocks": self.missed = max(e.distance_visible for e in found.values())
-        return super().no_difference(found, what, runs)
     @property
     def visible(self):
         "That distance, 1 where none was seen"
-        self.result("distribution")
-        return self.missed
+        found = self.finding("distribution").evidence.values()
+        return max((e.distance_visible if e.passes else 1. for e in found), default=1.)
     @property
     def differs(self):
         "The first of the checks of a sampler's distribution and acceptance that fails, in words"
-        for name in ("form", "distribution", "position", "tokens", "joint"):
-            found = self.result(name)
-            if found.passes is False: return f"{name}: {found.words}"
-        return ""
+        found = map(self.finding, ("form", "distribution", "position", "tokens", "joint"))
+        return next((f"{x.check}: {x.words}" for x in found if x.passes is False), "")
     @property
     def differs_quickly(self):
         "The same by the counts and the bets alone"
-        def blocks(): return self.counted(self.records, "P", self.gamma + 1, "blocks", self.runs)
-        found = (test() for test in (self.form, blocks, self.bits, self.tokens))
-        return next((words for passes, words in found if passes is False), "")
+        tests, plan = (examine_form, compare_blocks, bet_by_token, examine_tokens), self.plan
+        level = SharedLevel(ALPHA, distribution=tests_of_distribution(plan), tokens=len(plan.made))
+        found = (test(self.calls, level) for test in tests)
+        return next((words for passes, words, *_ in found if passes is False), "")
 
 def sampler_checks(verify, interface=Interface(), runs=4000, cases=CASES, gamma=2, depth=4, like="detect",
                    seed=0):  # -> MeasuredChecks
     "The checks of a sampler on rows of four tokens"
     check_at_least(1, runs=runs, gamma=gamma, depth=depth)
-    how = like, cases, runs, seed, ALPHA, interface, special_tokens((), 4), depth
-    return MeasuredChecks(verify, 4, gamma, None, *how)
+    return MeasuredChecks(verify, Plan(4, gamma, None, like, cases, runs, seed, interface, (), depth))
 
 # %% ../../nbs/65_engines.ipynb #39d2b441
 COLUMNS_OF_ENGINES = ("engine", "version", "asked", "how", "runs", "verdict", "distance", "alpha", "date",
@@ -493,7 +495,7 @@ def engine_row(engine, version, asked, how, **found):  # -> row of the record
 def row_of_checks(kit, *names, **more):
     "The row of a sampler"
     differs = kit.differs
-    runs = kit.runs*len(kit.made)
+    runs = kit.plan.runs*len(kit.plan.made)
     return engine_row(*names, "sampler", runs=runs, verdict="differs" if differs else "no difference",
                       distance=kit.visible, witness=differs or None) | more
 

@@ -95,8 +95,9 @@ class Mutant:
     def caught(self):
         "Which tests find it: the output distribution, the contract of drafters, or the mean number of tokens"
         misstated = self.right.well_stated() and not self.wrong.well_stated()
-        found = ["law"]*(self.off > 0) + ["contract"]*misstated
-        return tuple(found or ["E[tokens]"]*(self.lost > 0))
+        found = {"law": self.off > 0, "contract": misstated}
+        found["E[tokens]"] = not any(found.values()) and self.lost > 0
+        return tuple(name for name, fails in found.items() if fails)
 
 def mutant(name, seen, tv, right, **wrong):
     "The `right` setting with some parts replaced by wrong ones; `tv` is the published distance, or None"

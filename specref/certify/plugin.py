@@ -111,7 +111,8 @@ def summary_line(test, check, failed):
     runs = f"{check['runs']:,} runs" if "runs" in check else ""
     seen = {what: check[name] for name, what in VISIBLE.items() if name in check}
     distance = " ".join(f"{what} {x:.3g}" for what, x in seen.items())
-    verdict = check["verdict"] + " (expected)"*(check["verdict"] in OUTCOMES and not failed)
+    verdict = check["verdict"]
+    if verdict in OUTCOMES and not failed: verdict += " (expected)"
     fragile = f"; not robust: {check['not_robust']}" if "not_robust" in check else ""
     return f"{verdict:14}{runs:>15}  {distance:14}  {check['check']}  {test}{fragile}"
 
@@ -313,7 +314,7 @@ class Certifier(CheckRunner):
     def log(self, path, sees=None, **how):
         "Bets on the rounds in a file, as `certify_log`"
         __tracebackhide__ = True
-        certify_log = require("specref.certify.sequential").certify_log
+        certify_log = require("specref.certify.logs").certify_log
         return self.bet(f"log({path})", sees, lambda seed, alpha: certify_log(path, alpha, **how))
     def rounds(self, system, target, ctx, runs=None, sees=None, n=64, rng=None, **how):
         "Bets on rounds of a system of this book, text after text of `n` tokens"
@@ -324,6 +325,7 @@ class Certifier(CheckRunner):
         if most is None and not seconds: most = 1000
         def find(seed, alpha):
             bets.check_system(system, target)
+            bets.check_at_least(1, n=n)
             given = bets.check_call(target, system.drafter, ctx, n)
             records = bets.sample_rounds(system, target, given, n, seed, rng)
             return bets.certify_rounds(within(records, most, seconds or float("inf")), alpha, **how)

@@ -8,7 +8,7 @@ __all__ = ['PARTS', 'THRESHOLDS', 'SURER', 'REGION_ODDS', 'token_features', 'Reg
 # %% ../../nbs/17aa_regions.ipynb #021b45f7
 from functools import cached_property
 import numpy as np
-from .sequential import SIGMAS, least_share, mean_wealth
+from .bets import SIGMAS, least_share, mean_wealth
 
 # %% ../../nbs/17aa_regions.ipynb #d80c6672
 PARTS = .02, .1, .3, .5, .7, .85

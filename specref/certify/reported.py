@@ -18,9 +18,12 @@ from ..core.rng import tv_outcomes
 from ..verify.coupled import gumbel_max_coupling, reused_noise_law
 from .mutants import MISSTATED, OTHER_STATE, P, Q, rejected_stay
 from .certificates import in_words
-from .samplers import CASES, Interface, NumpyRng, SamplerChecks, certify_sampler, draw_by_cdf
+from .rows import CASES, NumpyRng, draw_by_cdf
+from .calls import Interface, Plan
+from .samplers import Kit, certify_sampler
 from .sampler_mutants import excess, first_ratio, one_generator
-from .judge import KNOWN_RULES, KnownRule, judge_rule, load_rule
+from .intervals import load_rule
+from .judge import KNOWN_RULES, KnownRule, judge_rule
 
 # %% ../../nbs/17e_reported.ipynb #0b5b1ddd
 SAMPLING_RULE = """
@@ -208,7 +211,7 @@ class ReportedBug:
         verify, draft = self.sampler, self.how.get("drafter")
         if self.source: verify, draft = as_sampler(self.parts[0]), as_draft(self.parts[1])
         how = dict(cases=BACKWARDS, depth=2, runs=runs, seed=seed) | self.how | dict(drafter=draft)
-        return SamplerChecks(verify, **how).result(self.check).passes
+        return Kit(verify, Plan(**how)).finding(self.check).passes
 
 def still_in_releases(record):  # -> {id: words}
     "What a record of runs on released engines says of each report: still there, gone, or not run"

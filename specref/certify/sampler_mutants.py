@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from ..core.law import exact
 from ..core.loop import match
-from .samplers import CASES, Interface, SamplerChecks, draw_by_cdf, fixed_laws, rule_on_rows
-from .samplers import token_classes, token_parts
+from .rows import CASES, draw_by_cdf, fixed_laws, token_classes, token_parts
+from .calls import Interface, Plan
+from .samplers import Kit, rule_on_rows
 
 # %% ../../nbs/17c_criteria.ipynb #0df7e111
 def excess(p, q): return np.maximum(p - q, 0)
@@ -291,8 +292,8 @@ class SamplerMutant:
     how: dict = field(default_factory=dict)
     def found(self, runs, seed=0):
         "Whether the check fails with so many runs in each case"
-        kit = SamplerChecks(self.wrong, runs=runs, seed=seed, **dict(cases=FIRST_CASE, depth=2) | self.how)
-        return kit.result(self.check).passes is False
+        plan = Plan(runs=runs, seed=seed, **dict(cases=FIRST_CASE, depth=2) | self.how)
+        return Kit(self.wrong, plan).finding(self.check).passes is False
 
 FIRST_CASE = {"different rows": CASES["different rows"]}
 THREE_CASES = {k: CASES[k] for k in (*FIRST_CASE, "the draft ranks them backwards", "zeros at both ends")}

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from tqdm import tqdm
-from ...certify.certificates import g_test
+from ...certify.counts import g_test
 from ...core.check import write_json
 from ...core.rng import verdict_tape
 from ...verify.reject import reject
