@@ -172,7 +172,8 @@ def mirror(root=ROOT):
     for k, v in want.items():
         got = ini['DEFAULT'].get(k)
         if got != v: yield f'settings.ini: {k} = {got}, pyproject.toml: {v}'
-    for file, wanted in {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'## [{version}]'}.items():
+    wants = {'CITATION.cff': f'\nversion: {version}\n', 'CHANGELOG.md': f'## [{version}]'}
+    for file, wanted in wants.items():
         if wanted not in (root/file).read_text(): yield f'{file}: nothing about {version}'
 
 def imported(nodes, package='specref'):
