@@ -314,6 +314,18 @@ def shows(cell):
     return not isinstance(body[-1].value, (ast.Call, ast.Constant)) \
         and not cell['source'].rstrip().endswith(';')
 
+def multiplied(root=ROOT):
+    "Lists and texts multiplied by a condition, in the place of an `if`"
+    def text(n): return isinstance(n, (ast.List, ast.Tuple, ast.JoinedStr)) or isinstance(n, ast.Constant) \
+        and isinstance(n.value, str)
+    def condition(n): return isinstance(n, (ast.Compare, ast.BoolOp)) or isinstance(n, ast.Call) \
+        and getattr(n.func, 'id', '') == 'bool'
+    for f in modules(root):
+        for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
+            if not (isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)): continue
+            if text(n.left) and condition(n.right) or text(n.right) and condition(n.left):
+                yield f'{dotted(f, root)}:{n.lineno}: {ast.unparse(n)}'
+
 def untidy(root=ROOT):
     "Notebooks that are not plain: no outputs, errors, machine paths, addresses, timings, other kernels"
     for nb in notebooks(root):

@@ -7,7 +7,8 @@ import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
 from specref.core.check import provenance_of_run
 
-RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.untidy,
+RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.multiplied,
+         house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
          house.unrecorded, house.stale, house.typed)
 
@@ -183,6 +184,8 @@ PLANTS = {
     'a wide line in a cell': (house.wide, law(code(f'x = "{"a"*110}"'))),
     'two statements in a line': (house.linted, law(code('x = 1; y = 2'))),
     'a function of sixteen statements': (house.linted, law(code('def f(x):\n' + '    x += 1\n'*16))),
+    'an if by multiplication': (
+        house.multiplied, file('specref/core/law.py', 'def s(n): return "s" * (n > 1)\n')),
     'an unstored value': (house.untidy, law(code('1 + 1'))),
     'a file beside the notebooks': (house.outside, law(code('open("../docs/a.json")'))),
     'an import from the tests': (house.outside, law(code('from test_law import test_two'))),

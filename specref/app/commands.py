@@ -60,7 +60,8 @@ def options_line(report):
     names = "system", *(f.name for f in fields(ModelOptions)), "n", "gamma", "runs", "seed"
     given = {name: report[name] for name in names if report.get(name) is not None}
     words = [f"--{name.replace('_', '-')} {typed(x)}" for name, x in given.items() if name != "chat"]
-    line = " ".join([*words, *["--chat"] * given["chat"]])
+    if given["chat"]: words.append("--chat")
+    line = " ".join(words)
     return fill(f"run with  {line}", 92, subsequent_indent=" "*10, break_on_hyphens=False)
 
 def machine_line(report):

@@ -373,4 +373,4 @@ def encode_chat(tok, message):  # -> tokens
 
 def counted_noun(n, what):
     "A count in words: 1 token, 2 tokens"
-    return f"{n:,} {what}{'s' * (n != 1)}"
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

@@ -56,9 +56,10 @@ class PairedRuns:
         (low, high, confidence), m = self.interval, len(self.seconds)
         low, high = floor(100*low) / 100, ceil(100*high) / 100   # rounded outwards
         spread = f"{confidence:.1%} interval {low:.2f} to {high:.2f}, {m} pairs" if m > 1 else "one pair"
-        none = ", not distinguishable from 1" * (m > 1 and low <= 1 <= high)
+        if m > 1 and low <= 1 <= high: spread += ", not distinguishable from 1"
         longer = ceil(8 * median(map(sum, self.whole)))
-        return f"{self.speed_up:.2f} ({spread}{none})" + f"; eight pairs: --seconds {longer}" * (m < 8)
+        more = f"; eight pairs: --seconds {longer}" if m < 8 else ""
+        return f"{self.speed_up:.2f} ({spread}){more}"
 
 # %% ../../nbs/61_paired.ipynb #fc8cbb2a
 def paired_runs(plain, fast, seconds, clock):  # -> PairedRuns, the run of `fast` with the median time

@@ -110,7 +110,7 @@ def builder_at(pair, recipe, temperature, text="The value of the"):
 def own_stops(pair, every):
     "The systems of the tour that a pair of one's own can run, plain decoding first"
     stops = [stop for stop in UNTRAINED if not SYSTEMS.entry(stop.recipe).for_embedded]
-    drafts = {stop.recipe: "own" * bool(stop.draft) for stop in stops}
+    drafts = {stop.recipe: "own" if stop.draft else "" for stop in stops}
     names = [name for name in (drafts if every else SHORT_TOUR) if name in drafts]
     able = [name for name in names if pair.draft or not drafts[name]]
     return [PairStop(name, drafts[name], pair=pair) for name in able] + drafter_stops(pair)

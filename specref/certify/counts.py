@@ -133,7 +133,7 @@ def pooled(want, n, least=50):
     big, small = [[k] for k, w in want.items() if n*w >= least], [k for k, w in want.items() if n*w < least]
     while small and big and n*sum(want[k] for k in small) < least:
         small += big.pop(np.argmin([want[k[0]] for k in big]))
-    return big + [small] * bool(small)
+    return [*big, small] if small else big
 
 # %% ../../nbs/16c_counts.ipynb #2eee7da1
 @dataclass(frozen=True)

@@ -160,8 +160,8 @@ def check_verify(verify):
     raise ValueError(f"verify: got {given_words(verify)}, wanted {wanted}")
 
 def check_rng(rng):
-    "Raise for what is no rng"
-    if is_made(rng, Rng): return
+    "Raise for what has no random numbers for a round"
+    if hasattr(rng, "at") and not isinstance(rng, type): return
     raise ValueError(f"rng: got {given_words(rng)}, wanted an rng, such as Seeded(0)")
 
 # %% ../../nbs/04_loop.ipynb #29530866
@@ -407,7 +407,7 @@ def checked_drafter(target, drafter):  # -> Drafter
     check_target(target)
     drafter = as_drafter(drafter)
     for model in drafter.models:
-        if is_made(model, Target): continue
+        if hasattr(model, "V") and not isinstance(model, type): continue
         got = f"{part_words(drafter)} with {given_words(model)} as its model"
         raise ValueError(f"drafter: got {got}, wanted {model_words(model)}")
     for model in (drafter, *drafter.models):

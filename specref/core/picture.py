@@ -156,13 +156,14 @@ def draw_timeline(rows, title, scale=36):  # {label: [(kind, time, text, emitted
 
 # %% ../../nbs/02a_picture.ipynb #b10c0005
 def draw_diagram(boxes, arrows, title, wide=132, high=40):  # -> Picture
-    """`boxes`: {name: (column, row, kind, label)}, row 0 at the bottom; `arrows`: [(from, to)] or
+    """`boxes`: {name: (column, row, kind, label)}, rows count upwards; `arrows`: [(from, to)] or
     [(from, to, text)]; columns and rows may be fractions, a column is 1.25 boxes wide"""
-    top, right = max(row for _, row, *_ in boxes.values()), max(column for column, *_ in boxes.values())
+    columns, rows = ([box[k] for box in boxes.values()] for k in (0, 1))
+    top, low = max(rows), min(0, *rows)
     corner = {name: (4 + 1.25*wide*c, 4 + 1.7*high*(top - r)) for name, (c, r, *_) in boxes.items()}
     body = [draw_arrow(*box_ends(corner[a], corner[b], wide, high), *text) for a, b, *text in arrows]
     body += [draw_box(*corner[name], wide, high, kind, label) for name, (_, _, kind, label) in boxes.items()]
-    return svg(round(1.25*wide*right + wide + 8), 1.7*high*top + high + 8, title, body)
+    return svg(round(1.25*wide*max(columns) + wide + 8), 1.7*high*(top - low) + high + 8, title, body)
 
 def box_ends(a, b, wide, high):  # -> two points
     "Where an arrow from the box at corner `a` to that at `b` begins and ends"
@@ -250,8 +251,8 @@ TABLE_STYLE = ("<style>.specref-table{margin:.2em 0!important}.specref-table th,
 def html_table(rows, head=(), title=""):  # rows of cells -> HTML
     "A table of texts, below its title"
     def line(cells, tag): return f"<tr>{''.join(f'<{tag}>{as_xml(x)}</{tag}>' for x in cells)}</tr>"
-    top = f"<b>{as_xml(title)}</b>"*bool(title)
-    names = f"<thead>{line(head, 'th')}</thead>"*bool(head)
+    top = f"<b>{as_xml(title)}</b>" if title else ""
+    names = f"<thead>{line(head, 'th')}</thead>" if head else ""
     body = "".join(line(row, "td") for row in rows)
     return f'{TABLE_STYLE}{top}<table class="specref-table">{names}<tbody>{body}</tbody></table>'
 

@@ -108,7 +108,7 @@ def paired_turns(runs, B, repeats):  # -> by program: seconds of each turn, last
             if who in wrong: continue
             try: seconds, texts[who] = runs[who](k * B)
             except Exception as e: wrong[who] = f"{type(e).__name__}: {e}"[:300]
-            else: took[who] += [seconds] * (k > 0)
+            else: took[who] += [seconds] if k else []
     return {who: x for who, x in took.items() if who not in wrong}, texts, wrong
 
 # %% ../../../nbs/44a_race.ipynb #b2ed6d4b
