@@ -106,6 +106,7 @@ def tokens(out): return logs.token_list(out, "x")
 
 def never(*given): raise AssertionError("called")
 def one(p, q, x, rng): return [0]
+def one_text(ctx, n, rng): return [0]
 def rows(verify=never, **kw): return samplers.certify_rows(verify, **kw)
 def texts(sample, ctx=(0,), **kw): return samplers.certify_sampler(sample, pair()[0], ctx, runs=500, **kw)
 def on_texts(verify): return texts(samplers.text_sampler(verify, *pair(), 2))
@@ -260,9 +261,9 @@ ROWS = [
     ("verify", lambda: rows(None)), ("verify", lambda: samplers.text_sampler(None, *pair(), 2)),
     ("gamma", lambda: samplers.text_sampler(one, *pair(), 0)), ("rule", lambda: samplers.rule_on_rows(None)),
     ("x", padded), ("q", lambda: rows_module.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
-    ("target", lambda: samplers.certify_sampler(one, None, (0,))),
-    ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one, seed=-1)),
-    ("ctx", lambda: texts(one, ctx=(9,))),
+    ("target", lambda: samplers.certify_sampler(one_text, None, (0,))),
+    ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one_text, seed=-1)),
+    ("ctx", lambda: texts(one_text, ctx=(9,))),
     ("sample", lambda: texts(samplers.rule_on_rows(reject))),
     ("sample", lambda: texts(lambda ctx, n, rng: len(3)), "<lambda> raised TypeError: object of type 'int'"),
     ("sample", lambda: texts(lambda ctx, n, rng: iter((0, 1))), "got a tuple_iterator, wanted a list or an"),

@@ -1,5 +1,4 @@
 "Chapters 17ae to 17b: rows, calls, twelve checks that each detect their own bug, and samplers of texts"
-import json
 import re
 from collections import Counter
 from fractions import Fraction
@@ -510,13 +509,13 @@ def test_interfaces_may_be_combined():
     assert quick(tree_rejection, cases=FIRST, runs=200, interface=Interface("parents", siblings=iid)).passes
 
 
-def test_false_alarms_are_counted(tmp_path):
+def test_false_alarms_are_counted():
     "Right functions in turn, at the usual rate and at 1/5; a wrong function is an alarm in every report"
-    right, out = count_false_alarms(RIGHT_SAMPLERS, len(RIGHT_SAMPLERS), (ALPHA, .2), 60), tmp_path/"a.json"
+    right = count_false_alarms(RIGHT_SAMPLERS, len(RIGHT_SAMPLERS), (ALPHA, .2), 60)
     assert [row["alarms"] for row in right["counts"]][0] == 0 and right["functions"] == [*RIGHT_SAMPLERS]
     assert right["counts"][1]["alarms"] <= len(RIGHT_SAMPLERS)*.2 + 6
-    wrong = count_false_alarms({"wrong": (THEIRS["p and q exchanged"], {})}, 1, runs=300, out=out)
-    assert json.loads(out.read_text()) == wrong and all(row["alarms"] == 1 for row in wrong["counts"])
+    wrong = count_false_alarms({"wrong": (THEIRS["p and q exchanged"], {})}, 1, runs=300)
+    assert all(row["alarms"] == 1 for row in wrong["counts"])
 
 
 def test_stored_false_alarms():

@@ -34,7 +34,7 @@ from ..core.target import raw_row, target_law
 from ..core.target import ModelView, Rows, TableModel, Target
 from ..core.loop import bounded, builds_system, check_call, generate, loop_law, rounds
 from ..core.loop import Drafter, System, Verdict
-from .counts import ALPHA, DIFFERS, Evidence, as_stop, count_evidence
+from .counts import ALPHA, DIFFERS, Evidence, count_evidence
 
 # %% ../../nbs/17_certify.ipynb #6e2364a8
 def in_words(x):
@@ -303,7 +303,7 @@ def certify_system(system: System, target: Target, ctx: Sequence[int], n: int | 
     """
     check_system(system, target)
     check_at_least(1, n=3 if n is None else n, runs=runs, due=due, limit=limit)
-    ctx, stop, calls = check_call(target, system.drafter, ctx, n or 1), as_stop(stop, target.V), []
+    ctx, stop, calls = check_call(target, system.drafter, ctx, n or 1), as_tokens(target.V, stop=stop), []
     check_at_least(0, seed=seed)
     check_rate(alpha=alpha)
     if target(Tree(ctx))[0].dtype == object:
@@ -350,7 +350,7 @@ def certificate(build: Callable[..., System], V: int = 3, n: int | None = None, 
     check_at_least(1, V=V, n=3 if n is None else n, gamma=gamma)
     check_tables(seeds, shape, tables)
     how = accepted_options(build, dict(gamma=gamma, shape=shape, exact=True))
-    ctx, stop = check_context(random_table(V, 0), ctx), as_stop(stop, V)
+    ctx, stop = check_context(random_table(V, 0), ctx), as_tokens(V, stop=stop)
     def after(k, tables):   # with new tables: nothing that one run did to them is there in the next
         with own_errors("tables"): p, q = (tables(V, s) for s in seeds)
         for table in p, q: check_target(table, "tables")

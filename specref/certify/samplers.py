@@ -4,27 +4,25 @@
 
 # %% auto #0
 __all__ = ['CHECKS', 'GROUPS_OF_CHECKS', 'TEXT_LAGS', 'WITHOUT_CHANCE', 'Check', 'Kit', 'SamplerReport', 'check_kit',
-           'check_cases', 'special_tokens', 'not_called_with', 'default_size', 'certify_rows', 'TextEvidence',
-           'why_no_text', 'certify_sampler', 'alike_texts', 'returned_text', 'text_sampler', 'rule_on_rows',
-           'count_false_alarms']
+           'check_cases', 'not_called_with', 'default_size', 'certify_rows', 'TextEvidence', 'why_no_text',
+           'certify_sampler', 'alike_texts', 'returned_text', 'text_sampler', 'rule_on_rows', 'count_false_alarms']
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import date
-from operator import index
+from math import inf
 from textwrap import fill
 import numpy as np
 from .. import require
-from ..core.check import check_at_least, check_rate, error_words, write_json
+from ..core.check import as_tokens, check_at_least, check_function, check_rate, error_words
 from ..core.law import as_law, exact, normalize
 from ..core.loop import clip
 from ..core.rng import numpy_generator
 from ..core.target import Target, check_context, check_target
 from ..verify.reject import Chain
 from .level import SharedLevel
-from .counts import ALPHA, Evidence, as_stop, check_sees, evidence, partition
+from .counts import ALPHA, Evidence, check_sees, evidence, partition
 from .bets import Finding, Report
 from .logs import logged_round
 from .rows import CASES, NumpyRng, RowCase
@@ -139,13 +137,6 @@ def check_cases(cases, like):
         name = getattr(like, "__name__", like)
         raise ValueError(f"like: got {name}, wanted a function of (p, tree, rng) -> Verdict: {e}") from e
 
-def special_tokens(special, V):  # -> tuple of ints
-    try: tokens = tuple(map(index, special))
-    except TypeError: raise ValueError(f"special: got {special!r}, wanted a collection of tokens") from None
-    for x in tokens:
-        if not 0 <= x < V: raise ValueError(f"special: got token {x}, wanted tokens from 0 to {V - 1}")
-    return tokens
-
 def not_called_with(plan):  # -> words
     "The bugs of the gallery that need another call"
     how, missing = plan.interface, [f"drafts of more than {plan.depth} tokens"]
@@ -199,7 +190,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
     check_rate(alpha=alpha)
     cases = CASES if cases is None else cases
     check_kit(verify, V, draft, like, cases, interface)
-    plan = Plan(V, gamma, draft, like, cases, runs, seed, interface, special_tokens(special, V), depth)
+    plan = Plan(V, gamma, draft, like, cases, runs, seed, interface, as_tokens(V, special=special), depth)
     tick = require("tqdm.auto").tqdm(total=plan.calls, unit="call").update if progress else None
     kit = Kit(verify, plan, alpha, tick)
     found = SamplerReport("", tuple(map(kit.finding, CHECKS)))
@@ -246,10 +237,10 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
     >>> certify_sampler(lambda ctx, n, rng: rng.integers(3, size=n), fair, (0,), n=2, runs=1000).passes
     False
     """
-    if not callable(sample): raise ValueError(f"sample: got {sample!r}, wanted a function of (ctx, n, rng)")
+    check_function(3, "of (ctx, n, rng)", sample=sample)
     check_target(target)
     check_at_least(0, seed=seed)
-    ctx, stop = check_context(target, ctx), as_stop(stop, target.V)
+    ctx, stop = check_context(target, ctx), as_tokens(target.V, stop=stop)
     cells, each = partition(target, ctx, n, runs, stop, due), range(runs)
     level = SharedLevel(alpha, texts=1, again=1)
     check_sees(cells, runs, level.rate)
@@ -288,8 +279,8 @@ def returned_text(sample, ctx, n, rng):  # -> tuple of ints
 # %% ../../nbs/17b_samplers.ipynb #43ece340
 def text_sampler(verify, target, draft, gamma, stop=()):  # -> sample(ctx, n, rng)
     "A sampler of texts from `verify(p, q, x, rng) -> tokens`, of shapes (gamma + 1, V), (gamma, V), (gamma,)"
-    if not callable(verify): raise ValueError(f"verify: got {verify!r}, wanted a function of (p, q, x, rng)")
-    chain, stop = Chain(draft, gamma), as_stop(stop)
+    check_function(4, "of (p, q, x, rng)", verify=verify)
+    chain, stop = Chain(draft, gamma), as_tokens(inf, stop=stop)
     def block(text, rng):
         tree = chain(text, NumpyRng(rng))
         p = target(tree)
@@ -307,7 +298,7 @@ def text_sampler(verify, target, draft, gamma, stop=()):  # -> sample(ctx, n, rn
 # %% ../../nbs/17b_samplers.ipynb #325ec58c
 def rule_on_rows(rule):  # -> verify(p, q, x, rng)
     "A rule of this book as a function of rows"
-    if not callable(rule): raise ValueError(f"rule: got {rule!r}, wanted a function of (p, tree, rng)")
+    check_function(3, "of (p, tree, rng)", rule=rule)
     def verify(p, q, x, rng):
         if (np.asarray(x) < 0).any():
             raise ValueError(f"x: got {list(x)}, wanted drafted tokens, not padding")
@@ -318,7 +309,7 @@ def rule_on_rows(rule):  # -> verify(p, q, x, rng)
 # %% ../../nbs/17b_samplers.ipynb #8c7003ce
 WITHOUT_CHANCE = {"rows", "zeros", "nan"}   # these checks involve no random error
 
-def count_false_alarms(samplers, reports=1000, alphas=(ALPHA, 1/20), runs=100, out=None, **how):
+def count_false_alarms(samplers, reports=1000, alphas=(ALPHA, 1/20), runs=100, **how):
     "Reports on right `samplers`, {name: (verify, how it is called)}, at each rate, and how many fail"
     check_at_least(1, reports=reports, runs=runs)
     how, found = dict(cases=dict([*CASES.items()][:1]), depth=2) | how, []
@@ -330,6 +321,4 @@ def count_false_alarms(samplers, reports=1000, alphas=(ALPHA, 1/20), runs=100, o
             report = certify_rows(verify, runs=runs, seed=k, alpha=alpha, **how | own)
             alarms[name] += not set(report.wrong) <= WITHOUT_CHANCE
         found.append(dict(alpha=alpha, reports=reports, alarms=alarms.total(), of=dict(alarms)))
-    about = dict(date=str(date.today()), functions=[*samplers], seeds=reports, runs=runs, counts=found)
-    if out: write_json(out, about)
-    return about
+    return dict(functions=[*samplers], seeds=reports, runs=runs, counts=found)

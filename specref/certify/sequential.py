@@ -10,14 +10,15 @@ __all__ = ['ACCEPTANCE_BY_RULE', 'match_chance', 'acceptance_rule', 'probability
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from math import inf
 import numpy as np
-from ..core.check import check_at_least, check_between, check_rate
+from ..core.check import as_tokens, check_at_least, check_between, check_rate
 from ..core.law import overlap
 from ..core.loop import Round, System, check_call, rounds
 from ..core.rng import Rng, Seeded
 from ..core.target import Target
 from .level import SharedLevel
-from .counts import ALPHA, MISS, as_stop
+from .counts import ALPHA, MISS
 from .certificates import check_system, checked_parts
 from .bets import ODDS, STARTS, Bets, Claim, Finding, Report, RoundsReport, SparseRow
 from .bets import common_classes, group_bets, stated_tokens, stop_bets, weights_at
@@ -52,7 +53,7 @@ class TextCheck:
     "Texts as returned: no token after one of `stop`, at most `n` tokens"
     def __init__(self, stop=(), n=None):
         if n is not None: check_at_least(1, n=n)
-        self.stop, self.n, self.ended, self.failure = frozenset(as_stop(stop)), n, set(), ""
+        self.stop, self.n, self.ended, self.failure = frozenset(as_tokens(inf, stop=stop)), n, set(), ""
         self.lengths, self.last = {}, {}   # of each text: its tokens, and the last of them
     def length(self, text): return self.lengths.get(text, 0)
     @property
@@ -99,7 +100,8 @@ class SequentialTest:
         self.draft = Claim("target", "before", tolerance=tolerance)
     def observe(self, round):
         tree, p, self.rounds = round.tree, round.p, self.rounds + 1
-        if self.rounds == 1 and not isinstance(p[0], SparseRow): as_stop(sorted(self.text.stop), len(p[0]))
+        if self.rounds == 1 and not isinstance(p[0], SparseRow):
+            as_tokens(len(p[0]), stop=sorted(self.text.stop))
         text = round.text if isinstance(round, RecordedRound) else None
         for i in range(1, len(tree)):
             u = tree.parent[i]

@@ -116,7 +116,7 @@ def as_tokens(V, deep=1, **given):  # -> tuples
         return row
     try: return as_tuples(xs, deep)
     except (TypeError, ValueError):
-        wanted = f"{'tuples of '*(deep - 1)}whole numbers from 0 to {V - 1}"
+        wanted = f"{'tuples of '*(deep - 1)}whole numbers {'>= 0' if V == inf else f'from 0 to {V - 1}'}"
         raise ValueError(f"{name}: got {xs!r:.80}, wanted {wanted}") from None
 
 # %% ../../nbs/64_check.ipynb #633e9b7c
