@@ -267,7 +267,7 @@ ROWS = [
     ("sample", lambda: texts(samplers.rule_on_rows(reject))),
     ("sample", lambda: texts(lambda ctx, n, rng: len(3)), "<lambda> raised TypeError: object of type 'int'"),
     ("sample", lambda: texts(lambda ctx, n, rng: iter((0, 1))), "got a tuple_iterator, wanted a list or an"),
-    *(("stop", partial(texts, one, stop=bad)) for bad in ("3", 3, (99,), None)),
+    *(("stop", partial(texts, one_text, stop=bad)) for bad in ("3", 3, (99,), None)),
     *(("special", partial(rows, one, special=bad)) for bad in (3, ("a",), "1")),
     *(("logits", partial(samplers.Interface, logits=bad)) for bad in (1., ("a", "b"), (1.,), (1., True))),
     ("siblings", lambda: samplers.Interface("parents", siblings=3)),
