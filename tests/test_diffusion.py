@@ -4,7 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from math import exp, prod
+from math import prod
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import Tree, edge_laws
+from specref.core.tree import Tree
 from specref.draft.length import ScheduledChain, budget_by_goodput
 from specref.models.transformer import HFModel
 from specref.train.synthetic import branch_texts, branching
@@ -175,85 +175,12 @@ def test_a_block_of_dspark_by_hand(subject):
     "The anchor is the first of D predictors"
     check_slots(subject)
 
-@networks
-@torch.no_grad()
-def test_states_from_the_anchor_on_do_not_matter(make):
-    "Other states from the anchor's position on: the same slots; another before it: other slots"
-    net, target = small(make)
-    batch, anchors = batch_of(target, texts()), torch.tensor([[5], [7]])
-    def slots(change):
-        states = {k: change(s) for k, s in batch.states.items()}
-        return net.slot_states(StateDataset(batch.x, states), anchors)
-    at = torch.arange(12)[None, :, None]
-    want = slots(lambda s: s)
-    assert torch.equal(slots(lambda s: torch.where(at < anchors[..., None], s, 9.)), want)
-    assert (slots(lambda s: torch.where(at < anchors[..., None] - 1, s, 9.)) - want).abs().max() > 1e-3
-
-@networks
-@torch.no_grad()
-def test_every_layer_is_injected(make):
-    "Without the context rows of any one layer the slots are others"
-    net, target = small(make)
-    batch, anchors = batch_of(target, texts()), torch.tensor([[5], [7]])
-    want, whole = net.slot_states(batch, anchors), net.attention
-    for layer in range(net.layers):
-        def attention(rows, anchors):
-            none, here = whole([(k[:, :, :0], v[:, :, :0]) for k, v in rows], anchors), whole(rows, anchors)
-            return lambda i, *heads: (none if i == layer else here)(i, *heads)
-        net.attention = attention
-        assert (net.slot_states(batch, anchors) - want).abs().max() > 1e-3
-
-def check_inputs(kind):
-    "The gradient of each slot with respect to each input of its block"
-    net, target = small(kind)
-    batch, a = batch_of(target, texts(1)), torch.tensor([[5]])
-    rows = net.injected(batch.states, torch.arange(12)[None])
-    h = net.inputs(batch.x[:, 5:6]).detach().requires_grad_()
-    slots = net.run(h, a, net.attention(rows, a))[0, 0]
-    for slot in slots:
-        grad, = torch.autograd.grad(slot.square().sum(), h, retain_graph=True)
-        assert (grad[0].abs().amax(-1) > 1e-9).all()
-
-@faithful("DFlash", part="DFlash", plain={"a causal block": unlike(DFlash, "attention", causal)})
-def test_every_slot_reads_every_input_of_its_block(subject):
-    "Also the first slot the last input: bidirectional"
-    check_inputs(subject)
-
-@pytest.mark.parametrize("kind", [DFlash2, DSpark])
-def test_their_blocks_are_bidirectional(kind): check_inputs(kind)
-
-# What a slot reads of the draft
-
-def reads_token(net, target):
-    "Slots whose logits change with the draft token before them, and with any earlier one"
-    ctx, draft = (3, 1, 4, 1, 5), (DiffusionDraft if not isinstance(net, DSpark) else SparkDraft)(net, target)
-    def rows(*path): return np.stack([draft(chain(ctx, path))[j] for j in range(len(path) + 1)])
-    last, first = abs(rows(2, 6) - rows(2, 0))[2].max(), abs(rows(2, 6) - rows(1, 6))
-    return last > 1e-6, first[2].max() > 1e-6, first[1].max() > 1e-6
-
-@faithful("DFlash", part="DFlash", plain={"a Markov head": DSpark, "a selector": DFlash2})
-@proves("prop-block-law")
-def test_dflash_slots_do_not_read_the_draft(subject):
-    assert reads_token(*small(subject)) == (False, False, False)
-
-@faithful("DSpark", part="DSpark", plain={"no Markov head": DFlash})
-@proves("prop-block-law")
-def test_dspark_slots_read_one_token(subject):
-    "That before them, and no earlier one"
-    assert reads_token(*small(subject)) == (True, False, True)
-
-@faithful("DFlash 2", part="DFlash2", plain={"no selector": DFlash})
-@proves("prop-block-law")
-def test_dflash_2_slots_read_one_token(subject):
-    assert reads_token(*small(subject)) == (True, False, True)
-
 @proves("prop-no-correction")
 @torch.no_grad()
 def test_without_correction_dspark_is_parallel():
     "With W1 W2 = 0 the logits are those of the head alone, and the law of a block is a product"
     net, target = small(DSpark, 3)
     net.W2.weight.zero_()
-    assert reads_token(*small(DSpark, 7))[0]
     ctx, draft = (0, 1, 1, 2), SparkDraft(net, target)
     draft.denoise(ctx)
     rows = net.base[0].head(draft.h).softmax(-1).numpy()
@@ -273,44 +200,6 @@ def test_a_new_dspark_is_parallel_and_a_new_dflash_2_is_dflash():
 
 # Drafting
 
-class StaleRows(DiffusionDraft):
-    "Wrong: keeps as many rows as it has, whatever the new context shares with the old one"
-    def denoise(self, ctx):
-        if ctx != self.ctx and self.ctx: self.ctx = (*ctx[:len(self.ctx) - 1], -1)
-        super().denoise(ctx)
-
-class WithAnchor(DiffusionDraft):
-    "Wrong: reads the target's state of the anchor"
-    def states(self, ctx):
-        return {k: s.roll(-1, 0) for k, s in self.target.states(ctx, self.net.reads).items()}
-
-class OneRow(DiffusionDraft):
-    "Wrong: attends to the last context row alone"
-    def attend(self, i, q, k, v):
-        n, self.memory.n = self.memory.n, min(self.memory.n, 1)
-        out = super().attend(i, q, k, v)
-        self.memory.n = n
-        return out
-
-HISTORY = (0, 3, 2), (0, 5, 2), (0, 9, 2), (1, 9, 2), (0, 4, 1), (0, 2, 0), (1, 6, 2)
-
-@torch.no_grad()
-def check_drafting(kind, model):
-    net, target = small(kind)
-    draft, x = model(net, target), texts()
-    rows = torch.stack(net.guesses(batch_of(target, x), D))
-    for n, t, depth in HISTORY:
-        q = draft(chain(tuple(x[n, :t].tolist()), x[n, t:t+depth].tolist()))
-        for j in range(depth + 1):
-            assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-12)
-
-@faithful("DFlash", "DFlash 2", "DSpark", part="DiffusionDraft", plain={
-    "stale rows": StaleRows, "the state of the anchor": WithAnchor, "one context row": OneRow})
-@proves("thm-injected")
-def test_rows_of_drafting_are_those_of_training(subject):
-    "Contexts that grow, go back and differ, at every depth, to 1e-12 in double precision"
-    for kind in SIZES: check_drafting(kind, subject)
-
 @networks
 def test_one_pass_a_context(make):
     "A chain takes one pass over the block, also where its tokens are drawn one after the other"
@@ -322,106 +211,7 @@ def test_one_pass_a_context(make):
     assert np.allclose(draft(tree)[D + 1], 1/V) and draft.meter.calls == 1
     assert np.allclose(draft(Tree((3,)))[0], 1/V) and draft.meter.calls == 1
 
-@networks
-@proves("thm-selector")
-def test_the_distribution_is_the_targets(make):
-    "Every path of sampled chains through network and cache: true edges, the target's distribution to 1e-12"
-    net, target = small(make, 3, .7, **(dict(top=2) if make is DFlash2 else {}))
-    draft, ctx = (SparkDraft if make is DSpark else DiffusionDraft)(net, target), (0, 1, 1)
-    for _, stated, true in edge_laws(law_of(lambda rng: Chain(draft, D)(ctx, rng))):
-        assert np.allclose(stated, true, atol=1e-12)
-    found = loop_law(target, Chain(draft, D), reject, ctx, 3)
-    assert tv_outcomes(found, target_law(HFModel(target.model, .7, check=False), ctx, 3)) < 1e-12
-
 # The losses
-
-def nats(z): return -z.log_softmax(-1)
-
-def dflash_term(net, h, read, true, p): return (p * nats(net.base[0].head(h))).sum()
-
-def dflash2_term(net, h, read, true, p):
-    "The unary cross-entropy and that of the candidates, the true token in place of the weakest"
-    z = net.base[0].head(h)
-    best = sorted(range(V), key=lambda x: -z[x])[:3]
-    if int(true) not in best: best[-1] = int(true)
-    pair = net.pred.weight[read] * net.project(h)
-    scores = torch.stack([z[c] + pair @ net.succ.weight[c] for c in best])
-    return (p * nats(z)).sum() + (p[best]/p[best].sum() * nats(scores)).sum()
-
-def dspark_term(net, h, read, true, p, confidence=1.):
-    "A tenth of the cross-entropy, nine of the total variation, and the cross-entropy of the confidence"
-    z = net.base[0].head(h) + net.W2.weight @ net.W1.weight[read]
-    alpha = torch.minimum(p, z.softmax(-1)).sum()
-    c = torch.sigmoid(net.confidence.weight[0] @ torch.cat([h, net.W1.weight[read]]) + net.confidence.bias[0])
-    return .1*(p * nats(z)).sum() + .9*(1 - alpha) - confidence*(alpha*c.log() + (1 - alpha)*(1 - c).log())
-
-def hand_loss(net, batch, anchors, term):
-    "The mean over the blocks, with the weights exp(-(k - 1)/4) of the slots"
-    w, total = [exp(-k/4) for k in range(D)], 0
-    for n, a in [(n, int(a)) for n in range(len(anchors)) for a in anchors[n]]:
-        h, x = hand_slots(net, batch, n, a), batch.x[n]
-        for k in range(D):
-            p = net.base[0].head(batch.states[4][n, a + k]).softmax(-1)
-            total += w[k] * term(net, h[k], x[a + k], x[a + k + 1], p)
-    return total / anchors.numel() / sum(w)
-
-def late(terms): return lambda self, h, read, true, p: terms(self, h, read, true, p.roll(-1, -2))
-def level(init):
-    def make(self, base, **kw): init(self, base, **(kw | dict(decay=0.)))
-    return make
-def hard(init):
-    def make(self, base, **kw): init(self, base, **(kw | dict(soft=False)))
-    return make
-COMMON = {"labels one place late": ("terms", late), "equal weights": ("__init__", level),
-          "tokens as labels": ("__init__", hard)}
-
-def wrong_losses(kind): return {what: unlike(kind, *change) for what, change in COMMON.items()}
-
-def check_loss(kind, term):
-    net, target = small(kind)
-    batch, anchors = batch_of(target, texts()), torch.tensor([[1, 5, 8], [2, 3, 8]])
-    assert torch.allclose(net.block_loss(batch, anchors), hand_loss(net, batch, anchors, term), atol=1e-9)
-
-@faithful("DFlash", part="DFlash", plain=wrong_losses(DFlash))
-def test_the_loss_of_dflash(subject): check_loss(subject, dflash_term)
-
-class MissesRemain(DFlash2):
-    "The true token is not added to the candidates"
-    def terms(self, h, read, true, p): return super().terms(h, read, self.unary(h).argmax(-1), p)
-
-class UnaryAlone(DFlash2):
-    def terms(self, *args): return DFlash.terms(self, *args)
-    conditional = DFlash.conditional
-
-@faithful("DFlash 2", part="DFlash2", plain={
-    **wrong_losses(DFlash2), "a missing token stays missing": MissesRemain,
-    "the unary term alone": UnaryAlone})
-def test_the_loss_of_dflash_2(subject): check_loss(subject, dflash2_term)
-
-class CrossEntropyAlone(DSpark):
-    terms = DFlash.terms
-
-class FirstSlotsToken(DSpark):
-    "Every slot reads the anchor in place of the token before it"
-    def terms(self, h, read, true, p): return super().terms(h, read[..., :1].expand_as(read), true, p)
-
-@faithful("DSpark", part="DSpark", plain={
-    **wrong_losses(DSpark), "cross-entropy alone": CrossEntropyAlone,
-    "the anchor for every slot": FirstSlotsToken})
-def test_the_loss_of_dspark(subject): check_loss(subject, dspark_term)
-
-@networks
-def test_marked_tokens_alone_are_counted(make):
-    "With some tokens marked the loss is that of their slots; with all of them it is the plain one"
-    net, target = small(make)
-    batch, anchors = batch_of(target, texts()), torch.tensor([[1, 5, 8], [2, 3, 8]])
-    def marked(counts): return net.block_loss(StateDataset(batch.x, batch.states, counts), anchors)
-    every = torch.ones(2, 12, dtype=torch.bool)
-    assert torch.allclose(marked(every), net.block_loss(batch, anchors))
-    one = every.clone()
-    one[1] = False
-    assert torch.allclose(marked(one), net.block_loss(StateDataset(
-        batch.x[:1], {k: s[:1] for k, s in batch.states.items()}), anchors[:1]))
 
 @proves("prop-rows-for-tokens")
 def test_rows_have_the_gradient_of_tokens_in_the_mean():

@@ -20,8 +20,6 @@ from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator,
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
-FAMILIES = {"hydra": (Hydra, PathDraft), "hydra++": (HydraPlus, PrefixDraft),
-            "mlp": (MLPSpeculator, PathDraft)}
 CTX = (1, 4, 0, 2)
 first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
@@ -38,9 +36,6 @@ def network(make, base, **settings):
 def reader(base, temperature=1.):
     return HFModel(base.model, temperature=temperature, keep=(base.layers,), check=False)
 
-class WithoutTokens(Hydra):
-    "A Medusa head: the draft tokens are not read"
-    def step(self, s, x, i): return torch.cat([s, 0*self.base[0].embed(x)], -1)
 class NewestToken(Hydra):
     "Reads the newest token alone"
     def step(self, s, x, i):
@@ -57,8 +52,7 @@ class OwnHead(Hydra):
         for lm in self.lm: lm.reset_parameters()
 
 @faithful("Hydra", part="Hydra", plain={
-    "no draft token": WithoutTokens, "the newest token alone": NewestToken, "a random step": RandomStep,
-    "a random head": OwnHead})
+    "the newest token alone": NewestToken, "a random step": RandomStep, "a random head": OwnHead})
 @pytest.mark.parametrize("layers", [1, 4])
 def test_heads_read_the_growing_concatenation(layers, subject):
     "Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i}"
@@ -74,8 +68,6 @@ def test_heads_read_the_growing_concatenation(layers, subject):
     assert torch.equal(scaled.step(s, torch.tensor(2), 4), torch.cat([s, 3*base.embed(torch.tensor(2))]))
     assert len(net.again) == (4 if layers > 1 else 0) and len(net.lm) == 1
 
-class WithoutPrefix(HydraPlus):
-    def enter(self, states, *args): return states[self.reads[0]]
 class WithoutNorm(HydraPlus):
     "The last norm of the prefix layer left out"
     def enter(self, states, *args):
@@ -89,8 +81,7 @@ class OneNewLayer(HydraPlus):
     def logits(self, s, i): return module_at(self.lm, i)(self.again[i](self.first[i](s)))
 
 @faithful("Hydra++", part="HydraPlus", plain={
-    "no prefix layer": WithoutPrefix, "no last norm": WithoutNorm, "one residual layer": OneLayer,
-    "two residual layers": OneNewLayer})
+    "no last norm": WithoutNorm, "one residual layer": OneLayer, "two residual layers": OneNewLayer})
 def test_four_layers_and_a_prefix_layer_of_llama(subject):
     "Four residual layers a head, the last three of them one block"
     base = target_on()

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.nn import functional as F
 
 from helpers import faithful, pairs, proves, refuses, tiny
 from published import drafted, having, verified
 from specref.core.law import exact
 from specref.core.loop import generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of, tv_outcomes
+from specref.core.rng import Seeded, law_of
 from specref.core.target import ModelView, random_table, target_law
 from specref.core.tree import Tree
 from specref.models.embedded import DATA, raw_model
-from specref.models.recipe import llama, train_step
+from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel
@@ -25,17 +24,12 @@ from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, 
                                  group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
                                  redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
                                  with_mask)
-from specref.train.medusa import Medusa
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 V, L = 5, 3
 
 def texts(n=2, T=14, seed=0): return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
-
-def batch_of(base, x):
-    with torch.no_grad(): states = base.model(input_ids=x, output_hidden_states=True).hidden_states
-    return StateDataset(x, dict(enumerate(states)))
 
 def network(make=PaSS, **kw):
     "Slots on a tiny target, in double precision"
@@ -49,51 +43,9 @@ def drafting(net, temperature=.7, make=PassDraft):
 
 # What is trained
 
-@faithful("PaSS", part="PaSS", plain={"heads on the last state": Medusa})
-def test_what_is_trained(subject):
-    "L d numbers, and a step of training changes nothing else"
-    base = TargetModel(tiny(V, layers=3).float())
-    net, frozen = subject(base, L), {n: w.clone() for n, w in base.model.state_dict().items()}
-    assert sum(w.numel() for w in net.parameters()) == L * base.d
-    before = net.slots.detach().clone()
-    loss = lambda net, step: net.loss(batch_of(base, texts()), 0.)
-    train_step(net, torch.optim.AdamW(net.parameters()), loss, 0, .1)
-    assert all(torch.equal(w, frozen[n]) for n, w in base.model.state_dict().items())
-    assert (net.slots != before).all() and all(w.grad is None for w in base.model.parameters())
-
-def hand_row(model, table, tokens):  # -> (V,)
-    "The logits after some rows of a table, by a plain pass"
-    return model(inputs_embeds=table[torch.tensor(tokens)][None], use_cache=False).logits[0, -1]
-
-def hand_loss(net, x, counts=None):
-    "The mean cross-entropy of slot j behind every place t: the token x[t + j + 1]"
-    base, terms = net.base[0], []
-    table = torch.cat([base.embed.weight, net.slots])
-    for n in range(len(x)):
-        for t in range(x.shape[1] - L - 1):
-            for j in range(1, L + 1):
-                if counts is not None and not counts[n, t+j+1]: continue
-                tokens = [*x[n, :t+1].tolist(), *range(V, V + j)]
-                terms.append(-hand_row(base.model, table, tokens).log_softmax(-1)[x[n, t+j+1]])
-    return torch.stack(terms).mean()
-
-class EarlyLabels(PaSS):
-    "Wrong: every slot is trained on the token of its own place"
-    def loss(self, batch, at):
-        x, cuts = batch.x, random_cuts(batch.x, L, self.cuts)
-        y = group_labels(x, cuts - 1, L)
-        return F.cross_entropy(self.groups(x, cuts, L)[1].flatten(0, 2), y.flatten())
-
-@faithful("PaSS", part="PaSS", plain={"the token of the slot's own place": EarlyLabels})
-def test_the_loss_by_hand(subject):
-    "With all places cut"
-    net, x = network(subject, cuts=99), texts(2, 8)
-    assert torch.allclose(net.loss(StateDataset(x, {}), 0.), hand_loss(net, x), atol=1e-9)
-
-def test_the_loss_counts_the_tokens_that_count():
-    net, x = network(cuts=99), texts(2, 8)
-    counts = texts(2, 8, seed=3) > 1
-    assert torch.allclose(net.loss(StateDataset(x, {}, counts), 0.), hand_loss(net, x, counts), atol=1e-9)
+def test_what_is_trained():
+    "L d numbers"
+    assert sum(w.numel() for w in network().parameters()) == L * 16
 
 def test_cuts_and_spans():
     "Different places, none so late that a label is missing; a span is a run of the text"
@@ -221,41 +173,6 @@ def test_two_to_l_plus_two_tokens_in_two_calls(subject):
     run = subject(SlotRows(target, (3, 4)), gamma=3)(target, (0, 1), 30, Seeded(0))
     calls = run.ledger.models["target"].calls
     assert calls == 2 * len(run.ledger.rounds) <= 30
-
-@faithful("PaSS", plain={"SPACE's released rule": verified(redraw)})
-def test_any_slots_give_the_targets_text(subject):
-    "Random tables in fractions, and random embeddings on a transformer with its cache"
-    for seed in range(3):
-        target = random_table(3, seed)
-        system = subject(SlotRows(target, (3, 4)), gamma=3)
-        found = loop_law(target, system.drafter, system.verify, (0,), 4)
-        assert found == target_law(target, (0,), 4)
-    net = network()
-    draft, plain = drafting(net), HFModel(net.base[0].model, .7, check=False)
-    system = subject(draft, gamma=2)
-    found = loop_law(draft.target, system.drafter, system.verify, (0, 1), 3)
-    assert tv_outcomes(found, target_law(plain, (0, 1), 3)) < 1e-12
-
-class SlotsShifted(PassDraft):
-    "Wrong: the slots begin a place late"
-    def answers(self, tree):
-        rows = super().answers(tree)
-        return [rows[max(d - 1, 0)] for d in range(len(rows))]
-
-@faithful("PaSS", part="PassDraft", plain={"slots a place late": SlotsShifted})
-@proves("thm-groups")
-def test_rows_of_drafting_are_those_of_training(subject):
-    "Contexts that grow, go back and differ, of any length; whatever was drafted"
-    net = network()
-    draft, x = drafting(net, make=subject), texts(2, 20)
-    with torch.no_grad(): rows = torch.stack(net.guesses(batch_of(net.base[0], x), L + 1)) / .7
-    for n, t in ((0, 3), (0, 5), (0, 9), (1, 9), (0, 4), (1, 16), (1, 2)):
-        tree = Tree(tuple(x[n, :t].tolist()))
-        for j in range(L): tree.add(j, j)
-        q = draft(tree)
-        for j in range(L + 1): assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-10)
-    ctx = (3,)
-    assert np.allclose(draft(Tree(ctx))[0], draft.target.law(ctx), atol=1e-12)
 
 # SPACE
 

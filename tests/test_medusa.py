@@ -110,16 +110,12 @@ def test_untrained_heads_are_the_targets(base, subject):
     assert torch.allclose(net.heads[0].step.weight.grad, want, rtol=1e-3, atol=1e-4) and want.abs().max() > 1
     assert sum(w.numel() for w in net.parameters()) == 4 * (base.d**2 + base.d + base.d * base.V)
 
-class LateState(MedusaDraft):
-    "Reads the state of the last token, which the target has not computed yet"
-    def states(self, ctx): return self.target.states(ctx, self.net.reads)
 class PassForEachHead(MedusaDraft):
     def answers(self, tree):
         self.last = ((), [])
         return super().answers(tree)
 
-@faithful("Medusa", part="MedusaDraft", plain={
-    "the last token's state": LateState, "a pass for each head": PassForEachHead})
+@faithful("Medusa", part="MedusaDraft", plain={"a pass for each head": PassForEachHead})
 def test_one_pass_of_the_heads_a_round(base, subject):
     "Also for a chain of four; the target is called once a round, and once for the prompt"
     net, prompt, model = load_network("medusa"), prompts("english", 1)[0], embedded(keep=(base.layers,))

@@ -142,24 +142,6 @@ def test_blocks_do_not_overlap_and_fit():
     assert starts.max() + 4 <= 18
     refuses("batch", block_starts, texts(1, 8), 4)
 
-def hand_loss(net, batch, k=4, omega=.5):
-    "ω CE - (1 - ω) α after every token of every block, by a run of the block alone"
-    terms, T = [], batch.x.shape[1]
-    for n in range(len(batch.x)):
-        for first in range(1 + n % k, T - 2*k + 1 + n % k, k):
-            for j, z in enumerate(by_hand(net, batch, n, first, k)):
-                p, q = net.base[0].head(batch.states[4][n, first + j]).softmax(-1), z.softmax(-1)
-                terms.append(-omega * (p * q.log()).sum() - (1 - omega) * torch.minimum(p, q).sum())
-    return torch.stack(terms).mean()
-
-@faithful("SPIRe", part="Spire", plain={
-    "hard labels": ABLATIONS["distillation"], "cross-entropy alone": ABLATIONS["the acceptance term"]})
-def test_the_loss_by_hand(subject):
-    "The mean over the blocks of half the soft cross-entropy minus half the acceptance probability"
-    net, target = small(subject)
-    batch = batch_of(target, texts(3))
-    assert torch.allclose(net.loss(batch, 0.), hand_loss(net, batch), atol=1e-9)
-
 def test_the_mixed_loss_of_equal_distributions():
     p = torch.tensor([[.5, .25, .25], [1., 0, 0]]).clamp(min=1e-9)
     entropy = -(p * p.log()).sum(-1)

@@ -31,11 +31,12 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
-from specref.train.masks import few_texts
+from specref.train.diffusion import DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft
+from specref.train.masks import (PassDraft, few_texts, group_labels, label_loss, random_cuts, redraw)
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
 from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, shipped_trainings
-from specref.train.spire import OwnMemory, Spire, SpireDraft
+from specref.train.spire import ABLATIONS, OwnMemory, Spire
 from specref.verify.lossy import typical
 from specref.verify.reject import Chain
 
@@ -426,11 +427,33 @@ class CausalBlock(BlockDraft):
         for r in ends: mask[r - start, r] = False
         return mask
 
-class KeptRows(SpireDraft):
-    "Wrong: rows of accepted draft tokens stay, although the target has states of them"
-    def turn(self, ctx):
-        if ctx[:len(self.ctx)] == self.ctx: self.ctx = ctx
-        super().turn(ctx)
+class SlotsShifted(PassDraft):
+    "Wrong: the slots begin a place late"
+    def answers(self, tree):
+        rows = super().answers(tree)
+        return [rows[max(d - 1, 0)] for d in range(len(rows))]
+
+class StaleRows(DiffusionDraft):
+    "Wrong: keeps as many rows as it has, whatever the new context shares with the old one"
+    def denoise(self, ctx):
+        if ctx != self.ctx and self.ctx: self.ctx = (*ctx[:len(self.ctx) - 1], -1)
+        super().denoise(ctx)
+
+class WithAnchor(DiffusionDraft):
+    "Wrong: reads the target's state of the anchor"
+    def states(self, ctx):
+        return {k: s.roll(-1, 0) for k, s in self.target.states(ctx, self.net.reads).items()}
+
+class OneRow(DiffusionDraft):
+    "Wrong: attends to the last context row alone"
+    def attend(self, i, q, k, v):
+        n, self.memory.n = self.memory.n, min(self.memory.n, 1)
+        out = super().attend(i, q, k, v)
+        self.memory.n = n
+        return out
+
+WRONG_BLOCKS = {"stale rows": StaleRows, "the state of the anchor": WithAnchor, "one context row": OneRow}
+def in_blocks(name, kind): return type(kind.__name__, (kind, SparkDraft), {}) if name == "dspark" else kind
 
 def unmarked(net, target):
     kinds = {Falcon: BlockDraft, DeepSeek: ModuleChainDraft}
@@ -445,9 +468,12 @@ WRONG_ROWS = of_systems({of: drafting_by(model) for of, model in {
     ("hydra++", "counted rows"): CountedPrefix,
     ("mlp", "the token before"): UnshiftedPath, ("mtp", "no attention"): RowAlone,
     ("falcon", "a zero state"): ZeroState,
-    ("falcon", "a causal mask"): CausalBlock, ("spire", "its own rows of accepted tokens"): KeptRows,
+    ("falcon", "a causal mask"): CausalBlock, ("pass", "slots a place late"): SlotsShifted,
+    **{(name, what): in_blocks(name, kind) for what, kind in WRONG_BLOCKS.items()
+       for name in ("dflash", "dflash2", "dspark")},
     **{(name, "drafted features of accepted tokens"): unmarked for name in UNMARKED}}.items()})
 
+@proves("thm-injected", "thm-groups")
 @faithful(*ONE_EACH.values(), plain=WRONG_ROWS)
 def test_rows_on_one_script(subject): check_script(subject.entry.recipe.name, subject.recipe)
 
@@ -547,6 +573,9 @@ class CausalFalcon(Falcon):
         return [F.pad(g, (0, 0, 1 - r, 0))[:, :g.shape[1]] for r in range(2)][:depth]
 class BlindSpire(Spire):
     def step(self, tokens, *rest): return super().step(0*tokens, *rest)
+def dflash(base): return DFlash(base, **SMALL)
+def dflash2(base): return DFlash2(base, top=3, rank=4, **SMALL)
+def dspark(base): return DSpark(base, rank=4, **SMALL | dict(block=4))
 def modules_without_tokens(base):
     net = DeepSeek(base, 3)
     for module in net.chain: module.enorm.forward = torch.zeros_like
@@ -565,9 +594,12 @@ WRONG_READERS = of_systems({of: made_by(make) for of, make in {
     ("eagle3", "the token before"): partial(eagle3, UnshiftedEagle3),
     ("eagle31", "the token before"): partial(eagle3, UnshiftedEagle3),
     ("falcon", "no token"): FalconWithoutTokens, ("falcon", "a causal mask"): CausalFalcon,
-    ("spire", "no token"): BlindSpire, ("spire", "no state of the target"): OwnMemory}.items()})
+    ("spire", "no token"): BlindSpire, ("spire", "no state of the target"): OwnMemory,
+    ("pass", "heads on the last state"): Medusa, ("dflash", "a Markov head"): dspark,
+    ("dflash", "a selector"): dflash2, ("dflash2", "no selector"): dflash,
+    ("dspark", "no Markov head"): dflash}.items()})
 
-@proves("prop-told")
+@proves("prop-told", "prop-block-law")
 @faithful(*HANDED, plain=WRONG_READERS)
 def test_each_entry_reads_its_tokens_and_states(subject):
     check_entries(subject.entry.recipe.name, subject.recipe)
@@ -604,6 +636,32 @@ def without_the_token(net, batch):
     net.feature_loss = lambda out, true, tokens, counts: Eagle.feature_loss(net, out, true)
     return net.loss(batch, 1.)
 
+def own_places(net, batch):
+    "PaSS: every slot is trained on the token of its own place"
+    L = len(net.slots)
+    cuts = random_cuts(batch.x, L, net.cuts)
+    return label_loss(net.groups(batch.x, cuts, L)[1], group_labels(batch.x, cuts - 1, L)).mean()
+def hard_labels(net, batch): return having(labels=partial(ABLATIONS["distillation"].labels, net))(net, batch)
+def having(**values):
+    def loss(net, batch):
+        for name, x in values.items(): setattr(net, name, x)
+        return net.loss(batch, 1.)
+    return loss
+def terms(change):
+    "The loss of blocks with other terms, `change(net, usual, h, read, true, p)`"
+    def loss(net, batch): return having(terms=partial(change, net, net.terms))(net, batch)
+    return loss
+BLOCK_LOSSES = {
+    "labels one place late": terms(lambda net, usual, h, read, true, p: usual(h, read, true, p.roll(-1, -2))),
+    "equal weights": having(weights=[1.]*4), "tokens as labels": having(soft=False)}
+def misses_remain(net, usual, h, read, true, p): return usual(h, read, net.unary(h).argmax(-1), p)
+def unary_alone(net, usual, *given):
+    net.conditional = partial(DFlash.conditional, net)
+    return DFlash.terms(net, *given)
+def cross_entropy_alone(net, usual, *given): return DFlash.terms(net, *given)
+def anchor_for_every_slot(net, usual, h, read, *labels):
+    return usual(h, read[..., :1].expand_as(read), *labels)
+
 WRONG_LOSSES = of_systems({of: losing(loss) for of, loss in {
     ("medusa", "no decay"): undecayed, ("medusa2", "a frozen target"): lambda net, b: Medusa.loss(net, b, 1.),
     ("medusa2", "no KL"): changed_heads_alone, ("hydra", "distributions"): on_distributions,
@@ -613,6 +671,12 @@ WRONG_LOSSES = of_systems({of: losing(loss) for of, loss in {
     ("hass", "EAGLE's loss"): lambda net, batch: Eagle.loss(net, batch, 1.),
     ("hass", "every token"): every_token, ("falcon", "EAGLE's loss"): without_the_token,
     ("spire", "cross-entropy alone"): partial(run_terms, omega=1.),
+    ("spire", "hard labels"): hard_labels, ("pass", "the token of the slot's own place"): own_places,
+    **{(name, what): loss for what, loss in BLOCK_LOSSES.items() for name in ("dflash", "dflash2", "dspark")},
+    ("dflash2", "a missing token stays missing"): terms(misses_remain),
+    ("dflash2", "the unary term alone"): terms(unary_alone),
+    ("dspark", "cross-entropy alone"): terms(cross_entropy_alone),
+    ("dspark", "the anchor for every slot"): terms(anchor_for_every_slot),
     **{(name, wrong): partial(short_terms, **terms) for name in ("eagle3", "eagle31")
        for wrong, terms in WRONG_TERMS.items()}}.items()})
 
@@ -733,7 +797,9 @@ def ways(make):
     return [lambda q: make(q, gamma=3), lambda q: make(q, gamma=4, temperature=0), chain]
 
 # Medusa's rule with a threshold so low that it changes the text of every drafter
-@faithful(*TRAINED, plain={"typical acceptance": verified(typical(.001, .001))})
+@proves("thm-selector")
+@faithful(*TRAINED, plain={"typical acceptance": verified(typical(.001, .001)),
+                           ("PaSS", "SPACE's released rule"): verified(redraw)})
 def test_the_distribution_is_the_targets(subject):
     "Every path enumerated through network and cache: correct edges, the target's distribution to 1e-12"
     for system_of in ways(subject):
