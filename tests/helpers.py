@@ -194,6 +194,15 @@ def shapes(most=8):
     return st.integers(0, most).flatmap(earlier).map(lambda parents: [-1, *parents])
 
 
+def added(ctx, nodes):
+    "The tree of (parent, token), none of them offered"
+    tree = Tree(ctx)
+    for u, x in nodes: tree.add(u, x)
+    return tree
+
+def chain(ctx, tokens): return added(ctx, enumerate(tokens))
+
+
 DRAWS = {
     "iid": iid,
     "without replacement": without_replacement,

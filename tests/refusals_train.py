@@ -1,5 +1,5 @@
 "Invalid arguments in the chapters on trained drafters: (argument, call, words)"
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,11 +7,15 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from kinds import at_least, number
 from helpers import random_table, tiny
 from specref.core.tree import Tree
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
-from specref.train import synthetic, eagle3, falcon, features, harness, hydra, medusa, mtp, registry, spire
+from specref.core.law import exact
+from specref.models import recurrent
+from specref.train import (blocks, eagle3, falcon, features, harness, hydra, masks, medusa, mtp, online, registry,
+                           spire, synthetic)
 from specref.train.harness import StateDataset, TargetModel
 
 @cache
@@ -67,7 +71,50 @@ def to_half_of_huge():
         out = on.model(input_ids=torch.zeros(1, 2, dtype=torch.long), output_hidden_states=True)
     return harness.to_half(out.hidden_states[-1], 2)
 
+KINDS = [   # what is wrong, and each call with the arguments for which it is
+    (at_least(0), (partial(spire.Spire, base()), "sinks")),
+    (at_least(1), (partial(synthetic.branching, tail=1), "B"), (partial(synthetic.branching, 1), "tail"),
+        (partial(synthetic.chain_tokens, 2, 2), "gamma"), (partial(synthetic.most_tokens, 2, 2), "gamma"),
+        (partial(medusa.Medusa, base()), "heads"), (partial(medusa.Adapter, base()), "rank"),
+        (partial(medusa.HeadMarginals, medusa_draft()), "depth"),
+        (partial(hydra.Hydra, base()), "heads layers"), (partial(hydra.HydraPlus, base()), "matrices"),
+        (partial(hydra.MLPSpeculator, base()), "stages"), (partial(hydra.CandidateTree, hydra_draft()), "n"),
+        (partial(mtp.DeepSeek, base()), "D"), (partial(mtp.RecursiveMTP, base()), "steps"),
+        (partial(eagle3.Hass, base()), "steps k"), (partial(eagle3.Eagle3, base()), "steps"),
+        (partial(eagle3.frequent_tokens, [1], V=4), "n"), (partial(falcon.Falcon, base()), "k"),
+        (partial(falcon.block_tree, (2,)), "k"), (partial(falcon.block_tokens, 4, 3, 2), "k"),
+        (partial(spire.Spire, base()), "window k"), (registry.train_drafter, "steps")),
+    (at_least(2), (partial(mtp.Gloeckle, base()), "n")),
+    (at_least(48), (registry.train_drafter, "length")),
+    (number(0), (partial(eagle3.Hass, base()), "noise"), (partial(falcon.Falcon, base()), "noise")),
+    (number(0, 1), (partial(eagle3.Hass, base()), "begin"), (partial(eagle3.Eagle3, base()), "fade"),
+        (partial(falcon.Falcon, base()), "glance"), (partial(spire.Spire, base()), "omega")),
+    (number(0, 100), (partial(eagle3.Hass, base()), "weight")),
+    (at_least(0), (partial(online.shifting_order, ["code"]), "before"),
+        (partial(recurrent.refeeding, .5, 2), "lag")),
+    (at_least(1), (partial(masks.PaSS, base()), "slots cuts"), (partial(masks.Space, V=5), "V k"),
+        (partial(blocks.PEagle, base(), reads=(0, 2, 3)), "k layers"),
+        (partial(blocks.Pard, base(), hidden=32), "k layers"), (partial(blocks.Uno, base()), "rank anchors"),
+        (partial(online.OnlineDrafter, random_table(3, 0)), "gamma"),
+        (partial(online.OnlineDrafter, random_table(3, 0), 2), "every"),
+        (partial(online.CountedDraft, random_table(3, 1)), "order weight"),
+        (partial(online.NetworkVersion, base()), "steps"),
+        (partial(online.retrace, (0,), [exact(1, 1)], [exact(1, 1)], rng=None), "gamma"),
+        (partial(online.one_domain_draft, "english", path="/nowhere/x.pt"), "steps"),
+        (partial(recurrent.refeeding, .5, lag=1), "gamma")),
+    (at_least(2), (partial(blocks.Uno, base()), "k")), (at_least(6), (partial(masks.PaSS, base()), "span")),
+    (number(0), (partial(blocks.parallel_gain, 2, 3, 2), "c"), (partial(online.NetworkVersion, base()), "lr"),
+        (partial(recurrent.recurrent_speedup, .5, 2), "c"),
+        (partial(recurrent.recurrent_speedup, .5, 2, .1, 0), "per_token")),
+    (number(0, 1), (partial(blocks.PEagle, base(), reads=(0, 2, 3)), "r least"),
+        (partial(blocks.Pard, base(), hidden=32), "r least"),
+        (partial(recurrent.refeeding, gamma=2, lag=1), "alpha")),
+]
 ROWS = [
+    ("target", lambda: masks.PassDraft(masks.PaSS(base()), target())),
+    ("target", lambda: masks.SlotRows(base(), (5,))), ("mask", lambda: masks.Space(5, 2, -1)),
+    ("q", lambda: masks.redraw_distance(exact(1, 1), exact(1, 1, 1))),
+    ("x", lambda: masks.random_cuts(torch.zeros(1, 4, dtype=torch.long), 3, 3)),
     ("model", lambda: TargetModel(soft()), "plain head"),
     ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),
     ("layers", lambda: texts(x(), (5,)), "5"), ("layers", lambda: to_half_of_huge(), "65,504"),
@@ -88,47 +135,28 @@ ROWS = [
     *(("token", lambda ctx=ctx: eagle_draft()(Tree(ctx))) for ctx in ((1, 5), (5, 1), (5,), (1, -1))),
     *(("depth", lambda d=d: features.unroll(eagle3.Hass(base()), states(3), d)) for d in (0, 3)),
     ("inner", lambda: features.layer_config(base(), 0)),
-    ("B", lambda: synthetic.branching(0, 1)), ("tail", lambda: synthetic.branching(1, 0)),
-    ("gamma", lambda: synthetic.chain_tokens(2, 2, 0)), ("gamma", lambda: synthetic.most_tokens(2, 2, 0)),
-    ("heads", lambda: medusa.Medusa(base(), 0)), ("rank", lambda: medusa.Adapter(base(), 0)),
     ("base", lambda: medusa.Adapter(SimpleNamespace(model=nn.Sequential(head := nn.Linear(2, 3)),
                                                     head=head))),
     ("target", lambda: medusa.MedusaDraft(medusa.Medusa(base()), random_table(5, 0))),
     ("model", lambda: medusa.HeadMarginals(None, 2)),
-    ("depth", lambda: medusa.HeadMarginals(medusa_draft(), 0)),
     ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), tuple((0,)*n for n in range(1, 5))), "at most 3"),
-    ("heads", lambda: hydra.Hydra(base(), heads=0)), ("layers", lambda: hydra.Hydra(base(), layers=0)),
-    ("matrices", lambda: hydra.HydraPlus(base(), matrices=0)),
-    ("stages", lambda: hydra.MLPSpeculator(base(), stages=0)),
     ("inner", lambda: hydra.MLPSpeculator(base(), inner=-1)),
     ("tree", lambda: path(hydra_draft(), 0, 0, 0), "less than 3"),
     ("ks", lambda: hydra.CandidateTree(hydra_draft(), (5, 0))),
     ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())),
-    ("n", lambda: hydra.CandidateTree(hydra_draft(), (5,), 0)), ("model", lambda: hydra.CandidateTree(3)),
-    *(("n", lambda n=n: mtp.Gloeckle(base(), n)) for n in (1, 2.5, None)),
-    ("D", lambda: mtp.DeepSeek(base(), 0)), ("steps", lambda: mtp.RecursiveMTP(base(), 0)),
+    ("model", lambda: hydra.CandidateTree(3)),
     ("base", lambda: mtp.Gloeckle(TargetModel(gpt2())), "GPT2"), ("base", lambda: mtp.trunk(gpt2()), "GPT2"),
     ("base", lambda: mtp.Gloeckle(TargetModel(gelu())), "does not copy"),
-    *(("noise", lambda n=n: eagle3.Hass(base(), noise=n)) for n in (-.1, float("inf"))),
-    ("steps", lambda: eagle3.Hass(base(), steps=0)), ("k", lambda: eagle3.Hass(base(), k=0)),
-    ("weight", lambda: eagle3.Hass(base(), weight=-1.)), ("begin", lambda: eagle3.Hass(base(), begin=2.)),
     *(("reads", lambda r=r: eagle3.Eagle3(base(), reads=r)) for r in ((1, 2, 5), (-1, 2, 3))),
     *(("draft", lambda d=d: eagle3.Eagle3(base(), draft=d, reads=(1, 2, 3))) for d in (0, True, 2., 6)),
-    ("steps", lambda: eagle3.Eagle3(base(), reads=(1, 2, 3), steps=0)),
-    ("fade", lambda: eagle3.Eagle3(base(), reads=(1,), fade=2.)),
     *(("ids", lambda i=i: eagle3.Eagle3(base(), 3, reads=(1, 2, 3)).set_draft_vocab(torch.tensor(i)))
       for i in ([0, 1], [0, 1, 1], [2, 1, 0], [0, 1, 5], [-1, 0, 1])),
-    ("n", lambda: eagle3.frequent_tokens([1], 0, 4)), ("n", lambda: eagle3.frequent_tokens([1], 5, 4)),
+    ("n", lambda: eagle3.frequent_tokens([1], 5, 4)),
     ("x", lambda: eagle3.frequent_tokens([1, 4], 2, 4)), ("x", lambda: eagle3.frequent_tokens([-1], 2, 4)),
     ("depth", lambda: eagle3.Hass(base()).loss(states(3), 0.)),
-    ("k", lambda: falcon.Falcon(base(), k=0)), ("noise", lambda: falcon.Falcon(base(), noise=-.1)),
-    ("glance", lambda: falcon.Falcon(base(), glance=1.5)), ("k", lambda: falcon.block_tree((2,), 0)),
-    ("shape", lambda: falcon.block_tree((2, 0), 2)), ("k", lambda: falcon.block_tokens(4, 3, 2, 0)),
-    *(("window", lambda w=w: spire.Spire(base(), window=w)) for w in (0, 2.5, None)),
-    ("sinks", lambda: spire.Spire(base(), sinks=-1)), ("k", lambda: spire.Spire(base(), k=0)),
-    ("omega", lambda: spire.Spire(base(), omega=1.5)),
+    ("shape", lambda: falcon.block_tree((2, 0), 2)),
     *(("last", lambda n=n: spire.Spire(base(), last=n)) for n in (0, 5, 1.5)),
     ("model", lambda: spire.Spire(TargetModel(gpt2()), last=1), "GPT2"),
     ("batch", lambda: spire.Spire(base()).loss(states(8), 0.), "9 or more"),
@@ -136,6 +164,4 @@ ROWS = [
     ("name", lambda: registry.train_drafter("eagle9"), "eagle3"),
     ("folder", lambda: registry.load_system("EAGLE", folder="/nowhere")),
     ("target", lambda: registry.load_system("EAGLE", model=llama(24, 192, 512)), "head_sha256"),
-    ("steps", lambda: registry.train_drafter("eagle", steps=0)),
-    ("length", lambda: registry.train_drafter("eagle", length=4)),
     ("target", lambda: registry.train_drafter("eagle", "/nowhere"))]

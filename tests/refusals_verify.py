@@ -1,9 +1,10 @@
 "Invalid arguments of verifiers and their drafters: the argument, the call, words of the message"
-from functools import cache
+from functools import cache, partial
 from math import inf, nan
 
 import numpy as np
 
+from kinds import at_least
 from helpers import CANON, constant
 from verify_helpers import star as star_by
 from specref.core.law import exact, residual
@@ -79,6 +80,14 @@ def mixed():
     return generate(models[0], Branching(models, (1,), round_robin(iid)), reject, (0,), 1, Seeded(0))
 
 
+KINDS = [   # what is wrong, and each call with the arguments for which it is
+    (at_least(0), (partial(acceptance_prob, P, iid(Q)), "k"), (partial(sibling_sets, iid(Q)), "n"),
+        (GumbelMax, "seed"), (partial(text_law, standard_rule, two(), two(), 1, (0,)), "n")),
+    (at_least(1), (partial(list_match_prob, P, Q), "K"), (list_position, "K"),
+        (partial(GumbelMax, 1), "lists"), (partial(top_beta, tau=1.), "beta"),
+        (partial(BildDraft, two(), fallback=.5), "gamma"),
+        (partial(text_law, standard_rule, two(), two(), ctx=(0,), n=1), "gamma")),
+]
 ROWS = [
     # siblings
     *(("shape", lambda bad=bad: Branching(two(), bad))
@@ -87,7 +96,6 @@ ROWS = [
     *(("draw", lambda bad=bad: Branching(two(), (1,), bad)) for bad in (3, lambda a, b: iid(a))),
     ("draw", lambda: Branching((two(), two()), (1,))),
     ("drafter", mixed),
-    *(("k", lambda bad=bad: acceptance_prob(P, iid(Q), bad)) for bad in (-1, 1.5, "2")),
     ("q", lambda: acceptance_prob(P, iid(exact(1, 1)), 1)),
     ("q", lambda: acceptance_prob_iid(P, [exact(1, 1)])),
     # rules for chains only
@@ -131,7 +139,6 @@ ROWS = [
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (0, -1, 1.5) for name, f in (
         ("n", lambda n: optimal_acceptance_iid(P, Q, n)), ("n", greedy_draft),
         ("k", lambda k: smallest_rho(P, Q, k)))),
-    ("n", lambda: sibling_sets(iid(Q), -1)),
     *(("q", lambda f=f: f(P, exact(1, 1), 2)) for f in (optimal_acceptance_iid, smallest_rho)),
     *(("q", lambda f=f, bad=bad: f(np.array(bad))) for bad in ([.5, .6], [[1.]])
       for f in (hub_pairs, greedy_draft(2))),
@@ -142,17 +149,12 @@ ROWS = [
       for name, law in (("p", (np.array(bad), np.full(2, .5))), ("q", (np.full(2, .5), np.array(bad))))),
     *(("law", lambda bad=bad: GumbelMax(1).pick(np.array(bad), key=3))
       for bad in ([0., 0.], [nan, 1.], [inf, 0.])),
-    ("K", lambda: list_match_prob(P, Q, 0)),
-    ("K", lambda: list_position(0)),
-    *(("lists", lambda bad=bad: GumbelMax(1, lists=bad)) for bad in (0, 1.5, True)),
-    ("seed", lambda: GumbelMax(-1)),
     ("drafter", lambda: round_of(PositionKeyed(Branching(three(), (2, 1)))), "drawn with the noise of"),
     ("drafter", lambda: round_of(PositionKeyed(Chain(two(), 2), lambda t, i: i), (0, 0))),
     ("drafter", lambda: round_of(PositionKeyed(Branching(three(), (2, 1), iid), list_position(3)))),
     # lossy
     *(("l", lambda f=f, bad=bad: f(bad)) for bad in (0, -1, 1.1, nan, inf, None, "1", True)
       for f in (lenient, lenient_greedy)),
-    *(("beta", lambda bad=bad: top_beta(bad, 1.)) for bad in (0, 1.5, None, True)),
     *(("tau", lambda bad=bad: top_beta(1, bad)) for bad in (-1, nan, None, "1", -inf)),
     *(("alpha_rb", lambda bad=bad: bild_rollback(bad)) for bad in (-1, nan, None, -inf)),
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, 1.1, nan, None) for name, f in (
@@ -160,9 +162,6 @@ ROWS = [
     ("delta", lambda: typical(1, 1)),   # no token of a uniform row is typical, not even the argmax
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, nan, inf, None) for name, f in (
         ("fallback", lambda fallback: BildDraft(two(), 2, fallback)), ("sure", cascade))),
-    *(("gamma", lambda bad=bad: BildDraft(two(), bad, .5)) for bad in (0, 1.5, None)),
-    ("gamma", lambda: text_law(standard_rule, two(), two(), 0, (0,), 1)),
-    ("n", lambda: text_law(standard_rule, two(), two(), 1, (0,), -1)),
     ("ctx", lambda: text_law(standard_rule, two(), two(), 1, (), 1)),
     ("draft", lambda: text_law(standard_rule, two(), three(), 1, (0,), 1)),
     ("draft", lambda: CombinedModel(two(), three(), ensemble(.5))),

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from helpers import faithful, proves, refuses, seeds, tiny
+from helpers import chain, faithful, proves, refuses, seeds, tiny
+from networks import batch_of, random_texts
 from published import drafted
 from specref.speed.cost import Costs
 from specref.core.law import exact, normalize, one_hot
-from specref.core.loop import generate, loop_law, rounds
+from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, random_table, target_law
 from specref.core.tree import Tree
@@ -27,7 +28,7 @@ from specref.train.diffusion import (
     random_anchors, scheduled_block, sequential_temperatures, slot_overlap, survival_data,
     training_candidates)
 from specref.train.falcon import block_tokens
-from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
+from specref.train.harness import TargetModel, evaluate, state_dataset, train_network
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
@@ -47,16 +48,7 @@ def small(make, V=V, temperature=1., **kw):
         for w in net.parameters(): w.add_(.3 * torch.randn_like(w))
     return net, HFModel(base.model, temperature, keep=net.reads, check=False)
 
-def texts(n=2, T=12, seed=0): return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
-
-def batch_of(target, x):
-    with torch.no_grad(): states = target.model(input_ids=x, output_hidden_states=True).hidden_states
-    return StateDataset(x, dict(enumerate(states)))
-
-def chain(ctx, path):
-    tree = Tree(ctx)
-    for x in path: tree.add(len(tree) - 1, x)
-    return tree
+texts = partial(random_texts, V, T=12)
 
 # The network, row by row
 
@@ -338,11 +330,6 @@ def test_the_scheduler_does_not_anticipate(subject):
     "7/10 and 3/10 for the first token; a scheduler that compares all lengths emits 17/20 and 3/20"
     system = subject(Q, dict(schedule=SurvivalGoodput(sure, SLOW)), gamma=2)
     assert law_of(lambda rng: tuple(system(P, (0,), 1, rng))) == target_law(P, (0,), 1)
-
-@proves("prop-scheduler")
-def test_the_biased_scheduler():
-    found = law_of(lambda rng: tuple(generate(P, retrospective, reject, (0,), 1, rng)))
-    assert found == {(0,): Fraction(17, 20), (1,): Fraction(3, 20)}
 
 @proves("prop-scheduler")
 @given(seeds)

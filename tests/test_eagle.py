@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, models, proves, seeds, tiny
+from networks import batch_of, random_texts
 from published import Published, having
 from specref.core.check import read_record
 from specref.core.law import exact
@@ -26,7 +27,7 @@ from specref.train.synthetic import branching
 from specref.draft.shapes import EAGLE_TREE
 from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention
-from specref.train.harness import StateDataset, TargetModel
+from specref.train.harness import TargetModel
 from specref.train.registry import load_network
 from specref.verify.reject import reject
 
@@ -37,9 +38,8 @@ def small(V=5, make=Eagle):
     "An untrained network on a tiny target, and a batch of random texts"
     base = TargetModel(tiny(V))
     torch.manual_seed(1)
-    net, x = make(base), torch.randint(V, (4, 12), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(): h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
-    return net, HFModel(base.model, keep=net.reads, check=False), StateDataset(x, {base.layers: h.clone()})
+    net = make(base)
+    return net, HFModel(base.model, keep=net.reads, check=False), batch_of(base, random_texts(V, 4, 12))
 
 def shipped(temperature=1.):
     net = load_network("eagle")
@@ -215,6 +215,13 @@ def test_a_dynamic_tree_for_each_text(subject):
     assert len(dynamic) > 8
     assert np.mean([depth[c] for c in sure[-4:]]) > np.mean([depth[c] for c in sure[:4]]) + .5
 
+def test_the_published_tree():
+    "Twenty-five nodes in five levels, 4, 8, 8, 3 and 2 of them"
+    paths = [tuple(p) for p in to_choices(EAGLE_TREE)]
+    assert len(paths) == 25 and [sum(len(p) == k for p in paths) for k in range(1, 6)] == [4, 8, 8, 3, 2]
+    assert all(p[:-1] in paths or len(p) == 1 for p in paths)
+    assert all((*p[:-1], r) in paths for p in paths for r in range(p[-1]))
+
 def planned_as_large(model, width, depth, n):
     return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
 
@@ -301,9 +308,7 @@ def test_the_grown_tree_is_accepted_longer(subject):
 @cache
 def held_out_states():
     base = TargetModel(raw_model("target"))
-    x = torch.tensor([p for d in DOMAINS for p in prompts(d, 24, length=96, seed=9)])
-    with torch.no_grad(): h = base.model(input_ids=x, output_hidden_states=True).hidden_states[-1]
-    return base, StateDataset(x, {base.layers: h})
+    return base, batch_of(base, [p for d in DOMAINS for p in prompts(d, 24, length=96, seed=9)])
 
 def sharper(scale):
     "A network with its logits times `scale`"

@@ -10,9 +10,9 @@ import torch
 from hypothesis import Phase, given, settings, strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import faithful, laws, proves, seeds
+from networks import batch_of, random_texts, small_llama
 from specref.core.law import overlap
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, law_of
@@ -34,24 +34,16 @@ torch.set_num_threads(1)
 double = torch.float64
 first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
-def tiny(V=32, d=32):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=.4, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
+tiny = partial(small_llama, layers=4)
 
 def pair(V=32, make=Eagle3, **kw):
     "A target that returns its states, an untrained network on it, and random texts"
     base = TargetModel(tiny(V))
     torch.manual_seed(1)
     net = make(base, **(dict(reads=(1, 2, 3)) if issubclass(make, Eagle3) else dict(noise=0.)), **kw)
-    x = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        # attention that distinguishes rows
+    with torch.no_grad():   # attention that distinguishes rows
         for n, w in net.named_parameters(): w.mul_(3 if "proj" in n else 1)
-        h = base.model(input_ids=x, output_hidden_states=True).hidden_states
-    return HFModel(base.model, keep=(1, 2, 3, 4), check=False), net, StateDataset(x, dict(enumerate(h)))
+    return HFModel(base.model, keep=(1, 2, 3, 4), check=False), net, batch_of(base, random_texts(V, T=9))
 
 # The network
 

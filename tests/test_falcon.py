@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, g_test, proves, random_table, seeds, tiny
+from helpers import chain, faithful, g_test, proves, random_table, seeds, tiny
 from published import drafted
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
@@ -49,11 +49,6 @@ def text(V, n, seed=0): return tuple(np.random.default_rng(seed).integers(0, V, 
 
 def batch_of(target, texts):
     return StateDataset(torch.tensor(texts), {2: torch.stack([target.states(tuple(x))[2] for x in texts])})
-
-def chain(ctx, tokens):
-    tree = Tree(ctx)
-    for x in tokens: tree.add(len(tree) - 1, x)
-    return tree
 
 # The network
 

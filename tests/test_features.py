@@ -8,6 +8,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from helpers import added
+from networks import small_llama as tiny
 from specref.core.loop import autoregressive, generate, match, rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
@@ -18,12 +20,6 @@ from specref.train.harness import DraftNetwork, TargetModel
 from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
-
-def tiny(V=32, seed=0, d=32):
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=.4, bos_token_id=None, eos_token_id=None)).double()
 
 def gpt2():
     torch.manual_seed(0)
@@ -130,8 +126,7 @@ def test_draft_rows_are_warped_as_the_targets():
 def test_without_a_state_each_node_has_its_own_row(text, make, kind):
     "Contexts of one token, in blocks of k tokens: a processor that reads the text reads that of each node"
     target, net = pair(V=4, make=make, processors=[never_the_last_again])
-    tree = Tree(text)
-    for x in (1, 2): tree.add(0, x)
+    tree = added(text, [(0, 1), (0, 2)])
     want = [[1/3, 1/3, 1/3, 0], [1/3, 0, 1/3, 1/3], [1/3, 1/3, 0, 1/3]]
     assert np.allclose([list(row) for row in kind(net, target)(tree)], want, atol=1e-6)
 

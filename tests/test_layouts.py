@@ -7,11 +7,12 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from helpers import proves, refuses
+from networks import small_llama
 from specref.train import checkpoints
 from specref.train.diffusion import DFlash
 from specref.train.eagle import Eagle
@@ -29,13 +30,7 @@ layered = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.ma
                                   ids=lambda l: l.name)
 
 def tiny(V=24, heads=4, kv=2, size=4, L=6, seed=0, **more):
-    "A random Llama in double precision"
-    torch.manual_seed(seed)
-    d = heads*size
-    config = LlamaConfig(vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=L,
-                         num_attention_heads=heads, num_key_value_heads=kv, initializer_range=.4,
-                         bos_token_id=None, eos_token_id=None, pad_token_id=None, **more)
-    return LlamaForCausalLM(config).double()
+    return small_llama(V, heads*size, L, seed, heads, kv, **more)
 
 def random(make, base, seed=1, **how):
     "An untrained network, all weights perturbed"

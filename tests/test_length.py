@@ -63,34 +63,6 @@ def test_any_schedule_is_exact(pair, schedule, verify):
     assert loop_law(pair[0], drafter, verify, (0,), 3) == target_law(pair[0], (0,), 3)
 
 
-class Dropping(ScheduledChain):
-    "Drops the last token that was drawn where `keep(tree, model)` is false"
-    def __call__(self, ctx, rng):
-        tree = super().__call__(ctx, rng)
-        if self.schedule.keep(tree, self.model): return tree
-        cut = Tree(ctx)
-        for i in range(1, len(tree) - 1): cut.add(i - 1, tree.token[i], tree.law[i])
-        return cut
-
-
-class DropBy(ConstantLength):
-    "One token, dropped if its value is 1, or if the row after it is not certain"
-    def keep(self, tree, model): return tree.token[1] == 0
-
-
-class DropByRow(ConstantLength):
-    def keep(self, tree, model): return max(model(tree)[1]) == 1
-
-
-@proves("thm-non-anticipation")
-@pytest.mark.parametrize("schedule", [DropBy(1), DropByRow(1)], ids=["its token", "the row after it"])
-def test_a_dropped_token_is_a_bias(schedule):
-    "The counter-examples of the chapter: 17/20 where the target has 14/20"
-    draft = TableModel(2, lambda text: exact(1, 0) if text[1:] == (0,) else exact(1, 1))
-    law = loop_law(constant(7, 3), Dropping(draft, schedule), reject, (0,), 1)
-    assert law == {(0,): F(17, 20), (1,): F(3, 20)}
-
-
 @proves("prop-drop")
 @settings(max_examples=40)
 @given(pairs(st.just(3)), st.lists(st.fractions(0, 1, max_denominator=4), min_size=3, max_size=3))

@@ -2,13 +2,15 @@
 import json
 from dataclasses import asdict, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
-from helpers import faithful, pairs, proves, refuses, tiny
+from helpers import faithful, pairs, proves, tiny
+from networks import random_texts
 from published import drafted, having, verified
 from specref.core.law import exact
 from specref.core.loop import generate, loop_law, rounds
@@ -29,7 +31,7 @@ from specref.verify.reject import Chain, reject
 torch.set_num_threads(1)
 V, L = 5, 3
 
-def texts(n=2, T=14, seed=0): return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
+texts = partial(random_texts, V)
 
 def network(make=PaSS, **kw):
     "Slots on a tiny target, in double precision"
@@ -336,18 +338,3 @@ def test_the_shipped_model_fills_in_masks(subject):
 
 def test_the_mask_is_no_token_of_the_target():
     assert space_target().V == 512 == Space(512).mask
-
-# Bad input
-
-def test_bad_input_is_refused():
-    base = TargetModel(tiny(V))
-    refuses("slots", PaSS, base, 0)
-    refuses("cuts", PaSS, base, 2, 0)
-    refuses("span", PaSS, base, 4, 2, 5)
-    refuses("target", PassDraft, PaSS(base), HFModel(base.model, check=False))
-    refuses("target", SlotRows, base, (5,))
-    refuses("k", Space, V, 0)
-    refuses("q", redraw_distance, exact(1, 1), exact(1, 1, 1))
-    refuses("V", Space, 0)
-    refuses("mask", Space, V, 2, -1)
-    refuses("x", random_cuts, texts(1, 4), L, 3)

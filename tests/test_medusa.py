@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import cold, constant, faithful, laws, models, proves, seeds
+from networks import batch_of
 from published import verified
 from helpers import tiny as tiny_llama
 from specref.core.law import exact, one_hot, overlap, tv
@@ -41,13 +42,6 @@ def trained(base, heads=3, make=Medusa, up=0., **kw):
         for w in net.heads.parameters(): w.add_(torch.randn_like(w) * .3)
         for w in net.adapter.up if up else (): w.normal_(std=up)
     return net.eval()
-
-def batch_of(base, x):
-    "Texts and the last states of a plain pass"
-    x = torch.as_tensor(np.asarray(x).astype(np.int64))
-    with torch.inference_mode():
-        f = base.model(input_ids=x, output_hidden_states=True, use_cache=False).hidden_states[-1]
-    return StateDataset(x, {base.layers: f.clone()})
 
 def random_batch(base, n=3, T=12): return batch_of(base, np.random.default_rng(0).integers(0, base.V, (n, T)))
 

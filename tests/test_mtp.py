@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import LlamaConfig, LlamaModel
 
 from helpers import faithful, proves, refuses
+from networks import random_texts, small_llama, states_of
 from specref.core.loop import rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
@@ -25,13 +26,7 @@ from specref.verify.reject import Chain, reject
 torch.set_num_threads(1)
 V, WIDTH = 61, 32
 
-def tiny(seed=0, V=V, tied=False):
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=WIDTH, intermediate_size=2*WIDTH, num_hidden_layers=2,
-                                        num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, initializer_range=.3, tie_word_embeddings=tied,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None)).double()
+def tiny(tied=False): return small_llama(V, WIDTH, spread=.3, tie_word_embeddings=tied)
 
 def perturbed(net, by=.3):
     torch.manual_seed(0)
@@ -39,12 +34,7 @@ def perturbed(net, by=.3):
         for w in net.parameters(): w.add_(by * torch.randn_like(w))
     return net
 
-def batch_of(model, x):
-    with torch.no_grad():
-        hidden = model(input_ids=x, output_hidden_states=True, use_cache=False).hidden_states
-    return StateDataset(x, dict(enumerate(hidden)))
-
-def text(rows=2, T=24, V=V): return torch.randint(V, (rows, T), generator=torch.Generator().manual_seed(0))
+def text(V=V): return random_texts(V, T=24)
 
 # The backward pass
 
@@ -152,7 +142,7 @@ def test_untrained_heads_are_the_target(make, subject):
     base = TargetModel(model)
     net, x = subject(base), text(V=base.V)
     logits = model(input_ids=x, use_cache=False).logits
-    for z in net.guesses(batch_of(model, x), 3): assert abs(z - logits).max() < 1e-10
+    for z in net.guesses(states_of(model, x), 3): assert abs(z - logits).max() < 1e-10
     layer = sum(w.numel() for w in model.base_model.layers[-1].parameters())
     assert sum(w.numel() for w in net.parameters()) == 3*layer and net.body[0].norm is model.base_model.norm
 
@@ -245,7 +235,7 @@ class DetachedChain(DeepSeek):
 def test_the_modules_by_hand(subject):
     "Module k: a decoder layer on the projected norms of state and embedding, then norm and head"
     model, x = tiny(), text()
-    base, batch = TargetModel(model), batch_of(model, x)
+    base, batch = TargetModel(model), states_of(model, x)
     net, h = perturbed(subject(base, 2)), batch.states[2]
     rms = lambda y, w: w * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     guesses = net.guesses(batch, 2)
@@ -263,7 +253,7 @@ def test_the_modules_by_hand(subject):
 def test_one_application_is_one_module():
     "RecursiveMTP with one step has DeepSeek's loss with D = 1"
     model = tiny()
-    base, batch = TargetModel(model), batch_of(model, text())
+    base, batch = TargetModel(model), states_of(model, text())
     one, again = DeepSeek(base, 1), RecursiveMTP(base, 1)
     again.load_state_dict(one.state_dict())
     assert abs(one.loss(batch, 0) - again.loss(batch, 0)) < 1e-12
@@ -273,7 +263,7 @@ def test_one_application_is_one_module():
 def test_released_layout_round_trip():
     "Names, shared weights and halves; a matrix whose halves are not exchanged gives other logits"
     model = tiny()
-    base, batch = TargetModel(model), batch_of(model, text())
+    base, batch = TargetModel(model), states_of(model, text())
     net = perturbed(DeepSeek(base, 2))
     weights, (h, e) = released_weights(net), torch.randn(2, WIDTH).double()
     assert {k.split(".")[2] for k in weights} == {"2", "3"}

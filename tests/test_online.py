@@ -505,23 +505,14 @@ def test_merged_drafters_learn():
 
 def test_bad_input():
     q = CountedDraft(random_table(3, 1))
-    refuses("gamma", OnlineDrafter, q, 0)
-    refuses("every", OnlineDrafter, q, 2, every=0)
     refuses("most", OnlineDrafter, q, 2, most=0)
-    refuses("order", CountedDraft, random_table(3, 1), order=0)
-    refuses("weight", CountedDraft, random_table(3, 1), weight=0)
-    refuses("lr", NetworkVersion, net_of(), lr=-1.)
-    refuses("steps", NetworkVersion, net_of(), steps=0)
     refuses("n", lambda: next(serve(random_table(3, 0), OnlineDrafter(q, 1), reject, [(0,)], 0, Seeded(0))))
     refuses("drafters", MergedDrafts, ())
     refuses("drafters", MergedDrafts, [Chain(random_table(3, 1), 1)])
-    refuses("gamma", retrace, (0,), [exact(1, 1)], [exact(1, 1)], 0, Seeded(0))
 
 def test_bad_training_input(boost_data, tmp_path):
     base, data = boost_data
     refuses("n", agrees, small_llama(), base, data, n=7)
     refuses("top", agrees, small_llama(), base, data, top=0)
     refuses("m", draft_series, small_llama, base, data, 0, tmp_path, 10)
-    refuses("steps", one_domain_draft, "english", 0, tmp_path/"x.pt")
     refuses("domain", one_domain_draft, "french", 10, tmp_path/"x.pt")
-    refuses("before", shifting_order, ["code"], -1)

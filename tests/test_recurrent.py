@@ -236,15 +236,8 @@ def test_hidden_states(name):
         assert list(model.states(ctx)) == [0, 2]
 
 
-def test_the_example():
-    "Halve the state and add the token: kept, fed again, and what a wrong rollback goes on from"
-    def read(h, tokens):
-        for x in tokens: h = h/2 + x
-        return h
-    kept = read(Fraction(0), (1, 1))
-    states = [kept, *(read(kept, (0, 1, 1)[:i]) for i in (1, 2, 3))]
-    assert states == [Fraction(3, 2), Fraction(3, 4), Fraction(11, 8), Fraction(27, 16)]
-    assert read(states[2], (0,)) == Fraction(11, 16) and read(states[3], (0,)) == Fraction(27, 32)
+def test_what_is_fed_again():
+    "Of the example of the chapter"
     toy = ToyPasses(0, None, 99, False)
     for ctx, drafted in (((1, 1, 0), (1, 1)), ((1, 1, 0, 1, 0), (1,))): toy.feed(line(ctx, drafted))
     assert toy.passes == [(0, 2), (2, 5), (2, 4), (4, 6)] and toy.refed == 2
@@ -311,11 +304,6 @@ def test_what_is_refused():
     model = served("Mamba2")
     refuses("ctx", model, Tree(()))
     refuses("token", model, Tree((1, V)))
-    refuses("gamma", refeeding, .5, 0, 1)
-    refuses("alpha", refeeding, 1.5, 2, 1)
-    refuses("lag", refeeding, .5, 2, -1)
-    refuses("c", recurrent_speedup, .5, 2, -.1)
-    refuses("per_token", recurrent_speedup, .5, 2, .1, 0, -1)
 
 
 @pytest.mark.parametrize("name, dtype", [("Mamba", torch.float64), ("Jamba", torch.float32),

@@ -1,11 +1,13 @@
 "31c_spire: memories, rows of training and of drafting, a constant cache, the loss, and the shipped weights"
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from helpers import faithful, proves, refuses, tiny
+from helpers import chain, faithful, proves, refuses, tiny
+from networks import batch_of, random_texts
 from specref.core.rng import Seeded
-from specref.core.tree import Tree
 from specref.models.embedded import prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel
@@ -25,16 +27,7 @@ def small(make=Spire, perturbed=True, V=V, **kw):
         for w in net.parameters() if perturbed else (): w.add_(.3 * torch.randn_like(w))
     return net, HFModel(base.model, .7, keep=net.reads, check=False)
 
-def texts(n=2, T=14, seed=0): return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
-
-def batch_of(target, x):
-    with torch.no_grad(): states = target.model(input_ids=x, output_hidden_states=True).hidden_states
-    return StateDataset(x, dict(enumerate(states)))
-
-def chain(ctx, tokens):
-    tree = Tree(ctx)
-    for x in tokens: tree.add(len(tree) - 1, x)
-    return tree
+texts = partial(random_texts, V)
 
 # The network
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import proves, refuses
+from networks import small_llama
 from specref.core.law import exact
 from specref.core.loop import rounds
 from specref.core.rng import law_of
@@ -26,11 +26,7 @@ from specref.verify.reject import Chain, reject
 
 torch.set_num_threads(1)
 
-def tiny(V=8, seed=0, d=16, **kw):
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, initializer_range=.4, bos_token_id=None, eos_token_id=None, **kw))
+def tiny(V=8, d=16, **kw): return small_llama(V, d, heads=2, **kw).float()
 
 class Lines(DraftNetwork):
     "A matrix on f_t for each depth"

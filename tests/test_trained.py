@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import at_once, faithful, proves, refuses, tiny
+from networks import batch_of, random_texts, states_of
 from published import Published, drafted, verified
 from specref.core.loop import autoregressive, loop_law
 from specref.core.rng import Seeded, law_of, tv_outcomes
@@ -310,14 +311,8 @@ def drafting(name, size=V, temperature=1., recipe=None):
     net = network(name, target_on(size))
     return (recipe or recipe_of(name)).draft_model(net, reader(name, net, temperature))
 
-def states_of(model, x):
-    "Texts, and the states of a plain pass over them"
-    with torch.no_grad():
-        hidden = model(input_ids=x, output_hidden_states=True, use_cache=False).hidden_states
-    return StateDataset(x, dict(enumerate(hidden)))
-
 def random_batch(base, n=2, T=9):
-    return states_of(base.model, torch.randint(base.V, (n, T), generator=torch.Generator().manual_seed(0)))
+    return batch_of(base, random_texts(base.V, n, T))
 
 # Rows: those of a plain pass, and those of training
 
