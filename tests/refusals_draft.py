@@ -12,7 +12,7 @@ from specref.core.tree import Tree
 from specref.draft.datastore import Datastore, Rest, suffix_array
 from specref.draft.jacobi import Jacobi, jacobi
 from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
-from specref.draft.length import AcceptanceEstimate, GoodputLength, HeuristicLength, Schedule
+from specref.draft.length import AcceptanceEstimate, GoodputLength, HeuristicLength
 from specref.draft.length import ScheduledChain, admit
 from specref.draft.length import Disco, SpecDecPP, goodput_length, text_cost
 from specref.draft.lookahead import Lookahead, NgramPool, window_probes
@@ -124,12 +124,14 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
     (at_least(4), (partial(PromptLookup, 3, min_matching_ngram_size=4), "max_matching_ngram_size")),
     (number(-1), (partial(opt_tree, model()), "threshold")),
     (number(-24), (partial(SuffixDecoding, 3), "max_spec_offset")),
-    (number(0), (partial(SuffixDecoding, V=3), "max_spec_factor min_score"), (EntropyLength, "scale"), (AcceptanceEstimate, "weight"),
+    (number(0), (partial(SuffixDecoding, V=3), "max_spec_factor min_score"), (EntropyLength, "scale"),
+        (AcceptanceEstimate, "weight"),
         (partial(text_cost, (1, 0), lambda at: 1), "c"), (partial(fan_out, .5, 2), "budget"),
         (partial(fan_out, .5, 2, 6), "r"), (partial(EventLog().add, "draft"), "time"),
         (partial(simulate, []), "draft"), (partial(simulate, [], 1), "target")),
     (number(0, 1), (ConfidenceLength, "threshold"), (EntropyLength, "threshold"), (AdaEDL, "threshold"),
-        (AdaptiveExit, "threshold rate wanted step"), (partial(Swift, model, 4, (0,)*8), "threshold ratio enough"),
+        (AdaptiveExit, "threshold rate wanted step"),
+        (partial(Swift, model, 4, (0,)*8), "threshold ratio enough"),
         (partial(pearl_tokens, gamma=2), "alpha"), (partial(fan_out, gamma=2, budget=6), "alpha"),
         (partial(whole_fan_out, gamma=2, budget=6), "alpha"), (partial(SpecDecPP, max), "threshold"),
         (partial(Disco, max), "threshold"), (partial(best_stopping, model(), model(), (0,), most=3), "c"),

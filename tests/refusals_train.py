@@ -14,8 +14,8 @@ from specref.models.recipe import llama
 from specref.models.transformer import HFModel
 from specref.core.law import exact
 from specref.models import recurrent
-from specref.train import (blocks, eagle3, falcon, features, harness, hydra, masks, medusa, mtp, online, registry,
-                           spire, synthetic)
+from specref.train import (blocks, eagle3, falcon, features, harness, hydra, masks, medusa, mtp, online,
+                           registry, spire, synthetic)
 from specref.train.harness import StateDataset, TargetModel
 
 @cache

@@ -320,15 +320,6 @@ def test_the_levels_are_those_of_the_matrix():
     assert len(cs_drafting((M1, M2), ((4, 4, 4), (0, 1, 1), (0, 0, 5)), BOTTOM).parts) == 1
 
 
-@settings(max_examples=4, deadline=None)
-@given(models(), seeds, contexts, st.sampled_from([reject, lenient(F(1, 2))]))
-def test_exact_through_all_levels(pair, seed, ctx, inner):
-    target, drafter = random_table(3, seed), cs_drafting(pair, K, BOTTOM, inner)
-    if inner is reject: drafter_contract(drafter, ctx)
-    assert true_edges(drafter, ctx)
-    assert loop_law(target, drafter, reject, ctx, 3) == target_law(target, ctx, 3)
-
-
 def test_the_last_part_may_be_a_tree():
     "Siblings and probes of the last part are copied with their draws; an earlier part must be a chain"
     one, two = random_table(3, 1), random_table(3, 2, zeros=False)

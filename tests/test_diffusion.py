@@ -331,18 +331,6 @@ def test_the_scheduler_does_not_anticipate(subject):
     system = subject(Q, dict(schedule=SurvivalGoodput(sure, SLOW)), gamma=2)
     assert law_of(lambda rng: tuple(system(P, (0,), 1, rng))) == target_law(P, (0,), 1)
 
-@proves("prop-scheduler")
-@given(seeds)
-@settings(max_examples=15)
-def test_any_confidence_is_exact(seed):
-    "A confidence that is any function of the tokens so far, at several costs: two tokens, exactly"
-    def confidence(tree, node):
-        return float(np.random.default_rng([seed, *tree.path(node)]).random())
-    p, q = random_table(2, seed), random_table(2, seed + 1, zeros=False)
-    costs = Costs({1: 1, 3: 1 + (seed % 5) / 4}, draft=seed % 2)
-    drafter = ScheduledChain(q, SurvivalGoodput(confidence, costs), 2)
-    assert loop_law(p, drafter, reject, (0,), 2) == target_law(p, (0,), 2)
-
 def test_it_stops_at_the_first_decrease():
     "Longer while (1 + Σ survival) / seconds does not fall, by hand"
     for c, slope, want in ((.9, .1, 5), (.7, .3, 2), (.2, 1., 0)):

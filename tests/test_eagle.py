@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from contracts import drafter_contract, verifier_contract
-from helpers import constant, faithful, models, proves, seeds, tiny
+from helpers import constant, faithful, proves, seeds, tiny
 from networks import batch_of, random_texts
 from published import Published, having
 from specref.core.check import read_record
@@ -152,18 +151,6 @@ def test_the_mean_feature_by_hand():
         assert (f - g).square().sum(-1).mean() > variance + 1e-6
 
 # The trees
-
-@given(models(), st.sampled_from([(-1, 0, 0, 1), (-1, 0, 1), (-1, 0, 0, 0)]))
-@settings(max_examples=10)
-def test_tables_of_fractions(pair, parent):
-    """The draws of this chapter on tables: true edges, and one round and its continuation have the target's
-    distribution exactly"""
-    p, q = pair
-    likeliest = StaticTree(UnwarpedModel(q), parent, likeliest_points)
-    grown = DynamicTree(UnwarpedModel(q), 2, 2, 3, exact=True)
-    for drafter in (StaticTree(q, parent), likeliest, grown):
-        drafter_contract(drafter, (0,))
-        verifier_contract(p, drafter, reject, (0,), 2)
 
 def ranks(model, tree):
     "The paths of a tree as ranks of the draft's choices"

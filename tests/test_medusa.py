@@ -241,13 +241,6 @@ def test_the_longest_path_is_chosen_and_of_equals_the_likeliest():
         found = rule(p, tree, Seeded(0)).node
         assert score(found) == max(score(i) for i in range(len(tree)) if good(i))
 
-def test_typical_is_not_lossless():
-    "Its total variation on a table, exactly; that of `reject` is 0"
-    target, rows = random_table(3, 1, zeros=False), HeadMarginals(Table(3, 8), 2)
-    drafter, want = MedusaTree(rows, ((0,), (1,), (0, 0)), exact=True), target_law(target, (0, 1), 2)
-    assert loop_law(target, drafter, reject, (0, 1), 2) == want
-    assert tv_outcomes(loop_law(target, drafter, typical(), (0, 1), 2), want) > .1
-
 # Medusa-2
 
 def gpt2():

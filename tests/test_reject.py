@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from contracts import verifier_contract
 from helpers import CANON, killer, models, pairs, proves
 from verify_helpers import as_dict
 from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
@@ -39,13 +38,6 @@ def test_one_step(pq):
     near = np.array([np.nextafter(x, x + (-1)**i) if x else x for i, x in enumerate(p)])
     for q in (q.astype(float), near):
         assert tv_outcomes(law_of(lambda rng: step(p, q, rng)).of(lambda nx: nx[1]), as_dict(p)) < 1e-12
-
-@proves("thm-reject")
-@settings(max_examples=20)
-@given(models(st.integers(2, 4)), st.integers(1, 3), st.integers(1, 3))
-def test_chains(pair, gamma, n):
-    "One round of a chain, continued by the target, on tables that depend on the whole text"
-    verifier_contract(pair[0], Chain(pair[1], gamma), reject, (0,), n)
 
 @pytest.mark.parametrize("u", [0., .24999, .25, .9999])
 def test_a_verdict_on_a_tape(u):

@@ -219,16 +219,6 @@ def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
 
 
 @proves("thm-skipping")
-@settings(max_examples=15, deadline=None)
-@given(models(), st.sampled_from((.2, .4, .6)), st.sampled_from((.01, 1.)))
-def test_skipping_is_lossless(pair, threshold, step):
-    "Tables in fractions, a threshold that moves: the target's distribution"
-    target, draft = pair
-    drafter = ScheduledChain(draft, AdaptiveExit(threshold, step=step, most=2), 2)
-    assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
-
-
-@proves("thm-skipping")
 @pytest.mark.parametrize("temperature", (1., 2.))
 def test_three_tokens_of_a_transformer(temperature):
     "The embedded target, top 2: every path of the loop has the distribution of plain passes"

@@ -13,9 +13,9 @@ from torch import nn
 from helpers import constant, faithful, models, proves, seeds, tiny
 from published import having
 from specref.core.law import exact, overlap
-from specref.core.loop import loop_law, rounds
+from specref.core.loop import rounds
 from specref.core.rng import Seeded, law_of
-from specref.core.target import TableModel, target_law
+from specref.core.target import TableModel
 from specref.core.tree import Tree
 from specref.draft import stopping
 from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain
@@ -270,15 +270,6 @@ def test_the_features_of_disco(subject, monkeypatch):
 
 
 # Both, exact and trained
-
-@settings(max_examples=15, deadline=None)
-@given(models(), st.booleans())
-def test_exact_with_any_predictions(pair, first):
-    "Predictions are functions of what was drawn"
-    predict = lambda tree, node: float(tree.law[node][tree.token[node]])
-    schedule = SpecDecPP(predict, .5, 1) if first else Disco(lambda row, i: float(max(row)), .6)
-    drafter = ScheduledChain(pair[1], schedule, 3)
-    assert loop_law(pair[0], drafter, reject, (0,), 3) == target_law(pair[0], (0,), 3)
 
 
 def test_the_head_reads_the_states_of_the_draft():
