@@ -388,7 +388,7 @@ def judge_rule(rule: Callable | str, draw: Callable | None = None, cases: Sequen
     See also: certify_rows, certificate
 
     >>> print(judge_rule("def rule(p, q, draft, u): return [choose(p[0], u)]").verdict)
-    EXACT: equal to the target's in all 129 cases
+    EXACT: equal to the target's in all 461 cases
     """
     if isinstance(rule, str): rule, draw = one_draw(*load_rule(rule), draw)
     cases, known = JUDGE_CASES if cases is None else cases, KNOWN_RULES if known is None else known
