@@ -7,19 +7,22 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
+from hypothesis import Phase, strategies as st
 
 # every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.counts import ALPHA as ALPHA, MISS as MISS, detectable as detectable
 from specref.certify.counts import g_test as g_test, pooled as pooled
-from specref.core.rng import Streams, Uniforms
+from specref.core.rng import Streams, Uniforms, law_of
 from specref.core.law import exact, greedy, warp
-from specref.core.loop import Drafter
+from specref.core.loop import Drafter, rounds
 from specref.core.target import TableModel, random_table
 from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
+from specref.verify.reject import reject
 from published import Published, part_of
 
 
+# of a test that may fail: the first failure is enough
+first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 LONG = bool(os.environ.get("SPECREF_LONG"))   # `make test-long`: the long statistics
 
 
@@ -136,6 +139,11 @@ def tempered(model, temperature):
         with np.errstate(divide="ignore"): z = np.log(model.law(text).astype(float))
         return warp(z, temperature)
     return TableModel(model.V, f)
+
+
+def round_tokens(target, drafter, verify=reject, ctx=(0,)):
+    "The distribution of the number of tokens of a round"
+    return law_of(lambda rng: len(next(rounds(target, drafter, verify, ctx, rng)).tokens))
 
 
 CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # the four-token pair of the book

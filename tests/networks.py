@@ -3,7 +3,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specref.core.law import exact
+from specref.models import recipe
 from specref.train.harness import StateDataset
+from specref.train.synthetic import following
 
 NO_SPECIAL = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -11,8 +14,9 @@ def small_llama(V=32, d=32, layers=2, seed=0, heads=4, kv=2, spread=.4, **more):
     "A random Llama in double precision; weights of standard deviation `spread`"
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, initializer_range=spread, **NO_SPECIAL, **more)).double()
+        vocab_size=V, hidden_size=d, intermediate_size=2*d, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv, initializer_range=spread, **NO_SPECIAL,
+        **more)).double()
 
 def random_texts(V, n=2, T=14, seed=0):
     return torch.randint(V, (n, T), generator=torch.Generator().manual_seed(seed))
@@ -25,3 +29,24 @@ def states_of(model, x):
     return StateDataset(x, dict(enumerate(hidden)))
 
 def batch_of(base, x): return states_of(base.model, x)
+
+class Interrupted:
+    "`write_whole` that fails at call number `at`, before it writes (with a partial file beside) or after"
+    def __init__(self, at, early): self.left, self.early, self.write = at, early, recipe.write_whole
+    def __call__(self, path, write):
+        self.left -= 1
+        if self.left == 0 and self.early:
+            self.write(path.with_name(path.name + ".part"), lambda f: f.write_bytes(b"half"))
+            raise KeyboardInterrupt
+        self.write(path, write)
+        if self.left == 0: raise KeyboardInterrupt
+
+# The branching source as a table: B branches, `tail` more tokens of each
+
+def branch_row(B, tail, x): return exact(*(int(y in following(x, B, tail)) for y in range(B*(tail + 1))))
+
+def branch_ahead(B, tail, x, n):
+    "The distribution of the token n places after x"
+    q = branch_row(B, tail, x)
+    for _ in range(n - 1): q = sum(w*branch_row(B, tail, y) for y, w in enumerate(q) if w)
+    return q

@@ -3,9 +3,9 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 
-import numpy as np
 import torch
 
+from verify_helpers import siblings_of
 from specref.core.law import exact
 from specref.core.tree import Tree
 from specref.gpu import attention as at, layout as lay
@@ -32,8 +32,8 @@ def table(f, args, bad):
 
 @cache
 def good():
-    offered, without = [0, 1, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0]
-    return flat([-1, 0, 0, 1, -1, 4, 4], [0]*7, [-1, 0, 0, -1, -1, 1, -1], without, offered)
+    siblings_of, without = [0, 1, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0]
+    return flat([-1, 0, 0, 1, -1, 4, 4], [0]*7, [-1, 0, 0, -1, -1, 1, -1], without, siblings_of)
 
 WRONG = {   # of the batch of parents -1 0 0 1 | -1 4 4, the last a probe
     "root": [[1, 4], [0, 0], [0, 7], [0, -1]],
@@ -147,14 +147,9 @@ ATTENTION = [
 
 # Chapter 42
 
-def star(law, tokens):
-    t = Tree((0,))
-    for x, q in zip(tokens, law): t.add(0, x, np.array(q))
-    return t
-
 @cache
 def proper():
-    batch, q = pack([star([[.5, .25, .25]]*2, [1, 2])])
+    batch, q = pack([siblings_of([[.5, .25, .25]]*2, [1, 2])])
     u = torch.full((3,), .5, dtype=torch.float64)
     p = torch.full((3, 3), 1/3, dtype=torch.float64)
     return dict(batch=batch, p=p, q=q, coins=u, picks=u[:1].clone())
@@ -162,7 +157,7 @@ def proper():
 def verified(**kw): return verify_trees(**proper() | kw)
 def marked_twice():
     "The same token twice, marked as drawn without replacement"
-    batch, q = pack([star([[.5, .5]]*2, [1, 1])])
+    batch, q = pack([siblings_of([[.5, .5]]*2, [1, 1])])
     return verified(batch=replace(batch, without_replacement=batch.q_row >= 0), p=doubles([[.5, .5]]*3), q=q)
 def alone(p): return verified(batch=pack([Tree((0,))], V=2)[0], p=p, q=None, coins=proper()["coins"][:1])
 def denormal():

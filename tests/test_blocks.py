@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers import chain, faithful, proves, refuses, tiny
-from networks import batch_of, random_texts
+from helpers import chain, faithful, proves, refuses, round_tokens, tiny
+from networks import batch_of, branch_ahead, branch_row, random_texts
 from specref.certify.certificates import certificate
 from specref.core.loop import System, rounds
-from specref.core.rng import Seeded, law_of
+from specref.core.rng import Seeded
 from specref.core.target import TableModel, random_table
 from specref.draft.shapes import ParallelHeadTree
 from specref.models.embedded import raw_model
@@ -19,14 +19,13 @@ from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.train import blocks
 from specref.train.blocks import (MaskedModel, Pard, PardDraft, PEagle, PEagleDraft, Uno, UnoDraft,
                                   cod_counts, nested_rows, parallel_gain, rollout_mask, rows_at, with_text)
-from specref.train.synthetic import branch_texts, branching, following
+from specref.train.synthetic import branch_texts, branching
 from specref.train.falcon import block_tokens, overlap_within
 from specref.train.features import FeatureDraft
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
 from specref.train.medusa import HeadMarginals
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 V, K = 5, 4
 SMALL = {PEagle: dict(reads=(0, 2, 3)), Pard: dict(hidden=32, inner=32), Uno: dict(rank=2)}
 
@@ -338,29 +337,16 @@ def test_near_the_last_position():
 
 # What one call costs
 
-def row(B, tail, x):
-    p = [0] * (B * (tail + 1))
-    for y in following(x, B, tail): p[y] = Fraction(1, len(following(x, B, tail)))
-    return np.array(p, dtype=object) + Fraction(0)
-
-def marginal(B, tail, x, j):
-    "The distribution of the token j + 1 places after x"
-    q = row(B, tail, x)
-    for _ in range(j): q = sum(w * row(B, tail, y) for y, w in enumerate(q) if w)
-    return q
-
 @proves("prop-calls")
 @pytest.mark.parametrize("B, tail, gamma", [(2, 1, 2), (2, 2, 3), (3, 1, 3)])
 def test_the_closed_form_of_independent_rows(B, tail, gamma):
     """Every path of a round, from every phase: the best rows that do not read the draft tokens reach the
     closed form, sequential ones gamma + 1"""
-    target = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1]))
-    def mean(x, draft):
-        one = lambda rng: len(next(rounds(target, Chain(draft, gamma), reject, (x,), rng)).tokens)
-        return law_of(one).mean()
+    target = TableModel(B*(tail + 1), lambda text: branch_row(B, tail, text[-1]))
+    def mean(x, draft): return round_tokens(target, Chain(draft, gamma), ctx=(x,)).mean()
     means = []
     for x in range(tail + 1):
-        masks = TableModel(target.V, lambda text: marginal(B, tail, x, len(text) - 1))
+        masks = TableModel(target.V, lambda text: branch_ahead(B, tail, x, len(text)))
         means.append(mean(x, MaskedModel(masks, gamma, 0)))
         betas = [overlap_within(B, tail, x, j, gamma) for j in range(gamma)]
         assert means[-1] == 1 + sum(np.prod(betas[:j+1]) for j in range(gamma))
@@ -370,7 +356,7 @@ def test_the_closed_form_of_independent_rows(B, tail, gamma):
 @proves("prop-calls")
 def test_the_example_by_hand():
     "5/2 tokens in 5/4, 3 tokens in 3/2; and the marginal of the second row"
-    assert list(marginal(2, 1, 1, 1)) == [0, Fraction(1, 2), 0, Fraction(1, 2)]
+    assert list(branch_ahead(2, 1, 1, 2)) == [0, Fraction(1, 2), 0, Fraction(1, 2)]
     betas = [overlap_within(2, 1, 1, j, 2) for j in range(2)]
     assert 1 + betas[0] + betas[0]*betas[1] == Fraction(5, 2)
     c = Fraction(1, 4)

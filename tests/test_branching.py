@@ -7,27 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from helpers import proves
+from helpers import proves, round_tokens
+from networks import branch_ahead, branch_row
 from specref.core.law import exact, normalize, one_hot
-from specref.core.loop import rounds
-from specref.core.rng import law_of
 from specref.core.target import TableModel
 from specref.core.tree import Tree
 from specref.models.transformer import HFModel
 from specref.train.synthetic import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
 from specref.train.harness import TargetModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import Chain
 
 sources = st.tuples(st.integers(1, 4), st.integers(1, 4))
 shapes = pytest.mark.parametrize("B, tail, gamma", [(2, 1, 3), (2, 2, 3), (3, 1, 3), (2, 3, 2), (3, 2, 2)])
-
-def row(B, tail, x): return exact(*(int(y in following(x, B, tail)) for y in range(B*(tail + 1))))
-
-def ahead(B, tail, x, n):
-    "The distribution of the token n places after x"
-    q = row(B, tail, x)
-    for _ in range(n - 1): q = sum(w*row(B, tail, y) for y, w in enumerate(q) if w)
-    return q
 
 @settings(max_examples=8)
 @given(sources)
@@ -38,7 +29,7 @@ def test_the_source_is_the_transformer(source):
     net, V = branching(B, tail), B*(tail + 1)
     model = HFModel(net, keep=(1,), check=False)
     for x in range(V):
-        assert abs(model(Tree((V - 1, x)))[0] - row(B, tail, x).astype(float)).max() < V*np.exp(-12)
+        assert abs(model(Tree((V - 1, x)))[0] - branch_row(B, tail, x).astype(float)).max() < V*np.exp(-12)
     states, d = model.states(tuple(range(V)))[1], net.config.hidden_size
     assert torch.allclose(states, d**.5 * torch.eye(V, d, dtype=torch.float64), atol=1e-6)
     TargetModel(net)
@@ -54,14 +45,13 @@ def test_texts_follow_the_source(source, seed):
 
 def mean_of(B, tail, gamma, law):
     "Mean tokens of enumerated rounds, started at every phase"
-    target, means = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1])), []
+    target, means = TableModel(B*(tail + 1), lambda text: branch_row(B, tail, text[-1])), []
     for phase in range(tail + 1):
         before = (phase - 1) % (tail + 1)
         heads = TableModel(target.V, lambda text: law((before, phase), len(text) - 2))
         runs = [(before, x) for x in following(before, B, tail)]   # x_{t+1} is not known
-        one = lambda run: law_of(lambda rng: len(next(rounds(target, Chain(heads, gamma), reject, run,
-                                                             rng)).tokens))
-        means.append(sum(one(run).mean() for run in runs) / Fraction(len(runs)))
+        found = sum(round_tokens(target, Chain(heads, gamma), ctx=run).mean() for run in runs)
+        means.append(found / Fraction(len(runs)))
     return sum(means) / (tail + 1)
 
 @proves("thm-capped")
@@ -69,18 +59,16 @@ def mean_of(B, tail, gamma, law):
 def test_capped(B, tail, gamma):
     """Every path of a round enumerated, from every phase, with the best independent distributions, and with
     those that read the whole path"""
-    target = TableModel(B*(tail + 1), lambda text: row(B, tail, text[-1]))
-    def mean(start, draft):
-        return law_of(lambda rng: len(next(rounds(target, Chain(draft, gamma), reject, start,
-                                                  rng)).tokens)).mean()
+    target = TableModel(B*(tail + 1), lambda text: branch_row(B, tail, text[-1]))
+    def mean(start, draft): return round_tokens(target, Chain(draft, gamma), ctx=start).mean()
     for phase in range(tail + 1):
         before = (phase - 1) % (tail + 1)
         start = (before, following(before, B, tail)[0])
-        blind = TableModel(target.V, lambda text: ahead(B, tail, before, len(text)))
+        blind = TableModel(target.V, lambda text: branch_ahead(B, tail, before, len(text)))
         overlaps = [overlap_at(B, tail, phase, j) for j in range(gamma)]
         assert mean(start, blind) == 1 + sum(np.cumprod(overlaps)) and mean(start, target) == gamma + 1
-    assert mean_of(B, tail, gamma, lambda start, j: ahead(B, tail, start[0], j + 2)) == chain_tokens(B, tail,
-                                                                                                     gamma)
+    means = mean_of(B, tail, gamma, lambda start, j: branch_ahead(B, tail, start[0], j + 2))
+    assert means == chain_tokens(B, tail, gamma)
 
 @proves("thm-capped")
 @pytest.mark.parametrize("B, tail", [(2, 2), (3, 1)])
@@ -98,7 +86,7 @@ def test_heads_that_agree(B, tail, gamma):
     """Heads uniform at branches and on branch 0 after them reach the bound, which lies above that of each
     place alone and below a sequential drafter's"""
     def bet(start, j):
-        q = ahead(B, tail, start[0], j + 2)
+        q = branch_ahead(B, tail, start[0], j + 2)
         return q if q[0] else one_hot(int(np.flatnonzero(q)[0]), B*(tail + 1), exact=True)
     alone, most = chain_tokens(B, tail, gamma), most_tokens(B, tail, gamma)
     assert mean_of(B, tail, gamma, bet) == most < gamma + 1

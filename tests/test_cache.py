@@ -16,7 +16,6 @@ from specref.gpu.cache import StaticRows, commit, commit_moves
 from specref.gpu.layout import batch_positions
 from specref.models.transformer import Unservable, given_cache
 
-torch.set_num_threads(1)
 
 
 def whole(x): return torch.tensor(x, dtype=torch.int64)

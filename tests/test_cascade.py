@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
-from helpers import cold, constant, faithful, laws, models, pairs, proves, seeds, shapes
+from helpers import cold, constant, faithful, laws, models, pairs, proves, round_tokens, seeds, shapes
 from published import drafted
 from specref.speed.cost import speedup
 from specref.core.law import exact, one_hot, overlap
@@ -199,8 +199,7 @@ def test_the_generating_function(alpha, inner, n, k, c1, c2):
 
 def whole_rounds(p, v, s, n, k):
     drafter = Nested(constant(*v), n*(k + 1), Chain(constant(*s), k), most=n)
-    def tokens(rng): return len(next(rounds(constant(*p), drafter, reject, (0,), rng)).tokens)
-    return law_of(tokens).mean()
+    return round_tokens(constant(*p), drafter).mean()
 
 
 @proves("thm-vertical")
@@ -228,9 +227,8 @@ def test_independent_acceptances(one, two):
 @given(laws(3), laws(3), laws(3), st.integers(1, 2), st.integers(1, 2))
 def test_places_by_enumeration(p, a, b, i, j):
     drafter = InTurn((Chain(constant(*a), i), Chain(constant(*b), j)))
-    def tokens(rng): return len(next(rounds(constant(*p), drafter, reject, (0,), rng)).tokens)
     alphas = [overlap(p, a)]*i + [overlap(p, b)]*j
-    assert horizontal_speedup(alphas, [0]*(i + j)) == law_of(tokens).mean()
+    assert horizontal_speedup(alphas, [0]*(i + j)) == round_tokens(constant(*p), drafter).mean()
 
 
 @proves("thm-horizontal")

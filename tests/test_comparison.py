@@ -13,7 +13,6 @@ from specref.models.embedded import prompts, raw_model
 from specref.train.harness import TargetModel
 from specref.train.registry import SHIPPED_DRAFTERS, TRAINED, load_network
 
-torch.set_num_threads(1)
 TEXTS = torch.tensor(prompts("code", 2, length=40))
 
 

@@ -30,7 +30,6 @@ from specref.train.consistency import (OBJECTIVES, ConsistencyRecipe, autoregres
 from specref.verify.reject import reject
 from test_embedded import SEEN, plain_law
 
-torch.set_num_threads(1)
 MOST_PASSES, LEAST_FORWARDED = 14.5, 1.3   # of a block of 16
 
 

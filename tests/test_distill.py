@@ -27,7 +27,6 @@ from specref.train.distill import (GRID, LABELS, LK_LOSSES, LOSSES, TEXT_SOURCES
                                    target_texts, texts_of_both, token_labels, total_variation)
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 V = 6
 
 def logs(p):

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import refuses
 from house import ROOT
+from networks import Interrupted
 from specref.app.commands import main
 from specref.core.loop import autoregressive, generate
 from specref.core.rng import Seeded
@@ -28,7 +29,6 @@ from specref.train.texts import OnlineStates, encode_texts, read_texts
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import drawn_at
 
-torch.set_num_threads(1)
 
 @settings(max_examples=10)
 @given(st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
@@ -87,19 +87,11 @@ def test_interrupted_training_resumes(folders, tmp_path, monkeypatch):
     train("eagle", folders["llama"], tmp_path/"a", 20, 40)
     for _ in ("while sampling", "while training"):
         with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
-            m.setattr(recipe, "write_whole", Interrupted(1, recipe.write_whole))
+            m.setattr(recipe, "write_whole", Interrupted(2, early=True))
             train("eagle", folders["llama"], tmp_path/"b", 20, 40)
     for steps in (10, 20): train("eagle", folders["llama"], tmp_path/"b", steps, 40)
     a, b = ((tmp_path/x/"data"/"eagle"/"model.safetensors").read_bytes() for x in "ab")
     assert a == b
-
-class Interrupted:
-    "`write_whole`, interrupted after some files"
-    def __init__(self, files, write): self.left, self.write = files, write
-    def __call__(self, path, write):
-        if not self.left: raise KeyboardInterrupt
-        self.left -= 1
-        self.write(path, write)
 
 @pytest.mark.usefixtures("short")
 def test_one_bar_shows_the_whole_run(folders, tmp_path, monkeypatch):

@@ -10,13 +10,12 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from helpers import constant, faithful, proves, seeds, tiny
+from helpers import constant, faithful, proves, round_tokens, seeds, tiny
 from networks import batch_of, random_texts
 from published import Published, having
 from specref.core.check import read_record
 from specref.core.law import exact
-from specref.core.loop import rounds
-from specref.core.rng import Enumerator, law_of
+from specref.core.rng import Enumerator
 from specref.core.target import TableModel, UnwarpedModel
 from specref.core.tree import Tree, add_paths, likeliest_points, to_choices
 from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_nodes, top_tokens
@@ -28,9 +27,7 @@ from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import TargetModel
 from specref.train.registry import load_network
-from specref.verify.reject import reject
 
-torch.set_num_threads(1)
 FOLDER = DATA/"drafters"/"eagle"
 
 def small(V=5, make=Eagle):
@@ -236,8 +233,7 @@ def test_a_draft_equal_to_the_target(seed, n):
     """Where the draft is the target: EAGLE-2's weights sum to the mean number of accepted tokens, and no
     static tree has a larger one"""
     p = TableModel(3, lambda text: exact(*np.random.default_rng([seed, *text]).integers(1, 9, 3)))
-    def mean(drafter):
-        return law_of(lambda rng: len(next(rounds(p, drafter, reject, (0,), rng)).tokens)).mean()
+    def mean(drafter): return round_tokens(p, drafter).mean()
     *_, pool = (dict(layer) for layer in expand_pool(UnwarpedModel(p), (0,), n, n))
     best = mean(DynamicTree(UnwarpedModel(p), n, n, n, exact=True))
     assert best == 1 + sum(pool[path] for path in heaviest_nodes(pool, n))

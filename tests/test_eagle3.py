@@ -7,15 +7,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from helpers import faithful, laws, proves, seeds
+from helpers import faithful, first_failure, laws, proves, round_tokens, seeds
 from networks import batch_of, random_texts, small_llama
 from specref.core.law import overlap
-from specref.core.loop import loop_law, rounds
-from specref.core.rng import Seeded, law_of
+from specref.core.loop import loop_law
+from specref.core.rng import Seeded
 from specref.core.target import TableModel, UnwarpedModel, target_law
 from specref.core.tree import Tree
 from specref.draft.shapes import DynamicTree
@@ -30,9 +30,7 @@ from specref.train.harness import (StateDataset, TargetModel, evaluate, load_che
 from specref.train.registry import load_network
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 double = torch.float64
-first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 tiny = partial(small_llama, layers=4)
 
@@ -156,8 +154,7 @@ def test_missing_tokens_cost_acceptance_only(given):
     q = np.where(inside, p, 0*p) / mass
     target, drafter = TableModel(len(p), lambda text: p), Chain(TableModel(len(p), lambda text: q), 2)
     assert overlap(p, q) == mass and loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
-    tokens = law_of(lambda rng: len(next(rounds(target, drafter, reject, (0,), rng)).tokens))
-    assert tokens.mean() == 1 + mass + mass**2
+    assert round_tokens(target, drafter).mean() == 1 + mass + mass**2
 
 class OffsetAsToken(Eagle3):
     "Wrong: uses the offset as the token"

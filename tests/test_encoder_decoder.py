@@ -24,7 +24,6 @@ from specref.models.transformer import Unservable
 from specref.verify.reject import Chain, reject
 from test_transformer import grown, history
 
-torch.set_num_threads(1)
 V, SOURCE = 11, (5, 6, 7, 3, 9)
 BARTS = {"Bart": (BartConfig, BartForConditionalGeneration), "Marian": (MarianConfig, MarianMTModel),
          "MBart": (MBartConfig, MBartForConditionalGeneration),

@@ -30,7 +30,6 @@ from specref.draft.shapes import StaticTree
 from specref.models.transformer import HFModel, Unservable
 from specref.core.tree import iid, points, without_replacement
 
-torch.set_num_threads(1)
 CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1, 0, 2), (-1,)
 
 

@@ -31,7 +31,6 @@ from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
 from test_embedded import SEEN, plain_law
 
-torch.set_num_threads(1)
 L = 4
 
 

@@ -8,13 +8,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
-from helpers import chain, faithful, g_test, proves, random_table, seeds, tiny
+from helpers import chain, faithful, first_failure, g_test, proves, random_table, round_tokens, seeds, tiny
 from published import drafted
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
@@ -33,8 +33,6 @@ from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.traversal import traversal
 
-torch.set_num_threads(1)
-first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 def small(V=3, k=2, make=Falcon):
     "An untrained network on a tiny target; and the target"
@@ -370,7 +368,7 @@ def test_the_best_distributions_enumerated(B, tail, gamma, k):
         return q
     target, drafter = TableModel(V, lambda text: row(text[-1])), Chain(TableModel(V, best), gamma)
     for start in [(i - 1, i) if i else (V - 1, 0) for i in range(tail + 1)]:
-        means.append(law_of(lambda rng: len(next(rounds(target, drafter, reject, start, rng)).tokens)).mean())
+        means.append(round_tokens(target, drafter, ctx=start).mean())
     assert sum(means) / Fraction(tail + 1) == block_tokens(B, tail, gamma, k)
 
 @proves("thm-within")

@@ -19,7 +19,6 @@ from specref.train.features import DraftLayer, FeatureDraft, causal_attention, l
 from specref.train.harness import DraftNetwork, TargetModel
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 
 def gpt2():
     torch.manual_seed(0)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
-from helpers import faithful, proves, random_table, shapes, tiny
+from helpers import faithful, first_failure, proves, random_table, shapes, tiny
 from specref.core.loop import rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree, add_paths
@@ -19,9 +19,7 @@ from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator,
                                  ScaledUnitRMS, module_at, unit_rms)
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 CTX = (1, 4, 0, 2)
-first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 def target_on(V=5): return TargetModel(tiny(V))
 

@@ -23,7 +23,6 @@ from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMT
                                row_positions, shifted_loss, trunk)
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 V, WIDTH = 61, 32
 
 def tiny(tied=False): return small_llama(V, WIDTH, spread=.3, tie_word_embeddings=tied)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from contracts import drafter_contract
-from helpers import faithful, killer, models, proves
+from helpers import faithful, killer, models, proves, round_tokens
 from published import drafted, having
 from specref.core.loop import Round, Verdict, autoregressive, bounded, loop_law, match, rounds
 from specref.core.rng import Enumerator, Seeded, law_of
@@ -41,8 +41,7 @@ def fast(draft, inner, gamma, ctx, rng):
     return tree
 
 
-def mean(target, drafter, ctx):
-    return law_of(lambda rng: len(next(rounds(target, drafter, reject, ctx, rng)).tokens)).mean()
+def mean(target, drafter, ctx): return round_tokens(target, drafter, ctx=ctx).mean()
 
 
 # The fast chain

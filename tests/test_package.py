@@ -239,7 +239,6 @@ print(specref.__file__)
 PAIR = """
 import torch
 from specref import Chain, Seeded, embedded, generate, load_system, prompts, reject
-torch.set_num_threads(1)
 target, draft = embedded('target', temperature=0), embedded('small', temperature=0)
 print(*generate(target, Chain(draft, 4), reject, prompts('english', 1)[0], 16, Seeded(0)))
 load_system('EAGLE')

@@ -34,7 +34,6 @@ from specref.verify.block import block
 from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 
-torch.set_num_threads(1)
 V = 16
 BASE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2)
 HYBRID = dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=32, pad_token_id=0)

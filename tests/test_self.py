@@ -27,7 +27,6 @@ from specref.models.transformer import HFModel, RowAnswer, cache_name
 from specref.verify.reject import Chain, reject
 from test_embedded import SEEN, Once, plain_law
 
-torch.set_num_threads(1)
 L = 3
 MASKS = ((0, 1, 0, 0, 1, 1), (1, 0, 0, 0, 0, 1), (1, 1, 1, 1, 1, 1), (0, 0, 1, 1, 0, 0))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import DRAWS, constant, draws, faithful, laws, models, proves, random_table, shapes
+from helpers import DRAWS, constant, draws, faithful, laws, models, proves, random_table, round_tokens, shapes
 from published import drafted, having
 from specref.draft.shapes import SEQUOIA_RATES
 from specref.speed.cost import Costs
@@ -25,8 +25,6 @@ from specref.draft.shapes import medusa_choices, sequoia, skip_accuracy, top_tok
 from specref.models.embedded import DOMAINS, embedded, prompts
 from specref.verify.reject import reject
 from specref.verify.siblings import acceptance_prob
-
-PAPER = F(6, 10), F(2, 10), F(1, 10)
 
 
 def connected(paths): return all(path[:-1] in (set(paths) | {()}) for path in paths)
@@ -50,8 +48,7 @@ def path_weights(rows_after, V, depth):
 def draft_tree(model, ctx, depth): return path_weights(lambda path: model.law((*ctx, *path)), model.V, depth)
 
 
-def mean_tokens(target, drafter):
-    return law_of(lambda rng: len(next(rounds(target, as_drafter(drafter), reject, (0,), rng)).tokens)).mean()
+def mean_tokens(target, drafter): return round_tokens(target, as_drafter(drafter)).mean()
 
 
 def rates(most=3):

@@ -25,7 +25,6 @@ from specref.verify.reject import Chain, capped_geometric, reject
 from test_embedded import SEEN, Once, plain_law
 from test_self import check_target_rows, tiny_gpt2
 
-torch.set_num_threads(1)
 RULES = StreamingWindow(8, sinks=2), Retrieval(8, chunk=2), SnapKV(8, observed=3, kernel=3)
 NEAR = 1e-6   # angles are rotated in single precision
 TEXT = tuple(np.random.default_rng(3).integers(0, 3, 40).tolist())

@@ -29,7 +29,6 @@ from specref.train.specdec import (CHARACTERS, END_CHAR, GAP_CHAR, MASK_CHAR, PA
 from specref.verify.lossy import GreedyModel, top_beta
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 LINES = ("open the file and read a line", "a list of all the names here", "returns an integer or raises")
 
 

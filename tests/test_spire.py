@@ -15,7 +15,6 @@ from specref.train.spire import (ABLATIONS, LayerInputs, OwnMemory, RandomStart,
                                  block_starts, mixed_loss)
 from specref.verify.reject import Chain
 
-torch.set_num_threads(1)
 V = 5
 
 def small(make=Spire, perturbed=True, V=V, **kw):

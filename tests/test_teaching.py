@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers import proves, refuses
-from networks import small_llama
+from helpers import proves, refuses, round_tokens
+from networks import Interrupted, small_llama
 from specref.core.law import exact
 from specref.core.loop import rounds
 from specref.core.rng import law_of
@@ -24,7 +24,6 @@ from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, acce
                                    train_network, written_by_another)
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 
 def tiny(V=8, d=16, **kw): return small_llama(V, d, heads=2, **kw).float()
 
@@ -74,8 +73,7 @@ def test_evaluation_is_the_mean_of_enumerated_rounds(depth):
     "Over all texts with their probabilities: the mean of the enumerated rounds that begin at t = 1"
     net, base, texts, share, data = enumerated(2 + depth, depth)
     target, drafter = chain(net, base, depth)
-    def mean_tokens(*ctx):
-        return law_of(lambda rng: len(next(rounds(target, drafter, reject, ctx, rng)).tokens)).mean()
+    def mean_tokens(*ctx): return round_tokens(target, drafter, ctx=ctx).mean()
     want = sum(share[(texts[:, :2] == (a, b)).all(1)].sum() * mean_tokens(a, b)
                for a in range(3) for b in range(3))
     assert abs(sum(w * evaluate(net, base, one, depth)[0] for w, one in zip(share, data)) - want) < 1e-9
@@ -124,7 +122,7 @@ def two_tables(p):
 def test_a_table_s_own_texts(p=exact(9, 1), depth=4):
     "A drafter that overlaps by a fifth: the tokens of the enumerated loop, over all texts or on some"
     target, draft = TableModel(2, lambda text: p), TableModel(2, lambda text: p[::-1])
-    want = law_of(lambda rng: len(next(rounds(target, Chain(draft, depth), reject, (0,), rng)).tokens)).mean()
+    want = round_tokens(target, Chain(draft, depth)).mean()
     net, base, batch = two_tables(p)
     texts = torch.cartesian_prod(*[torch.arange(2)]*(depth + 2))
     share = torch.from_numpy(p.astype(float))[texts].prod(1)
@@ -196,17 +194,6 @@ def test_interrupted_training_ends_the_same(data, tmp_path):
     three, third = run(data, tmp_path/"c")
     assert len(evaluations) == 4 and evaluations == again == third and same(one, two) and same(one, three)
     assert not same(one, run(data, tmp_path/"d", seed=1)[0])
-
-class Interrupted:
-    "`write_whole` that fails at call number `at`, before it writes (with a partial file beside) or after"
-    def __init__(self, at, early): self.left, self.early, self.write = at, early, recipe.write_whole
-    def __call__(self, path, write):
-        self.left -= 1
-        if self.left == 0 and self.early:
-            self.write(path.with_name(path.name + ".part"), lambda f: f.write_bytes(b"half"))
-            raise KeyboardInterrupt
-        self.write(path, write)
-        if self.left == 0: raise KeyboardInterrupt
 
 @proves("prop-taught")
 def test_interrupted_anywhere(data, tmp_path, monkeypatch):

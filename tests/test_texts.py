@@ -19,7 +19,6 @@ from specref.train.medusa import Medusa
 from specref.train.texts import (Devices, OnlineStates, answer_spans, encode_conversation, encode_texts,
                                  find_devices, read_texts)
 
-torch.set_num_threads(1)
 CHATML = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 

@@ -28,7 +28,6 @@ from specref.models.recurrent import RecurrentModel
 from specref.models.transformer import HFModel
 from specref.verify.reject import Chain, reject
 
-torch.set_num_threads(1)
 CTXS, N = ((1, 0, 2, 1, 1), (2, 1)), 24
 
 

@@ -41,7 +41,6 @@ from specref.train.spire import ABLATIONS, OwnMemory, Spire
 from specref.verify.lossy import typical
 from specref.verify.reject import Chain
 
-torch.set_num_threads(1)
 V = 7
 
 # The losses of the papers, place by place; `off` moves every label that many places

@@ -49,7 +49,6 @@ SUPPORTED = {   # name -> the options of its configuration
     "Phi": SMALL,
     "Gemma2": SMALL | dict(num_key_value_heads=2, head_dim=8, sliding_window=64),
 }
-torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import proves
-from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
+from verify_helpers import siblings_of, HIDDEN, corruptions, engines_cases, hidden
 from hypothesis import example, given, settings, strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from specref.verify.block import block
@@ -260,7 +260,7 @@ def of_rows(verify):
 def offered_weightless(q, k):
     "Siblings of all kinds, one of them with weight 0 in its row"
     last = int(np.argsort(q * (np.arange(9) != 1))[-1 - k % 2])
-    tree = star([points([7], 9)(()), q, without_replacement(q)((1,)), points([8], 9)(())], [7, 1, last, 8])
+    tree = siblings_of([points([7], 9)(()), q, without_replacement(q)((1,)), points([8], 9)(())], [7, 1, last, 8])
     tree.add(0, int(q.argmax()), q)
     return tree
 
@@ -307,7 +307,7 @@ def test_a_token_of_weight_zero_is_never_drawn(w, u):
 
 def borders(p, q, x, find=verify_trees):
     "The distribution of the recovered token of `find` after `x` from `q` is rejected, by bisection"
-    V, tree = len(p), star([q], [x])
+    V, tree = len(p), siblings_of([q], [x])
     batch, rows = pack([tree]*V)
     low, high = torch.zeros(V, dtype=torch.int64), torch.full((V,), 2**53, dtype=torch.int64)
     coins = torch.full((batch.n,), 1 - 2**-53, dtype=torch.float64)
@@ -355,7 +355,7 @@ def test_a_rejected_token_has_no_residual_mass(r, a, w, u):
 def test_without_replacement_with_little_mass(small):
     "Without replacement from a row with nearly all weight on its first: the rest is summed to many digits"
     q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
-    batch, rows = pack([star([q, without_replacement(q)((0,))], [0, 2])])
+    batch, rows = pack([siblings_of([q, without_replacement(q)((0,))], [0, 2])])
     assert batch.without_replacement.tolist() == [False, True, True]
     s, one = v.Offers(batch, Probs(floats([p]*3)), Probs(rows)), torch.tensor([True])
     s.note(one, torch.tensor([1]))
@@ -390,7 +390,7 @@ def test_a_loose_bound_changes_nothing(device_way):
     "A height larger than needed: a token rejected at the end stays rejected"
     q = exact(1, 1, 0, 0, 0)
     laws = [q, without_replacement(q)((0,)), without_replacement(q)((0, 1))]
-    batch, rows = pack([star(laws, [0, 1, 2])])
+    batch, rows = pack([siblings_of(laws, [0, 1, 2])])
     for height in (1, 2, 5):
         loose, p = replace(batch, height=height), floats([exact(1, 1, 1, 1, 4)]*4)
         assert verify_trees(loose, p, rows, const(4, .9), const(1, .1)).tokens[0, 0] == 4
@@ -398,7 +398,7 @@ def test_a_loose_bound_changes_nothing(device_way):
 
 def test_without_residual_mass_the_token_is_from_p():
     "Point masses cover a row whose sum is a little below one: the token is sampled from p itself"
-    batch, rows = pack([star([exact(1, 0), exact(0, 1)], [0, 1])])
+    batch, rows = pack([siblings_of([exact(1, 0), exact(0, 1)], [0, 1])])
     out = verify_trees(batch, double([[.5 - 3e-6]*2]*3), rows, const(3, 1 - 2**-53), const(1, .9))
     assert out.tokens[0].tolist() == [1, -1]
 
@@ -546,11 +546,6 @@ def test_one_graph():
 
 # Wrong verifiers
 
-def star(law, tokens):
-    tree = Tree((0,))
-    for x, q in zip(tokens, law): tree.add(0, x, q)
-    return tree
-
 WRONG = {   # what is replaced in the module, by what
     "a coin at the threshold accepts": ("(a * w) < r)", "(a * w) <= r)"),
     "one coin for all siblings": ("(coins[c] *", "(coins[s.batch.root.long()] *"),
@@ -648,6 +643,6 @@ def test_wrong_verifiers_are_detected(wrong):
 
 def test_a_coin_at_the_threshold_is_detected():
     "A token of weight 0, and the number 0"
-    batch, q = pack([star([np.array([.5, .5])], [1])])
+    batch, q = pack([siblings_of([np.array([.5, .5])], [1])])
     args = batch, double([[1., 0.]]*2), q, const(2, 0.), const(1, 0.)
     assert verify_trees(*args).tokens[0, 0] == 0 and built(*WRONG[EDGE])(*args).tokens[0, 0] == 1

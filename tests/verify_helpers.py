@@ -21,6 +21,13 @@ def star(draw, n, rng):
     return tree
 
 
+def siblings_of(law, tokens):
+    "A tree of these siblings, each with its distribution"
+    tree = Tree((0,))
+    for x, q in zip(tokens, law): tree.add(0, x, np.asarray(q))
+    return tree
+
+
 def depends(seed, V, ends=0):
     "A draw whose distributions depend arbitrarily on earlier siblings; it ends with probability `ends`"
     def draw(earlier):
