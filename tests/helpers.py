@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import Phase, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 # every statistical assertion states its false-alarm rate and the distance that it can detect
 from specref.certify.counts import ALPHA as ALPHA, MISS as MISS, detectable as detectable
@@ -65,6 +65,11 @@ def for_each(systems, plain):
     for key, stand_in in plain.items():
         of, what = key if isinstance(key, tuple) else (None, key)
         yield from ((s, what, stand_in) for s in systems if of in (None, s))
+
+
+def examples(n, *strategies, **how):
+    "A test of `n` examples of these strategies"
+    return lambda test: settings(max_examples=n, **how)(given(*strategies)(test))
 
 
 def refuses(name, f, *args, **kw):

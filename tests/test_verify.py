@@ -260,7 +260,8 @@ def of_rows(verify):
 def offered_weightless(q, k):
     "Siblings of all kinds, one of them with weight 0 in its row"
     last = int(np.argsort(q * (np.arange(9) != 1))[-1 - k % 2])
-    tree = siblings_of([points([7], 9)(()), q, without_replacement(q)((1,)), points([8], 9)(())], [7, 1, last, 8])
+    rows = points([7], 9)(()), q, without_replacement(q)((1,)), points([8], 9)(())
+    tree = siblings_of(rows, [7, 1, last, 8])
     tree.add(0, int(q.argmax()), q)
     return tree
 
