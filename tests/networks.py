@@ -30,6 +30,14 @@ def states_of(model, x):
 
 def batch_of(base, x): return states_of(base.model, x)
 
+def otherwise(kind, change):
+    "The networks of a class, each changed by `change(net)` once it is made"
+    class Other(kind):
+        def __init__(self, *given, **how):
+            super().__init__(*given, **how)
+            change(self)
+    return Other
+
 class Interrupted:
     "`write_whole` that fails at call number `at`, before it writes (with a partial file beside) or after"
     def __init__(self, at, early): self.left, self.early, self.write = at, early, recipe.write_whole

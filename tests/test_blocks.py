@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from helpers import chain, faithful, proves, refuses, round_tokens, tiny
-from networks import batch_of, branch_ahead, branch_row, random_texts
+from networks import batch_of, branch_ahead, branch_row, otherwise, random_texts
 from specref.certify.certificates import certificate
 from specref.core.loop import System, rounds
 from specref.core.rng import Seeded
@@ -100,21 +100,12 @@ class LastFeature(PEagle):
 class LastToken(PEagle):
     "Wrong: masks read the anchor's token"
     def inputs(self, f, tokens, depth): return torch.where((depth > 0)[..., None], self.shared, f), tokens
-class AdapterEverywhere(Uno):
-    "Wrong: the adapter changes the rows of the text too"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        set_gates(self, torch.ones_like)
-class NoAdapter(Uno):
-    "A mask alone, as in PaSS"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        set_gates(self, torch.zeros_like)
-
-def set_gates(net, like):
+def set_gates(like, net):
     "Every row of a pass gets the same gate"
     table = net.gated[0].get_input_embeddings()
     table.register_forward_hook(lambda *_: setattr(table.gate, "rows", like(table.gate.rows)))
+AdapterEverywhere = otherwise(Uno, partial(set_gates, torch.ones_like))   # in the rows of the text too
+NoAdapter = otherwise(Uno, partial(set_gates, torch.zeros_like))   # a mask alone, as in PaSS
 
 def rows_are_those_by_hand(subject):
     "Every depth after every text, in one packed pass and row by row"
@@ -231,37 +222,6 @@ def test_counts_and_means_of_kept_rows():
     assert all({*a[4:].tolist()} <= {*a[:4].tolist()} and len({*a[:4].tolist()}) == 4 for a in anchor[:50])
     share = torch.bincount(anchor[:, 4:].flatten(), minlength=6) / 4000
     assert (share - 2/6).abs().max() < 6 * (2/6 * 4/6 / 4000)**.5   # six standard deviations
-
-def label_terms(net, batch, n, a, d):
-    "The term of a row, by the rows that drafting has"
-    t = a + net.first
-    z, y = HAND[kind(type(net))](net, batch, n, t)[d], batch.x[n]
-    if isinstance(net, Pard): return -z.log_softmax(-1)[y[t + d + 1]]
-    p = net.base[0].head(batch.states[3][n, t + d])
-    if isinstance(net, Uno): return -(p.softmax(-1) * z.log_softmax(-1)).sum()
-    return -(p[net.ids].softmax(-1) * z[net.ids].log_softmax(-1)).sum() * (p.argmax() in net.ids)
-
-def kept_rows_of(net, T):
-    "The rows of a training step, drawn as the network draws them"
-    if isinstance(net, Uno): return nested_rows(2, T - 1 - K, [net.anchors] * (K - 1))
-    return with_text(2, T - net.first, *nested_rows(2, T - 1 - K, cod_counts(T - 1 - K, K)[1:]))
-
-@pytest.mark.parametrize("make, kw", [(PEagle, dict(draft=3)), (Pard, {}), (Uno, dict(anchors=5))])
-def test_the_loss_by_hand(make, kw):
-    "The mean over the kept rows; a row without a label in the text is left out; `counts` leaves out tokens"
-    net, T = small(make, **kw), 12
-    if make is PEagle: net.set_draft_vocab(torch.tensor([0, 2, 3]))
-    batch = batch_of(net.base[0], texts(2, T))
-    counts = torch.rand(2, T, generator=torch.Generator().manual_seed(3)) < .7
-    torch.manual_seed(5)
-    anchor, depth = (rows.tolist() for rows in kept_rows_of(net, T))
-    def counted(n, label): return label < T and counts[n, label]
-    rows = [(n, a, d) for n in range(2) for a, d in zip(anchor[n], depth[n])
-            if counted(n, a + d + 1 + net.first)]
-    want = torch.stack([label_terms(net, batch, *row) for row in rows]).mean()
-    torch.manual_seed(5)
-    found = net.loss(StateDataset(batch.x, batch.states, counts), 0.)
-    assert torch.allclose(found, want, atol=1e-9)
 
 def test_what_begins_as_a_copy():
     "PARD as the embedded small model, P-EAGLE's embeddings as the target's, UNO's adapter at zero"

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from helpers import constant, faithful, proves, round_tokens, seeds, tiny
-from networks import batch_of, random_texts
+from networks import batch_of, otherwise, random_texts
 from published import Published, having
 from specref.core.check import read_record
 from specref.core.law import exact
@@ -48,17 +48,14 @@ class OwnHead(Eagle):
         super().__init__(base)
         self.head = nn.Linear(base.d, base.V, bias=False)
     def logits(self, f): return self.head(f)
-class NormedInput(Eagle):
-    def __init__(self, base):
-        super().__init__(base)
-        self.layer.input_layernorm = LlamaRMSNorm(base.d)
+def normed_input(net): net.layer.input_layernorm = LlamaRMSNorm(net.base[0].d)
 class WithoutResidual(Eagle):   # of the fused row
     def step(self, f, tokens, at, attend):
         u = self.fc(torch.cat([self.base[0].embed(tokens), f], -1))
         return self.layer(u, f, at, attend)
 
 @faithful("EAGLE", part="Eagle", plain={
-    "a head of its own": OwnHead, "an input norm": NormedInput})
+    "a head of its own": OwnHead, "an input norm": otherwise(Eagle, normed_input)})
 def test_what_is_trained_and_what_is_shared(subject):
     "fc is (d, 2d) with a bias, one decoder layer without input norm"
     base = TargetModel(raw_model("target"))

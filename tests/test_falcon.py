@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
 from helpers import chain, faithful, first_failure, g_test, proves, random_table, round_tokens, seeds, tiny
+from networks import otherwise
 from published import drafted
 from specref.core.law import exact, normalize, one_hot
 from specref.core.loop import generate, loop_law, rounds
@@ -50,26 +51,17 @@ def batch_of(target, texts):
 
 # The network
 
-class OneLSTMLayer(Falcon):
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        self.lstm = nn.LSTM(2*base.d, base.d, batch_first=True)
-class NormedInput(Falcon):
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        self.layer.input_layernorm = LlamaRMSNorm(base.d)
+def one_lstm_layer(net): net.lstm = nn.LSTM(2*net.base[0].d, net.base[0].d, batch_first=True)
+def normed_input(net): net.layer.input_layernorm = LlamaRMSNorm(net.base[0].d)
+def other_halves(net): net.lstm.reset_parameters()
 class TokenFirst(Falcon):
     def run_lstm(self, f, tokens, state=None):
         out = self.lstm(torch.cat([self.base[0].embed(tokens), f], -1))
         return out[0], None
-class UnscaledHalves(Falcon):
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        self.lstm.reset_parameters()
 
 @faithful("Falcon", part="Falcon", plain={
-    "one LSTM layer": OneLSTMLayer, "an input norm": NormedInput, "the token first": TokenFirst,
-    "halves of other sizes": UnscaledHalves})
+    "one LSTM layer": otherwise(Falcon, one_lstm_layer), "an input norm": otherwise(Falcon, normed_input),
+    "the token first": TokenFirst, "halves of other sizes": otherwise(Falcon, other_halves)})
 def test_what_is_trained_and_what_is_shared(subject):
     "Two LSTM layers from 2d to d, feature first, both halves as large at the start"
     base = TargetModel(raw_model("target"))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
 from helpers import faithful, first_failure, proves, random_table, shapes, tiny
+from networks import otherwise
 from specref.core.loop import rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree, add_paths
@@ -38,19 +39,14 @@ class NewestToken(Hydra):
     "Reads the newest token alone"
     def step(self, s, x, i):
         return torch.cat([s[..., :self.base[0].d], 0*s[..., self.base[0].d:], self.base[0].embed(x)], -1)
-class RandomStep(Hydra):
-    "Heads that are not the projection at first"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        for block in self.first: block.linear.reset_parameters()
-class OwnHead(Hydra):
-    "A head that does not begin as the target's"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        for lm in self.lm: lm.reset_parameters()
+def random_step(net):   # no projection at first
+    for block in net.first: block.linear.reset_parameters()
+def random_head(net):
+    for lm in net.lm: lm.reset_parameters()
 
 @faithful("Hydra", part="Hydra", plain={
-    "the newest token alone": NewestToken, "a random step": RandomStep, "a random head": OwnHead})
+    "the newest token alone": NewestToken, "a random step": otherwise(Hydra, random_step),
+    "a random head": otherwise(Hydra, random_head)})
 @pytest.mark.parametrize("layers", [1, 4])
 def test_heads_read_the_growing_concatenation(layers, subject):
     "Head i takes (i + 2) d numbers: the state, then the target's embeddings of x_{t+1} … x_{t+1+i}"
@@ -96,19 +92,14 @@ def test_four_layers_and_a_prefix_layer_of_llama(subject):
         theirs, ours = model(inputs_embeds=f, use_cache=False).last_hidden_state, net.enter({base.layers: f})
     assert abs(ours - theirs).max() < 1e-4 < .1 < abs(ours - f).max()
 
-class TargetTables(MLPSpeculator):
-    "Shares the target's embedding"
-    def __init__(self, base, stages=3, **kw):
-        super().__init__(base, stages, **kw)
-        for i in range(len(self.emb)): self.emb[i] = base.embed
-class OneTable(MLPSpeculator):
-    "One embedding for all stages"
-    def __init__(self, base, stages=3, **kw):
-        super().__init__(base, stages, **kw)
-        for i in range(len(self.emb)): self.emb[i] = self.emb[0]
+def target_tables(net):
+    for i in range(len(net.emb)): net.emb[i] = net.base[0].embed
+def one_table(net):
+    for i in range(len(net.emb)): net.emb[i] = net.emb[0]
 
 @faithful("MLP Speculator", part="MLPSpeculator", plain={
-    "the target's embedding": TargetTables, "one embedding": OneTable})
+    "the target's embedding": otherwise(MLPSpeculator, target_tables),
+    "one embedding": otherwise(MLPSpeculator, one_table)})
 def test_the_speculators_tables_are_its_own(subject):
     "An embedding, a head and a norm for each stage, none of the target's"
     base = target_on()
@@ -134,21 +125,14 @@ def ratios(base, stages, make, seed):
         s = net.step(s, x, i)
     return np.array(out)
 
-class EqualTerms(MLPSpeculator):
-    "No weight on the token"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        self.weight = 1.
+def no_weight(net): net.weight = 1.
 class UnscaledInput(MLPSpeculator):
     def __init__(self, base, scale_input=True, **kw): super().__init__(base, scale_input=False, **kw)
-class HalfAtEachStage(MLPSpeculator):
-    "The share of state_0 is a half after one stage"
-    def __init__(self, base, **kw):
-        super().__init__(base, **kw)
-        self.w_s, self.weight = .5**.5, (kw.get("inner", base.d)/2)**.5
+def half_at_each_stage(net): net.w_s, net.weight = .5**.5, (256/2)**.5   # of an inner width of 256
 
 @faithful("MLP Speculator", part="MLPSpeculator", plain={
-    "no weight": EqualTerms, "the state as it is": UnscaledInput, "a half at each stage": HalfAtEachStage})
+    "no weight": otherwise(MLPSpeculator, no_weight), "the state as it is": UnscaledInput,
+    "a half at each stage": otherwise(MLPSpeculator, half_at_each_stage)})
 @proves("prop-half")
 @pytest.mark.parametrize("stages", [3, 5])
 def test_the_variances_of_the_terms(stages, subject):

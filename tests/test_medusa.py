@@ -11,7 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import cold, constant, faithful, laws, models, proves, seeds
-from networks import batch_of
+from networks import batch_of, otherwise
 from published import verified
 from helpers import tiny as tiny_llama
 from specref.core.law import exact, one_hot, overlap, tv
@@ -64,11 +64,8 @@ def test_the_bound_for_heads_that_do_not_read_a_token(P, q, inner):
 
 # The heads
 
-class RandomHeads(Medusa):
-    "Heads that do not begin as the target's"
-    def __init__(self, base, heads=4):
-        super().__init__(base, heads)
-        for head in self.heads: head.lm.reset_parameters()
+def random_heads(net):
+    for head in net.heads: head.lm.reset_parameters()
 class WithoutResidual(MedusaHead):
     def forward(self, f): return self.lm(nn.functional.silu(self.step(f)))
 class WithoutBlock(MedusaHead):
@@ -80,18 +77,16 @@ def with_heads(kind):
         net.heads = nn.ModuleList(kind(base.head) for _ in range(heads))
         return net
     return make
-class RandomBias(Medusa):
+def random_bias(net):
     "As upstream: the weights of the step are zero, its bias is not"
-    def __init__(self, base, heads=4):
-        super().__init__(base, heads)
-        for head in self.heads:
-            head.step.reset_parameters()
-            nn.init.zeros_(head.step.weight)
+    for head in net.heads:
+        head.step.reset_parameters()
+        nn.init.zeros_(head.step.weight)
 
 @proves("prop-untrained")
 @faithful("Medusa", part="Medusa", plain={
-    "random heads": RandomHeads, "no residual": with_heads(WithoutResidual),
-    "no block": with_heads(WithoutBlock), "upstream's random bias": RandomBias})
+    "random heads": otherwise(Medusa, random_heads), "no residual": with_heads(WithoutResidual),
+    "no block": with_heads(WithoutBlock), "upstream's random bias": otherwise(Medusa, random_bias)})
 def test_untrained_heads_are_the_targets(base, subject):
     "Its logits bit for bit, on real text; the gradient of the block is that of a step of slope 1/2"
     x = torch.tensor([text for d in DOMAINS for text in prompts(d, 2, length=48)])
@@ -279,12 +274,10 @@ class FrozenTarget(Medusa2):
     def base_loss(self, f, batch): return 0*sum(w.sum() for w in self.adapter.up)
     def loss(self, batch, at):
         return medusa_loss(self(batch.states[self.reads[0]]), batch.x) + self.base_loss(None, batch)
-class RandomAdapter(Medusa2):
+def random_adapter(net):
     "Neither factor of the adapter is zero at first"
-    def __init__(self, base, heads=4, **kw):
-        super().__init__(base, heads, **kw)
-        with torch.no_grad():
-            for w in self.adapter.up: w.normal_(std=.05)
+    with torch.no_grad():
+        for w in net.adapter.up: w.normal_(std=.05)
 class NoWarmUp(Medusa2):
     "Heads and target together from the first step"
     def loss(self, batch, at): return super().loss(batch, 1.)
@@ -295,7 +288,8 @@ class HardLabels(Medusa2):
         return nn.functional.cross_entropy(z.flatten(0, 1), batch.x[:, 1:].flatten())
 
 @faithful("Medusa-2", part="Medusa2", plain={
-    "a frozen target": FrozenTarget, "an adapter that is not zero": RandomAdapter, "hard labels": HardLabels})
+    "a frozen target": FrozenTarget, "an adapter that is not zero": otherwise(Medusa2, random_adapter),
+    "hard labels": HardLabels})
 @proves("prop-held-back")
 def test_at_first_only_the_heads_loss_has_a_gradient(subject):
     "With the adapter at zero, KL and its gradient are zero, the gradient of the heads' loss is not"

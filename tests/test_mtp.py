@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 from helpers import faithful, proves, refuses
-from networks import random_texts, small_llama, states_of
+from networks import otherwise, random_texts, small_llama, states_of
 from specref.core.loop import rounds
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
@@ -115,17 +115,10 @@ def test_the_trunk_is_the_model_without_its_last_layer():
     assert {id(w) for w in trunk(model).parameters()} < {id(w) for w in model.parameters()}
     assert len(model.model.layers) == 2 and not isinstance(model.model.norm, nn.Identity)
 
-class RandomLayers(Gloeckle):
-    "Heads that do not begin as the last layer"
-    def __init__(self, base, n=4):
-        super().__init__(base, n)
-        for w in self.heads.parameters():
-            if w.dim() > 1: nn.init.normal_(w, std=.1)
-class AfterTheLastLayer(Gloeckle):
-    "Heads on the last state, as Medusa's"
-    def __init__(self, base, n=4):
-        super().__init__(base, n)
-        self.reads = (base.layers,)
+def random_layers(net):
+    for w in net.heads.parameters():
+        if w.dim() > 1: nn.init.normal_(w, std=.1)
+def after_the_last_layer(net): net.reads = (net.base[0].layers,)   # as Medusa's
 class OwnNorm(Gloeckle):
     def __init__(self, base, n=4):
         super().__init__(base, n)
@@ -133,7 +126,8 @@ class OwnNorm(Gloeckle):
     def logits(self, h): return self.base[0].head(getattr(self, "norm", self.body[0].norm)(h))
 
 @faithful("multi-token prediction", part="Gloeckle", plain={
-    "random layers": RandomLayers, "the last state": AfterTheLastLayer, "a norm of its own": OwnNorm})
+    "random layers": otherwise(Gloeckle, random_layers), "a norm of its own": OwnNorm,
+    "the last state": otherwise(Gloeckle, after_the_last_layer)})
 @pytest.mark.parametrize("make", [tiny, lambda: raw_model("target", torch.float64)])
 def test_untrained_heads_are_the_target(make, subject):
     "Each head is a copy of the last layer; norm and output head are the target's"
@@ -165,20 +159,12 @@ class FrozenTrunk(DeepSeek):
     "The modules alone are trained"
     def states(self, batch):
         return super().states(StateDataset(batch.x, {k: h.detach() for k, h in batch.states.items()}))
-class SharedModule(DeepSeek):
-    "One module for all depths, as in FastMTP"
-    def __init__(self, base, D=1):
-        super().__init__(base, D)
-        self.chain = nn.ModuleList([self.chain[0]]*D)
-class TrainedHead(DeepSeek):
-    "Trains the target's embedding and head as its own weights"
-    def __init__(self, base, D=1):
-        super().__init__(base, D)
-        self.embed, self.head = base.embed, base.head
+def shared_module(net): net.chain = nn.ModuleList([net.chain[0]]*len(net.chain))   # as in FastMTP
+def trained_head(net): net.embed, net.head = net.base[0].embed, net.base[0].head
 
 @faithful("DeepSeek MTP", part="DeepSeek", plain={
-    "a frozen trunk": FrozenTrunk, "one module for all depths": SharedModule,
-    "embedding and head as its own": TrainedHead})
+    "a frozen trunk": FrozenTrunk, "one module for all depths": otherwise(DeepSeek, shared_module),
+    "embedding and head as its own": otherwise(DeepSeek, trained_head)})
 def test_embedding_and_head_are_the_targets_and_the_trunk_is_trained(subject):
     """With states in the graph every weight has a gradient, the embedding also from the modules, and each
     depth has its own module"""
@@ -207,11 +193,8 @@ class Parallel(DeepSeek):
         h = batch.states[self.reads[0]]
         return [module(h[:, :-k], batch.x[:, k:], row_positions(h[:, :-k], k - 1), causal_attention)
                 for k, module in enumerate(self.chain, 1)]
-class Unnormed(DeepSeek):
-    "State and embedding as they are"
-    def __init__(self, base, D=1):
-        super().__init__(base, D)
-        for module in self.chain: module.hnorm.forward = module.enorm.forward = lambda y: y
+def unnormed(net):
+    for module in net.chain: module.hnorm.forward = module.enorm.forward = lambda y: y
 class EmbeddingFirst(DeepSeek):
     "The halves in the order of the release, the matrix as in the paper"
     def states(self, batch):
@@ -229,8 +212,8 @@ class DetachedChain(DeepSeek):
         return h[1:]
 
 @faithful("DeepSeek MTP", part="DeepSeek", plain={
-    "modules side by side": Parallel, "no norms": Unnormed, "halves exchanged": EmbeddingFirst,
-    "a chain without gradient": DetachedChain})
+    "modules side by side": Parallel, "no norms": otherwise(DeepSeek, unnormed),
+    "halves exchanged": EmbeddingFirst, "a chain without gradient": DetachedChain})
 def test_the_modules_by_hand(subject):
     "Module k: a decoder layer on the projected norms of state and embedding, then norm and head"
     model, x = tiny(), text()
