@@ -1,40 +1,31 @@
 "Shared by the tests: markers, strategies for distributions and models, statistics with stated error rates"
-import os
-import sys
+import os, sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 # every statistical assertion states its false-alarm rate and the distance that it can detect
-from specref.certify.counts import ALPHA as ALPHA, MISS as MISS, detectable as detectable
-from specref.certify.counts import g_test as g_test, pooled as pooled
-from specref.core.rng import Streams, Uniforms, law_of
-from specref.core.law import exact, greedy, warp
-from specref.core.loop import Drafter, rounds
-from specref.core.target import TableModel, random_table
-from specref.core.tree import Tree, iid, in_sequence, points, without_replacement
-from specref.verify.reject import reject
+from specref import (Drafter, exact, greedy, iid, in_sequence, law_of, points, random_table, reject, rounds,
+                     Streams, TableModel, Tree, warp, without_replacement)
+from specref.certify.counts import (ALPHA as ALPHA, MISS as MISS, detectable as detectable, g_test as
+                                    g_test, pooled as pooled)
+from specref.core.rng import Uniforms
 from published import Published, part_of
-
 
 # of a test that may fail: the first failure is enough
 first_failure = dict(report_multiple_bugs=False, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 LONG = bool(os.environ.get("SPECREF_LONG"))   # `make test-long`: the long statistics
 
-
 def long(usual, more):
     "A size of a test: the usual one, or more of it in `make test-long`"
     return more if LONG else usual
 
-
 def proves(*anchors):
     "Marks a test as the evidence for the theorems with these anchors"
     return pytest.mark.proves(*anchors)
-
 
 def faithful(*systems, part=None, plain=()):
     """Marks a test of what these published systems have and a simpler one lacks. It takes as `subject` each
@@ -66,16 +57,13 @@ def for_each(systems, plain):
         of, what = key if isinstance(key, tuple) else (None, key)
         yield from ((s, what, stand_in) for s in systems if of in (None, s))
 
-
 def examples(n, *strategies, **how):
     "A test of `n` examples of these strategies"
     return lambda test: settings(max_examples=n, **how)(given(*strategies)(test))
 
-
 def refuses(name, f, *args, **kw):
     "Assert that `f` raises a `ValueError` for bad input, whose message starts with the argument's name"
     with pytest.raises(ValueError, match=f"^{name}: "): f(*args, **kw)
-
 
 # Distributions: small whole numbers as fractions, with zeros, ties and point masses
 
@@ -85,12 +73,10 @@ def laws(V, top=6):
 
 sizes = st.integers(2, 5)
 
-
 def split(p, q):
     "Two distributions with disjoint supports: one on the even tokens, the other on the odd ones"
     even = np.arange(len(p)) % 2 == 0
     return exact(*np.where(even, p + exact(1)[0], 0 * p)), exact(*np.where(even, 0 * q, q + exact(1)[0]))
-
 
 KINDS = {
     "independent": lambda p, q: (p, q),
@@ -105,18 +91,15 @@ KINDS = {
 }
 kinds = st.sampled_from(sorted(KINDS))
 
-
 @st.composite
 def pairs(draw, sizes=sizes):
     "Two distributions on one vocabulary, related in one of the ways of `KINDS`"
     V = draw(sizes)
     return KINDS[draw(kinds)](draw(laws(V)), draw(laws(V)))
 
-
 # Models: every distribution depends on the whole text
 
 seeds = st.integers(0, 10**6)
-
 
 def twins(kind, V, seed, zeros=True):
     "A target and a draft whose distributions after every text are related in the way `kind`"
@@ -124,19 +107,15 @@ def twins(kind, V, seed, zeros=True):
     both = lambda k: TableModel(V, lambda text: KINDS[kind](a.law(text), b.law(text))[k])
     return both(0), both(1)
 
-
 def models(V=3):
     "Pairs of a target and a draft on `V` tokens, the tables with and without zeros"
     return st.builds(twins, kinds, st.just(V) if isinstance(V, int) else V, seeds, st.booleans())
 
-
 def constant(*weights): return TableModel(len(weights), lambda text: exact(*weights))
-
 
 def cold(model):
     "The model at temperature 0"
     return TableModel(model.V, lambda text: greedy(model.law(text)))
-
 
 def tempered(model, temperature):
     "The model in float64, at a temperature"
@@ -145,14 +124,11 @@ def tempered(model, temperature):
         return warp(z, temperature)
     return TableModel(model.V, f)
 
-
 def round_tokens(target, drafter, verify=reject, ctx=(0,)):
     "The distribution of the number of tokens of a round"
     return law_of(lambda rng: len(next(rounds(target, drafter, verify, ctx, rng)).tokens))
 
-
 CANON = exact(4, 3, 2, 1), exact(1, 2, 3, 4)   # the four-token pair of the book
-
 
 def killer():
     "A target and a draft on three tokens that depend on the last: the pair that detects every mutant tried"
@@ -160,7 +136,6 @@ def killer():
         turn = lambda k: np.roll(exact(*after), -k)
         return TableModel(3, lambda text: exact(*root) if len(text) == 1 else turn(text[-1]))
     return first_order((1, 1, 2), (3, 2, 1)), first_order((2, 1, 1), (6, 1, 23))
-
 
 def tiny(V=3, layers=2, seed=0):
     "A random Llama in double precision, with weights so large that every text has its own distribution"
@@ -174,7 +149,6 @@ def tiny(V=3, layers=2, seed=0):
     with torch.no_grad(): [w.mul_(24) for w in model.parameters() if w.dim() > 1]
     return model
 
-
 def at_once(*calls):
     "The results of calls in as many threads, which change places after every few instructions"
     usual = sys.getswitchinterval()
@@ -183,7 +157,6 @@ def at_once(*calls):
         with ThreadPoolExecutor(len(calls)) as pool:
             return [x.result() for x in [pool.submit(call) for call in calls]]
     finally: sys.setswitchinterval(usual)
-
 
 # Randomness, recorded
 
@@ -198,14 +171,12 @@ class Recorder(Uniforms):
         assert key is not None or where not in self.table, f"two draws at {where}"
         return self.table.setdefault(where, self.rng.uniform(kind, at, key))
 
-
 # Trees: shapes, and drafts with true edges
 
 def shapes(most=8):
     "Parent lists: node 0 and up to `most` more, each below an earlier one"
     earlier = lambda n: st.tuples(*(st.integers(0, i) for i in range(n)))
     return st.integers(0, most).flatmap(earlier).map(lambda parents: [-1, *parents])
-
 
 def added(ctx, nodes):
     "The tree of (parent, token), none of them offered"
@@ -215,7 +186,6 @@ def added(ctx, nodes):
 
 def chain(ctx, tokens): return added(ctx, enumerate(tokens))
 
-
 DRAWS = {
     "iid": iid,
     "without replacement": without_replacement,
@@ -224,7 +194,6 @@ DRAWS = {
                                    without_replacement(q)),
 }
 draws = st.sampled_from(sorted(DRAWS))
-
 
 @dataclass(frozen=True)
 class Plan(Drafter):
@@ -241,7 +210,6 @@ class Plan(Drafter):
             if how == "probe": tree.add(at % len(tree), at % self.model.V)
             else: tree.grow(u := free[at % len(free)], DRAWS[how](self.model.law(tree.text(u))), rng, k)
         return tree
-
 
 def plans(most=3, k=2, probes=True):
     "Steps of a `Plan`: chains, stars and trees between them, some with probes"

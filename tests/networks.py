@@ -1,9 +1,8 @@
 "Shared by the tests of trained drafters: small random targets, random texts and the states of them"
-import numpy as np
-import torch
+import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specref.core.law import exact
+from specref import exact
 from specref.models import recipe
 from specref.train.harness import StateDataset
 from specref.train.synthetic import following

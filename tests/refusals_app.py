@@ -1,8 +1,7 @@
 "Bad input of the application: systems, tour, benchmarks and comparison"
 from functools import cache
 
-from specref.core.target import random_table
-
+from specref import random_table
 
 @cache
 def draft(): return random_table(3, 1)
@@ -27,11 +26,9 @@ def stop(folder):
     from specref.app.tour import TrainedStop
     return TrainedStop("EAGLE", folder=folder).build(0.)
 
-
 def decode(**kw):
     from specref.app.commands import decode
     return decode("x", **kw)
-
 
 NEVER = "/dev/null/never.json"   # nothing can be written there
 ROWS = [
@@ -44,9 +41,7 @@ ROWS = [
       for role in ("target", "draft", "drafter")],
     *[("system", lambda system=system: decode(system=system), "wanted one of autoregressive")
       for system in (built("Jacobi"), built)],
-    ("n", lambda: tour(n=0)),
-    ("each", lambda: tour(each=0)),
-    ("folder", lambda: stop("no/such/folder")),
+    ("n", lambda: tour(n=0)), ("each", lambda: tour(each=0)), ("folder", lambda: stop("no/such/folder")),
     *[("drafter", lambda name=name: tour(drafter=name)) for name in ("no/such/folder", ".")],
     *[(name, lambda name=name: benchmarks().record(NEVER, **{name: 0}))
       for name in ("laps", "each", "n", "threads")],

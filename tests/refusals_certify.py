@@ -9,15 +9,10 @@ from tempfile import mkdtemp
 import numpy as np
 
 from helpers import constant, killer, random_table, tempered
-from specref.certify import certificates, counts, intervals, judge, logs, rows as rows_module
-from specref.certify import samplers, sequential
-from specref.core.law import normalize
-from specref.core.loop import Drafter, System, Verdict, match
-from specref.core.target import TableModel
-from specref.core.tree import Tree, iid
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-
+from specref import (Branching, Chain, Drafter, iid, match, normalize, reject, System, TableModel, Tree,
+                     Verdict)
+from specref.certify import (certificates, counts, intervals, judge, logs, rows as rows_module, samplers,
+                             sequential)
 
 @cache
 def pair(floats=True): return [tempered(m, 1.) if floats else m for m in killer()]
@@ -46,7 +41,6 @@ OF_FRACTIONS = partial(certify, target=pair(False)[0])
 def floats_on_fractions():
     flat = TableModel(3, lambda text: np.ones(3)/3)
     return certificates.exact_certificate(system(Chain(flat, 1)), pair(False)[0], (0,), 2, ())
-
 
 # Bets and logs
 
@@ -101,7 +95,6 @@ def save_good():
 def with_option(**option): return logs.certify_log(save_good(), **option)
 def tokens(out): return logs.token_list(out, "x")
 
-
 # Functions of rows
 
 def never(*given): raise AssertionError("called")
@@ -113,7 +106,6 @@ def on_texts(verify): return texts(samplers.text_sampler(verify, *pair(), 2))
 def padded():
     rule = samplers.rule_on_rows(reject)
     return rule(np.full((2, 3), 1/3), np.full((1, 3), 1/3), np.array([-1]), np.random.default_rng(0))
-
 
 # Pasted rules
 
@@ -191,10 +183,8 @@ ROWS = [
     ("records", lambda: sequential.certify_rounds([])),
     # logs
     ("records", lambda: save()), ("records", lambda: save(1, 2)),
-    ("records", lambda: save(*recorded(), None)),
-    ("records", lambda: save(*recorded(), *recorded(V=4))),
-    ("records", lambda: save(*recorded(drafter=stars))),
-    ("path", lambda: logs.save_log(None, recorded())),
+    ("records", lambda: save(*recorded(), None)), ("records", lambda: save(*recorded(), *recorded(V=4))),
+    ("records", lambda: save(*recorded(drafter=stars))), ("path", lambda: logs.save_log(None, recorded())),
     ("path", lambda: save(*recorded(), path=folder())),
     ("log", lambda: log(p=None), "no array 'p'"), ("log", lambda: log(x=None), "no array 'x'"),
     ("log", lambda: log(y=None), "no array 'y'"),
@@ -235,8 +225,7 @@ ROWS = [
     ("log", lambda: file("list.jsonl", f"{json.dumps(LINE)}\n[1]\n".encode()), "line 2: got"),
     ("log", lambda: file("empty.jsonl", f"{json.dumps(LINE)}\n\n".encode()), "line 2: got"),
     ("log", lambda: line(q=None), r"line 2: got \['p', 'x', 'y'\], wanted"),
-    ("log", lambda: logs.certify_log(folder()/"none.npz")),
-    ("log", lambda: logs.certify_log(folder())),
+    ("log", lambda: logs.certify_log(folder()/"none.npz")), ("log", lambda: logs.certify_log(folder())),
     ("log", lambda: file("text.npz", b"hello")), ("log", lambda: file("empty.npz")), ("log", half_file),
     ("log", one_array), ("log", objects),
     *(("x", partial(tokens, bad)) for bad in ([.5], [[1]], "text", None)),
@@ -263,8 +252,7 @@ ROWS = [
     ("x", padded), ("q", lambda: rows_module.draw_by_cdf(np.zeros(3), np.random.default_rng(0))),
     ("target", lambda: samplers.certify_sampler(one_text, None, (0,))),
     ("sample", lambda: texts([1, 2])), ("seed", lambda: texts(one_text, seed=-1)),
-    ("ctx", lambda: texts(one_text, ctx=(9,))),
-    ("sample", lambda: texts(samplers.rule_on_rows(reject))),
+    ("ctx", lambda: texts(one_text, ctx=(9,))), ("sample", lambda: texts(samplers.rule_on_rows(reject))),
     ("sample", lambda: texts(lambda ctx, n, rng: len(3)), "<lambda> raised TypeError: object of type 'int'"),
     ("sample", lambda: texts(lambda ctx, n, rng: iter((0, 1))), "got a tuple_iterator, wanted a list or an"),
     *(("stop", partial(texts, one_text, stop=bad)) for bad in ("3", 3, (99,), None)),

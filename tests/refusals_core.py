@@ -4,57 +4,48 @@ from functools import cache
 
 import numpy as np
 
+from specref import (as_law, best_gamma, Branching, capped_geometric, Chain, Costs, d_lk, Drafter,
+                     DynamicTree, exact, explain, generate, generate_texts, Generation, iid, law_of, Ledger,
+                     loop_law, match, measure, NgramModel, no_draft, normalize, one_hot, overlap, points,
+                     random_table, Rates, reject, residual, rounds, Rows, Seeded, speedup, StaticTree,
+                     System, SYSTEMS, TableModel, target_law, trace, Tree, tv, Verdict, warp,
+                     without_replacement)
 from specref.core.check import as_tokens, check_switch
-from specref.speed.cost import Costs, Machine, ModelSize, arithmetic_factor, best_gamma, critical_length
-from specref.speed.cost import llama_size, pass_seconds, sparse_speedup, speedup
-from specref.speed.rates import Rates
-from specref.speed.causes import explain, measure, reprice
-from specref.core.law import as_law, d_lk, exact, normalize, one_hot, overlap, residual, tv, warp
-from specref.core.loop import Ledger, RoundCounts, System, generate, generate_texts, loop_law, match, no_draft
-from specref.core.loop import Drafter, Generation, Verdict, rounds, trace
-from specref.core.rng import Seeded, merged_law, law_of, verdict_tape
-from specref.core.target import NgramModel, Rows, TableModel, random_table, target_law
-from specref.core.tree import Tree, draw_tree, from_choices, from_links, iid, points, to_choices, to_links
-from specref.core.tree import without_replacement
+from specref.core.loop import RoundCounts
+from specref.core.rng import merged_law, verdict_tape
+from specref.core.tree import draw_tree, from_choices, from_links, to_choices, to_links
 from specref.draft.cascade import Nested
 from specref.draft.length import ScheduledChain
-from specref.draft.shapes import DynamicTree, StaticTree
-from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
-from specref.verify.siblings import Branching
+from specref.speed.causes import reprice
+from specref.speed.cost import (Machine, ModelSize, arithmetic_factor, critical_length, llama_size,
+                                pass_seconds, sparse_speedup)
+from specref.verify.reject import accepted_at_least
 from specref.verify.traversal import best_rule, mean_accepted
-from specref.core.registry import SYSTEMS
 
 nan, inf = float("nan"), float("inf")
 half, FOUR = exact(1, 1), exact(1, 1, 1, 1)
-
 
 def each(name, f, *values):
     "One row for each invalid value of the argument of `f` with that name"
     return [(name, lambda x=x: f(x)) for x in values]
 
-
 @cache
 def table(V=3): return random_table(V, 1)
-
 
 def run(**kw):
     usual = dict(target=table(), drafter=no_draft, verify=reject, ctx=(0,), n=3, rng=Seeded(0))
     return generate(**{**usual, **kw})
-
 
 def play(**kw):
     "The same by `rounds`"
     usual = dict(target=table(), drafter=no_draft, verify=reject, ctx=(0,), rng=Seeded(0))
     return rounds(**{**usual, **kw})
 
-
 def decode(name, *values): return each(name, lambda x: run(**{name: x}), *values)
-
 
 def texts(**kw):
     usual = dict(target=table(), drafter=no_draft, verify=reject, prompts=[(0,), (1,)], n=3, seeds=[0, 1])
     return generate_texts(**{**usual, **kw})
-
 
 def bounded_table():
     "A target with six positions"
@@ -62,11 +53,9 @@ def bounded_table():
     target.most = 6
     return target
 
-
 def until_tails(rng):
     "A program without a bound on its draws"
     while rng.coin(1, of=2): pass
-
 
 def one_child(q):
     "A tree with one child of node 0, drawn from `q`"
@@ -74,12 +63,10 @@ def one_child(q):
     tree.add(0, 1, q)
     return tree
 
-
 def ledger(drafted, seconds=(1., 1., 1.), rounds=2):
     "A ledger of equal rounds"
     counts = RoundCounts(drafted, drafted, 0, 1, dict(zip(("draft", "target", "verify"), seconds)))
     return Ledger([counts] * rounds)
-
 
 LAWS = [
     *each("mine", lambda p: as_law(p, "mine"), [1.5, -.5], [nan, 1], [inf, 0], [-inf, 1], [.5, .6],
@@ -109,8 +96,7 @@ RNG = [
 ]
 
 TREES = [
-    *each("q", lambda draw: draw([.5, .6]), iid, without_replacement),
-    ("x", lambda: points([3], 3)(())),
+    *each("q", lambda draw: draw([.5, .6]), iid, without_replacement), ("x", lambda: points([3], 3)(())),
     *each("parent", lambda u: Tree((0,)).add(u, 0), -1, 1),
     *each("token", lambda x: Tree((0,)).add(0, x, exact(1, 0, 1)), -1, 1, 3),
     *each("law", lambda law: Tree((0,)).add(0, 1, law), [-1., 4.], [.5, .6], [nan, 1.], [[.5, .5]]),
@@ -120,8 +106,7 @@ TREES = [
     *each("child", lambda links: from_links(*links), ([1, 0], [-1, -1]), ([2, -1], [-1, -1]),
           ([1, -1], [-1, 1]), ([1, 1], [-1, -1]), ([-1, -1], [-1, -1])),
     *each("sibling", lambda links: from_links(*links), ([1, -1, -1], [-1, 2]), ([], [])),
-    *each("parent", to_links, [-1, 5], [-1, 2, 0], []),
-    ("parent", lambda: to_choices([-1, 5])),
+    *each("parent", to_links, [-1, 5], [-1, 2, 0], []), ("parent", lambda: to_choices([-1, 5])),
 ]
 
 TARGETS = [
@@ -130,8 +115,7 @@ TARGETS = [
     *each("f(text)", lambda bad: TableModel(2, lambda text: bad).law((0,)), [.5, .6], [1.]),
     ("V", lambda: NgramModel([], 0, 1)),
     *each("ids", lambda ids: NgramModel(ids, 3, 2), [3], [-1, 0], [.5], [[0, 1]]),
-    *each("order", lambda k: NgramModel([0], 3, k), 0, 1.5),
-    ("order", lambda: NgramModel([0], 1000, 7)),
+    *each("order", lambda k: NgramModel([0], 3, k), 0, 1.5), ("order", lambda: NgramModel([0], 1000, 7)),
     *each("ctx", lambda ctx: target_law(table(), ctx, 1), (5,), ()),
     ("n", lambda: target_law(table(), (0,), -1)),
     ("stop", lambda: target_law(table(), (0,), 1, stop=[3]), "whole numbers from 0 to 2"),
@@ -141,18 +125,15 @@ TARGETS = [
 MINE = System("mine", no_draft, reject)
 STOPS = 2, ["a"], [3], [-1], {"eos": 1}, "."
 
-
 class Unmade(Drafter):
     "A drafter whose model is none"
     models = (3,)
     def __call__(self, ctx, rng): return Tree(ctx)
 
-
 class Forgetful(Unmade):
     "Learns, and does not return what it learned"
     models = ()
     def learn(self, round): pass
-
 
 def each_door(drafter=no_draft, verify=reject):
     "The doors of the loop, with a part that returns something wrong"
@@ -160,7 +141,6 @@ def each_door(drafter=no_draft, verify=reject):
     yield lambda: next(play(drafter=drafter, verify=verify))
     yield lambda: loop_law(table(), drafter, verify, (0,), 1)
     yield lambda: System("s", drafter, verify)(table(), (0,), 1, Seeded(0))
-
 
 def elsewhere(ctx, rng): return Tree((9, 9))
 RETURNED = [
@@ -181,17 +161,13 @@ VERIFIERS = [   # name, what was given, words
     ("verify", MINE, r"system.drafter, verify=system.verify"),
     *(("verify", SYSTEMS[name], r"build\(draft\).verify") for name in ("speculative sampling", "Jacobi"))]
 LOOP = [
-    *decode("ctx", (), (3,), (-1,), (.5,)),
-    *decode("n", -1, 1.5, None),
+    *decode("ctx", (), (3,), (-1,), (.5,)), *decode("n", -1, 1.5, None),
     *decode("drafter", Chain(table(4), 2), Branching(table(2), (2,)), None, 3),
-    *decode("target", None, reject),
-    *each("stop", lambda stop: run(stop=stop), *STOPS),
+    *decode("target", None, reject), *each("stop", lambda stop: run(stop=stop), *STOPS),
     *each("stop", lambda stop: texts(stop=stop), *STOPS),
     *each("stop", lambda stop: loop_law(table(), no_draft, match, (0,), 1, stop), *STOPS),
-    *decode("watch", 3, lambda: None),
-    *each("show", lambda show: draw_tree(Tree((0,)), show=show), 3, None),
-    ("show", lambda: trace(Generation(()), show=3)),
-    *each("axes", ledger(2).plot, 3, (3, 4), ()),
+    *decode("watch", 3, lambda: None), *each("show", lambda show: draw_tree(Tree((0,)), show=show), 3, None),
+    ("show", lambda: trace(Generation(()), show=3)), *each("axes", ledger(2).plot, 3, (3, 4), ()),
     ("drafter", lambda: run(drafter=table()), "wanted a drafter that calls it, such as Chain"),
     *[(name, f, words) for start in (run, play) for name, f, words in (
         ("drafter", lambda start=start: start(drafter=MINE), "system.drafter, verify=system.verify"),
@@ -228,8 +204,7 @@ LOOP = [
     *each("gamma", lambda gamma: Chain(table(), gamma), 0, 1.5, "4", None),
     ("q", lambda: reject([exact(1, 1, 1)] * 2, one_child(half), Seeded(0))),
     *each("alpha", lambda a: capped_geometric(a, 2), -.1, 1.1, nan),
-    ("gamma", lambda: capped_geometric(.5, -1)),
-    ("i", lambda: accepted_at_least(table(), table(), (0,), -1)),
+    ("gamma", lambda: capped_geometric(.5, -1)), ("i", lambda: accepted_at_least(table(), table(), (0,), -1)),
 ]
 
 wrong_rates, wrong_costs = (-.1, 1.1, nan, "1", True), (-.1, nan, inf, "1", None, True)
@@ -240,8 +215,7 @@ COST = [
     *each("alpha", lambda a: speedup(a, 2, .1), *wrong_rates, np.array([.5])),
     *each("alpha", lambda f: f(1.1), lambda a: arithmetic_factor(a, 2, .1), lambda a: best_gamma(a, .1),
           price.best_gamma, lambda a: Rates.even(a, 2)),
-    *each("c", lambda c: speedup(.5, 2, c), *wrong_costs),
-    *each("c", lambda c: best_gamma(.5, c), -.1),
+    *each("c", lambda c: speedup(.5, 2, c), *wrong_costs), *each("c", lambda c: best_gamma(.5, c), -.1),
     *each("c_hat", lambda c: arithmetic_factor(.5, 2, c), -.1),
     *each("draft", lambda s: Costs({1: 1.}, s), -.1, inf),
     *each("rest", lambda s: Costs({1: 1.}, .1, s), -.1, inf),
@@ -253,15 +227,12 @@ COST = [
     *each("most", lambda n: best_gamma(.5, .1, n), *wrong_numbers),
     *each("reading", lambda t: Costs(t, .1), {}, {2: 1.}, {1: 0.}, {1: -1.}, {1: 1., 2: inf}, {0: 1., 1: 1.},
           {1: 1., 2.5: 1.}, {1: "1"}, [1.], None),
-    ("reading", lambda: best_gamma(.5, .1, 9, {2: 1.})),
-    ("m", lambda: price.curve(.5)),
-    ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)),
-    ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
+    ("reading", lambda: best_gamma(.5, .1, 9, {2: 1.})), ("m", lambda: price.curve(.5)),
+    ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)), ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
     ("batch", lambda: pass_seconds(SIZE, MACHINE, 8, 1, -1)),
     ("alpha", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 2, 1.5)),
     ("gamma", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 0, .5)),
-    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)),
-    ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
+    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)), ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
     *each("tau", lambda tau: Rates.emitting(tau, 2), .9, 3.1, nan),
     *each("position", Rates, (), (.5, .6), (1.2,), (nan,), ("a",), .5),
     *each("ledger", lambda led: explain(led, price), Ledger(), ledger(0), None, []),

@@ -4,44 +4,38 @@ from functools import cache, partial
 import torch
 
 from kinds import RATE, at_least, number
-from specref.speed.cost import Costs, Machine, ModelSize
-from specref.core.loop import generate
-from specref.core.rng import Seeded
-from specref.core.target import random_table
-from specref.core.tree import Tree
-from specref.draft.datastore import Datastore, Rest, suffix_array
-from specref.draft.jacobi import Jacobi, jacobi
-from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
-from specref.draft.length import AcceptanceEstimate, GoodputLength, HeuristicLength
-from specref.draft.length import ScheduledChain, admit
-from specref.draft.length import Disco, SpecDecPP, goodput_length, text_cost
-from specref.draft.lookahead import Lookahead, NgramPool, window_probes
-from specref.draft.lookup import MostFrequent, NgramPlaces, PromptLookup, longest_ending
-from specref.draft.ouroboros import Ouroboros
-from specref.draft.cascade import InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting
-from specref.draft.cascade import horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup
-from specref.draft.recycling import Recycling, rank_template
-from specref.draft.early_exit import AdapterDraft, ExitDraft, ExitTarget
-from specref.draft.early_exit import dropout_rates, exit_scales, exit_weights
-from specref.draft.parallel import Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate
-from specref.draft.parallel import whole_fan_out
-from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, flight_latency, layer_stages, looped
-from specref.draft.pipeline import match_rates, schedule
-from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
-from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
-from specref.draft.shapes import sequoia, skip_accuracy
-from specref.draft.skipping import AdaptiveExit, SkippedModel, Swift, matchness, random_mask
-from specref.draft.skipping import random_search, skip_mask
+from specref import (Chain, Costs, Datastore, DynamicTree, Fallback, generate, Jacobi, Lookahead, opt_tree,
+                     Ouroboros, PromptLookup, random_table, Recycling, reject, Rest, SAM, Seeded, sequoia,
+                     StaticTree, SuffixDecoding, Tree)
+from specref.draft.cascade import (InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting,
+                                   horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup)
+from specref.draft.datastore import suffix_array
+from specref.draft.early_exit import (AdapterDraft, ExitDraft, ExitTarget, dropout_rates, exit_scales,
+                                      exit_weights)
+from specref.draft.jacobi import jacobi
+from specref.draft.length import (AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength,
+                                  AcceptanceEstimate, GoodputLength, HeuristicLength, ScheduledChain, admit,
+                                  Disco, SpecDecPP, goodput_length, text_cost)
+from specref.draft.lookahead import NgramPool, window_probes
+from specref.draft.lookup import MostFrequent, NgramPlaces, longest_ending
+from specref.draft.parallel import (Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate,
+                                    whole_fan_out)
+from specref.draft.pipeline import (InFlight, LoopedRecipe, Pipeline, flight_latency, layer_stages, looped,
+                                    match_rates, schedule)
+from specref.draft.recycling import rank_template
+from specref.draft.shapes import (ParallelHeadTree, SkipGrams, best_size, expected_tokens,
+                                  measure_rank_acceptance, medusa_choices, skip_accuracy)
+from specref.draft.skipping import (AdaptiveExit, SkippedModel, Swift, matchness, random_mask,
+                                    random_search, skip_mask)
 from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
 from specref.draft.stopping import StateHead, best_stopping, stopping_network
-from specref.draft.suffix import SAM, Fallback, SuffixDecoding, SuffixTree
-from specref.draft.vocab import Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair
-from specref.draft.vocab import text_tokenizer, toy_pair, translated
-from specref.verify.reject import Chain, reject
+from specref.draft.suffix import SuffixTree
+from specref.draft.vocab import (Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair,
+                                 text_tokenizer, toy_pair, translated)
+from specref.speed.cost import Machine, ModelSize
 
 RATES, NAN, INF = (.6, .2, .1), float("nan"), float("inf")
 SIZE, MACHINE = ModelSize(10, 2, 3, 5), Machine(4, 8)
-
 
 @cache
 def network():
@@ -49,25 +43,19 @@ def network():
     from specref.models.transformer import HFModel
     return HFModel(tiny(3, 2), check=False)
 
-
 @cache
 def model(V=3): return random_table(V, 0)
-
 
 @cache
 def skips(depth=1): return SkipGrams([0, 1], 3, depth)
 
-
 @cache
 def store(): return Datastore([(0, 1)], 2)
-
 
 def measured(texts=((0,),), k=1, each=1): return measure_rank_acceptance(model(), model(), texts, k, each)
 def refused_by(V, drafter): return lambda: generate(model(V), drafter(), reject, (0,), 2, Seeded(0))
 
-
 def words(*strings): return TextTokenizer(strings)
-
 
 def word_pieces():
     "A tokenizer without a token for every byte"
@@ -76,7 +64,6 @@ def word_pieces():
     tok = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
     tok.decoder = decoders.WordPiece()
     return PreTrainedTokenizerFast(tokenizer_object=tok)
-
 
 KINDS = [   # what is wrong, and each call with the arguments for which it is
     (RATE, (partial(GoodputLength, Costs({1: 1}, .1)), "decay")),
@@ -142,8 +129,7 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
         (partial(random_mask, 4, rng=None), "ratio"), (partial(dropout_rates, 4), "most"),
         (partial(triforce_speedup, SIZE, SIZE, MACHINE, 8, 4, 2, 2, inner=.5), "alpha"),
         (partial(flight_latency, exit=1, stages=4), "right")),
-    (number(1), (lenient_inside, "lenience")),
-    (number(1, 1), (partial(ExitTarget, network().model), "exit")),
+    (number(1), (lenient_inside, "lenience")), (number(1, 1), (partial(ExitTarget, network().model), "exit")),
 ]
 ROWS = [
     # chapter 20: shapes
@@ -154,16 +140,12 @@ ROWS = [
     *[("accuracy", lambda bad=bad: medusa_choices(bad, 3)) for bad in ([], None, [(.6, .6)])],
     *[("parent", lambda bad=bad: StaticTree(model(), bad))
       for bad in ((), (0,), (-1, 1), 5, ("x",), (-1, .5))],
-    ("parent", lambda: expected_tokens((-1, 1), RATES)),
-    ("model", lambda: StaticTree(None, (-1, 0))),
-    ("draw", lambda: StaticTree(model(), (-1, 0), "iid")),
-    ("costs", lambda: best_size(RATES, None, 3, 3)),
-    ("texts", lambda: measured([])),
-    ("texts", lambda: measured([(0, 3)])),
+    ("parent", lambda: expected_tokens((-1, 1), RATES)), ("model", lambda: StaticTree(None, (-1, 0))),
+    ("draw", lambda: StaticTree(model(), (-1, 0), "iid")), ("costs", lambda: best_size(RATES, None, 3, 3)),
+    ("texts", lambda: measured([])), ("texts", lambda: measured([(0, 3)])),
     ("target", lambda: measure_rank_acceptance(None, model(), [(0,)], 1)),
     ("draft", lambda: measure_rank_acceptance(model(), None, [(0,)], 1)),
-    ("model", lambda: DynamicTree(None)),
-    ("marginals", lambda: ParallelHeadTree(5)),
+    ("model", lambda: DynamicTree(None)), ("marginals", lambda: ParallelHeadTree(5)),
     ("drafter", refused_by(4, lambda: ParallelHeadTree(skips()))),
     *[("tokens", lambda bad=bad: SkipGrams(bad, 3, 1)) for bad in ([3], [-1], [.5], [[0]])],
     ("marginals", lambda: skip_accuracy(None, [(0, 1)], 1)),
@@ -178,17 +160,14 @@ ROWS = [
     # chapter 21a: datastore
     *[("texts", lambda bad=bad: Datastore(bad, 2))
       for bad in ([], [()], [(0, 2)], [(-1,)], ["ab"], (0, 1), [[[0]]], 5)],
-    ("text", lambda: suffix_array([])),
-    ("text", lambda: suffix_array(3)),
-    ("store", lambda: Rest([(0, 1)])),
+    ("text", lambda: suffix_array([])), ("text", lambda: suffix_array(3)), ("store", lambda: Rest([(0, 1)])),
     ("ctx", lambda: store().find((0, 2))),
     ("ctx", lambda: store().find(())),
     # chapter 21b: suffix trees and automata
     ("text", lambda: SuffixTree(3).remove((1, 0))),
     *[("past", lambda bad=bad: SuffixDecoding(3, past=bad))
       for bad in (5, ["ab"], [(0, 3)], [(-1,)], [(.5,)])],
-    ("text", lambda: SuffixDecoding(3).finished((3,))),
-    ("corpus", lambda: SAM(3, corpus=[(0, 3)])),
+    ("text", lambda: SuffixDecoding(3).finished((3,))), ("corpus", lambda: SAM(3, corpus=[(0, 3)])),
     ("second", lambda: Fallback(SAM(3), SAM(4)), "one size"),
     ("second", lambda: Fallback(SAM(3), Chain(model(4), 2)), "one size"),
     ("first", lambda: Fallback("SAM", SAM(3))),
@@ -202,8 +181,7 @@ ROWS = [
     # chapter 22: Jacobi
     ("first", lambda: Jacobi(3, 2, first=-1)),
     *[("start", lambda bad=bad: Jacobi(3, 2, bad)) for bad in ((), (3,), (.5,), "a", 5)],
-    ("end", lambda: Jacobi(3, end=(9,))),
-    ("ctx", lambda: jacobi(model(), (), 1, (0,))),
+    ("end", lambda: Jacobi(3, end=(9,))), ("ctx", lambda: jacobi(model(), (), 1, (0,))),
     ("start", lambda: jacobi(model(), (0,), 1, (7,))),
     ("start", lambda: jacobi(model(), (0,), 3, (0, 0)), "wanted 3"),
     # chapter 22a: Lookahead
@@ -225,8 +203,7 @@ ROWS = [
     ("inner", lambda: Nested(m := model(), 2, Chain(m, 1)), "calls the middle model itself"),
     ("inner", lambda: Nested(m := model(), 2, Nested(model(), 2, Chain(m, 1))), "itself"),
     ("inner", lambda: StagedTree(m := model(), (-1, 0), guess=Chain(m, 1)), "itself"),
-    ("parts", lambda: InTurn(())),
-    ("parts", lambda: InTurn((5,))),
+    ("parts", lambda: InTurn(())), ("parts", lambda: InTurn((5,))),
     ("parts", lambda: InTurn((Chain(model(3), 1), Chain(model(4), 1))), "one size"),
     *[("bigrams", lambda bad=bad: MaxGram(bad)) for bad in (5, (3, 0), (.5,), "ab")],
     ("models", lambda: check_cascade((), ((4,),))),
@@ -239,8 +216,7 @@ ROWS = [
     ("joint", lambda: vertical_speedup(.5, .5, 1, 1, 0, 0, joint=.6)),
     # chapter 27: two tokenizers
     *[("strings", lambda bad=bad: TextTokenizer(bad)) for bad in ((), (None,), ("a", ""), (b"a",))],
-    ("text", lambda: words("a").encode("ab"), "got 'b'"),
-    ("target", lambda: TokenizerPair(None, words("a"))),
+    ("text", lambda: words("a").encode("ab"), "got 'b'"), ("target", lambda: TokenizerPair(None, words("a"))),
     ("draft", lambda: TokenizerPair(words("a"), words("b")), "a string that both have"),
     ("draft", lambda: TokenizerPair(words("a", "b"), words("a")), "got no token for 'b'"),
     ("target", lambda: TokenizerPair(words("a"), words("a", "ab", "b")), "got no token for 'b'"),
@@ -253,10 +229,8 @@ ROWS = [
     ("rule", lambda: translated(model(), words("a"), words("a"), "uag"), "slem, tli, slrs"),
     ("drafter", refused_by(4, lambda: StringMatch(model(), toy_pair(3), 2))),
     # chapters 24 and 24a: draft lengths
-    ("schedule", lambda: ScheduledChain(model(), 5)),
-    ("schedules", lambda: AllOf((ConstantLength(2), 5))),
-    ("seen", lambda: GoodputLength(Costs({1: 1}, .1), seen=.5)),
-    ("costs", lambda: goodput_length(.5, 1, .1)),
+    ("schedule", lambda: ScheduledChain(model(), 5)), ("schedules", lambda: AllOf((ConstantLength(2), 5))),
+    ("seen", lambda: GoodputLength(Costs({1: 1}, .1), seen=.5)), ("costs", lambda: goodput_length(.5, 1, .1)),
     ("survival", lambda: admit([(.1, .2)], 1), "do not increase"),
     *[(what, lambda make=make: make()) for what, make in (
         ("head", lambda: SpecDecPP(5)), ("classify", lambda: Disco(None)),
@@ -266,10 +240,8 @@ ROWS = [
     *[("skip", lambda bad=bad: SkippedModel(network(), bad), "wanted 4")
       for bad in ((), (0,)*3, (0,)*48, (0, 1, 2, 0))],
     *[("attention", lambda bad=bad: skip_mask(2, [bad])) for bad in (2, -1, .5)],
-    ("mlp", lambda: skip_mask(2, (), range(3))),
-    ("text", lambda: matchness(model(), (0, 1), 2)),
-    ("skip", lambda: Swift(model, 4, (0,)*7)),
-    ("target", lambda: ExitDraft(network()), "ExitTarget"),
+    ("mlp", lambda: skip_mask(2, (), range(3))), ("text", lambda: matchness(model(), (0, 1), 2)),
+    ("skip", lambda: Swift(model, 4, (0,)*7)), ("target", lambda: ExitDraft(network()), "ExitTarget"),
     ("target", lambda: AdapterDraft(network(), None), "ExitTarget"),
     ("adapter", lambda: AdapterDraft(ExitTarget(network().model, 1, check=False), None), "KangarooAdapter"),
     # chapter 25b: sparse caches

@@ -2,15 +2,13 @@
 import copy
 from functools import cache
 
-import torch
-import transformers
+import torch, transformers
 
+from specref import reject
 from specref.gpu.cache import StaticRows
 from specref.models.transformer import given_cache
-from specref.verify.reject import reject
 
 TREE = (-1, 0, 0, 0, 1, 1, 2, 4)
-
 
 @cache
 def net(family="Llama", **kw):
@@ -35,7 +33,6 @@ def wrapped():
 
 def few(): return net(vocab_size=4)
 
-
 # the static cache: types and shapes always, values where `check=True`
 
 def ids(x): return torch.tensor(x, dtype=torch.int64)
@@ -57,7 +54,6 @@ def checked(**bad):
     rows = table(check=True)
     rows.lengths += 1
     return rows.commit(**dict(nodes=ids([[1, 8], [2, -1]]), root=ids([0, 0]), count=ids([3, 2])) | bad)
-
 
 NEW, PATHS = torch.zeros(2, 2, 1, 4), ids([[1, 2], [2, -1]])
 WRONG_PATHS = [[[0, 1], [2, -1]], [[2, 1], [2, -1]], [[1, 1], [2, -1]], [[1, 2], [-1, 2]],
@@ -82,8 +78,7 @@ ROWS = [
         top_k=(-1, 1.5, "all", [1, 1], None), top_p=(0., 1.5, "all", [.5, .5], float("nan")),
         min_p=(-.1, 2, [.5, .5])).items() for x in wrong],
     ("top_k", lambda: cut(copy.deepcopy(net()).double(), top_k=3), "at most 32 bits"),
-    ("target", lambda: engine(wrapped())),
-    ("draft", lambda: engine(draft=few())),
+    ("target", lambda: engine(wrapped())), ("draft", lambda: engine(draft=few())),
     ("draft", lambda: engine(draft=wrapped())),
     ("draft", lambda: engine(draft=copy.deepcopy(net()).to("meta"))),
     *[("shape", lambda s=s: engine(shape=s)) for s in ((-1, 2, 0), (), 5, "abc")],

@@ -6,12 +6,10 @@ from importlib.util import find_spec
 import torch
 
 from verify_helpers import siblings_of
-from specref.core.law import exact
-from specref.core.tree import Tree
+from specref import exact, Tree
 from specref.gpu import attention as at, layout as lay
 from specref.gpu.layout import flat, pack
 from specref.gpu.verify import Logits, Probs, verify_chains, verify_trees
-
 
 def ints(x): return torch.tensor(x, dtype=torch.int32)
 def doubles(x): return torch.tensor(x, dtype=torch.float64)
@@ -26,7 +24,6 @@ def table(f, args, bad):
     "One row for each bad value of each argument"
     changes = [(name, lambda _, x=x: x() if callable(x) else x) for name in bad for x in bad[name]]
     return with_each(f, args, changes)
-
 
 # Chapter 40
 
@@ -71,18 +68,12 @@ LAYOUT = [
       for f in (lambda x: x.long(), lambda x: x.float(), lambda x: x[None], lambda x: x.tolist())],
     *[(name, lambda name=name, f=f: changed(name, f)) for name in ARRAYS[2:]
       for f in (lambda x: x[:-1], on_meta)],
-    ("token", lambda: changed("token", on_meta)),
-    ("parent", lambda: changed("token", lambda x: x[:-1])),
+    ("token", lambda: changed("token", on_meta)), ("parent", lambda: changed("token", lambda x: x[:-1])),
     *[("parent", lambda parent=parent: flat(parent, [0]*len(parent))) for parent in ([-2], [0], [-1, 2, 0])],
-    ("parent", lambda: flat([-1, -1, 0], [0]*3)),
-    ("root", lambda: flat([], [])),
-    ("trees", lambda: pack([])),
-    ("trees", lambda: pack([Tree(())])),
-    ("trees", lambda: pack([tree(1, 1), tree(1, 1, 1)])),
-    ("trees", lambda: pack([tree(1, 1)], 3)),
-    ("ctxs", lambda: unpacked([(0,), (0,)])),
-    ("ctxs", lambda: unpacked([(1,)])),
-    ("q_row", lambda: unpacked([(0,)], rows=slice(0))),
+    ("parent", lambda: flat([-1, -1, 0], [0]*3)), ("root", lambda: flat([], [])), ("trees", lambda: pack([])),
+    ("trees", lambda: pack([Tree(())])), ("trees", lambda: pack([tree(1, 1), tree(1, 1, 1)])),
+    ("trees", lambda: pack([tree(1, 1)], 3)), ("ctxs", lambda: unpacked([(0,), (0,)])),
+    ("ctxs", lambda: unpacked([(1,)])), ("q_row", lambda: unpacked([(0,)], rows=slice(0))),
     ("token", lambda: unpacked([(0,)], V=1)),
     *[("lengths", lambda f=f: positions(f(LENGTHS)))
       for f in (lambda x: x[:1], lambda x: x[:2], lambda x: x[0], lambda x: x[:, None])],
@@ -99,7 +90,6 @@ LAYOUT = [
       for paths in ([[0, 1, 2], [0, 2, -1]], [[0, 1], [0, 3]], [[0, 2, 1]], [[1, 2]], [])],
     ("parent", lambda: lay.to_paths([-1, 2, 0])),
 ]
-
 
 # Chapter 41
 
@@ -134,8 +124,7 @@ PARENTS = ([[-1, 0]], torch.tensor([-1, 0, 0]), torch.tensor([[-1., 0.]]),
 ATTENTION = [
     *[("parent", partial(at.ancestors, bad)) for bad in PARENTS],
     *[("ancestors", partial(at.node_depths, bad)) for bad in (SEE.int(), SEE[0], torch.tensor(True), None)],
-    *table(at.slot_mask, slot_args, SLOTS),
-    *table(at.tree_blocks, slot_args, SLOTS),
+    *table(at.slot_mask, slot_args, SLOTS), *table(at.tree_blocks, slot_args, SLOTS),
     *with_each(at.attend, attend_args, [*ROWS_OF_ATTENTION, *(("mask", f) for f in MASKS)]),
     *with_each(at.flex_attend, flex_args, ROWS_OF_ATTENTION),
     ("blocks", lambda: at.flex_attend(**flex_args() | dict(q=layer()[0][:, :, :-1]))),
@@ -143,7 +132,6 @@ ATTENTION = [
     *[("lengths", partial(at.check_room, torch.tensor(bad), 4, 9)) for bad in ([0, 6], [-1, 2], [1.])],
     *table(at.read_bytes, byte_args, dict(length=[-1], nodes=[0], heads=[1.5], width=[0], itemsize=[0])),
 ]
-
 
 # Chapter 42
 
@@ -175,9 +163,7 @@ VERIFY = [
         *[("coins", f) for f in (lambda x: x.float(), lambda x: x + .5, lambda x: x[:2])],
         *[("picks", f) for f in (lambda x: -x, lambda x: x.expand(2), lambda x: [.5])],
         ("batch", lambda x: None)]),
-    ("token", marked_twice),
-    ("token", denormal),
-    ("token", lambda: verified(q=doubles([[.75, 0., .25]]))),
+    ("token", marked_twice), ("token", denormal), ("token", lambda: verified(q=doubles([[.75, 0., .25]]))),
     ("token", lambda: verified(p=torch.full((3, 2), .5, dtype=torch.float64), q=proper()["q"][:, :2])),
     ("x", lambda: Logits([[1.]])),
     *[("temperature", lambda t=t: Logits(proper()["p"], t)) for t in ("hot", None, [1.])],
@@ -193,13 +179,10 @@ VERIFY = [
     *[("row", lambda x=x: verified(p=Probs(proper()["p"], x)))
       for x in (ints([0]), doubles([0.]*3), ints([0, 0, 9]), ints([0, 0, -1]), [0, 0, 0])],
     ("row", lambda: verified(q=Probs(proper()["q"], ints([0]*3)))),
-    ("q_row", lambda: verified(q=proper()["q"][:0])),
-    ("p", lambda: alone(torch.full((1, WIDE), 1 / WIDE))),
-    ("p", lambda: alone(Logits(torch.zeros(1, WIDE)))),
-    ("p", lambda: alone(torch.zeros(1, 0))),
+    ("q_row", lambda: verified(q=proper()["q"][:0])), ("p", lambda: alone(torch.full((1, WIDE), 1 / WIDE))),
+    ("p", lambda: alone(Logits(torch.zeros(1, WIDE)))), ("p", lambda: alone(torch.zeros(1, 0))),
     ("batch", lambda: verify_chains(**proper())),
 ]
-
 
 # Chapter 42a: refused before a launch (there is no device to launch on)
 
@@ -212,11 +195,8 @@ def launched(name, **kw):
 TWICE = doubles([0, 0])
 LAUNCHES = [
     *[("block", dict(block=bad)) for bad in (3, 0, -2, 4., "4", True, None, 2**19)],
-    *[("warps", dict(warps=bad)) for bad in (0, 64, 8.)],
-    ("batch", dict(batch=None)),
-    ("coins", dict(coins=TWICE + 1)),
-    ("coins", dict(coins=TWICE.float())),
-    ("picks", dict(picks=TWICE)),
+    *[("warps", dict(warps=bad)) for bad in (0, 64, 8.)], ("batch", dict(batch=None)),
+    ("coins", dict(coins=TWICE + 1)), ("coins", dict(coins=TWICE.float())), ("picks", dict(picks=TWICE)),
     ("p", dict(p=2 * torch.eye(2, dtype=torch.float64))),
     ("q", dict(q=torch.ones(1, 1, dtype=torch.float64))),
 ]
@@ -224,8 +204,6 @@ KERNELS = [("batch", lambda: launched("fused_verify_chains", **proper()))]
 KERNELS += [(name, partial(launched, kernel, **bad))
             for kernel in ("fused_verify_trees", "fused_verify_chains") for name, bad in LAUNCHES]
 KERNELS += [("programs", partial(launched, "fused_verify_trees", programs=bad)) for bad in (0, 1., 2**16)]
-
-
 
 # Chapter 42b
 

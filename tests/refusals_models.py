@@ -2,30 +2,20 @@
 from copy import deepcopy
 from functools import cache
 
-import torch
-import transformers
+import torch, transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref.core.registry import SYSTEMS
-from specref.certify.certificates import certify_system
-from specref.certify.samplers import certify_sampler
-from specref.core.loop import autoregressive, generate, loop_law, match, no_draft, rounds
-from specref.core.rng import Enumerator, Seeded
-from specref.core.target import random_table, target_law
-from specref.speed.causes import measure
-from specref.core.tree import Tree
-from specref.draft.lookup import PromptLookup
+from specref import (autoregressive, certify_sampler, certify_system, Chain, embedded, Engine, Enumerator,
+                     generate, generate_law, HFModel, loop_law, match, measure, no_draft, PackedLlama,
+                     PromptLookup, random_table, rounds, Seeded, speculate, SYSTEMS, target_law, Tree)
 from specref.draft.shapes import measure_rank_acceptance
-from specref.gpu.engine import Engine
-from specref.models.bridge import GeneratorDrafter, TorchEnumerator, generate_law, speculate
-from specref.models.embedded import embedded, stored
+from specref.models.bridge import GeneratorDrafter, TorchEnumerator
+from specref.models.embedded import stored
 from specref.models.encoder_decoder import EncoderDecoderModel
-from specref.models.llama import PackedLlama
 from specref.models.recurrent import load_served
-from specref.models.transformer import HFModel, cache_name
-from specref.verify.reject import Chain
+from specref.models.transformer import cache_name
 
 V, INF, NAN = 8, float("inf"), float("nan")
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -33,22 +23,18 @@ SIZES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attent
 IDS = torch.tensor([[1, 2, 3]])
 DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=2.)
 
-
 @cache
 def net(V=V, train=False): return LlamaForCausalLM(LlamaConfig(vocab_size=V, **SIZES)).train(train)
-
 
 @cache
 def t5():
     sizes = dict(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
 
-
 @cache
 def mamba():
     sizes = dict(vocab_size=V, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, state_size=4)
     return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes, expand=2, n_groups=1, **NONE))
-
 
 def served(**options): return lambda: HFModel(net(), **options)
 def filled(x): return LogitsProcessorList([lambda ids, z: torch.full_like(z, x)])
@@ -58,7 +44,6 @@ def after(ctx, x):
     tree.add(0, x)
     return HFModel(net())(tree)
 
-
 def packed(kind="llama", **config):
     made = transformers.AutoConfig.for_model(kind, vocab_size=V, **SIZES | config)
     return lambda: PackedLlama(transformers.AutoModelForCausalLM.from_config(made))
@@ -67,9 +52,7 @@ def packed_with_adapter():
     model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
     return PackedLlama(model)
 
-
 def no_callback(tokens): raise AssertionError("the error was raised after a round")
-
 
 def called(model=net, **options):
     "`generate` through `speculate`, with one argument that must raise before the first round"
@@ -80,7 +63,6 @@ def called(model=net, **options):
         return model().generate(**{**usual, "drafter": net(), **given}, custom_generate=speculate)
     return call
 
-
 def noisy(): return net(V, True)
 def guided(): return LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, net())])
 def lookup(): return PromptLookupCandidateGenerator(num_output_tokens=3, max_length=60)
@@ -88,7 +70,6 @@ def drawn(draw):
     def call():
         with TorchEnumerator(Enumerator()): draw()
     return call
-
 
 def wants_a_model(x):  # -> (argument, call)
     "The doors at which a model is wanted, with `x` there instead"
@@ -107,14 +88,12 @@ def wants_a_model(x):  # -> (argument, call)
 INSTEAD = {net: "recurrent import load_served, serve_model`", t5: "import EncoderDecoderModel`",
            lambda: "path/or/name": r"load_served\(path\)"}
 
-
 def compiled(how):
     "A model of a copy of the network, which `how` compiles"
     return lambda: HFModel(how(deepcopy(net())))
 COMPILED = [
     torch.compile, lambda model: model.compile() or model,
     lambda model: vars(model).update(forward=torch.compile(model.forward)) or model]
-
 
 DRAWS = [
     lambda: torch.rand(3), lambda: torch.randn(2), lambda: torch.zeros(3).uniform_(),
@@ -160,8 +139,7 @@ ROWS = [
     ("model", packed(rope_parameters=DYNAMIC), "rotation dynamic"),
     ("model", lambda: PackedLlama("gpt2"), "architecture is str"),
     # the arguments of `generate`
-    ("num_beams", called(num_beams=2)),
-    ("use_cache", called(use_cache=False)),
+    ("num_beams", called(num_beams=2)), ("use_cache", called(use_cache=False)),
     ("pad_token_id", called(inputs=IDS.repeat(2, 1), pad_token_id=None)),
     ("output_attentions", called(output_attentions=True, return_dict_in_generate=True)),
     ("output_hidden_states", called(output_hidden_states=True, return_dict_in_generate=True)),

@@ -3,21 +3,19 @@ from functools import partial
 from math import inf
 
 from kinds import at_least, number
-from specref.speed.cost import Machine, ModelSize
-from specref.core.rng import Seeded
-from specref.core.target import random_table
-from specref.draft.vocab import TextTokenizer
-from specref.bytes.latent import PatchRule
+from specref import Chain, random_table, Seeded
 from specref.bytes.characters import CharacterModel
+from specref.bytes.latent import PatchRule
 from specref.bytes.patches import HiddenBlockDraft, LocalDraft, PatchEnd, byte_target
-from specref.speed.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
-                                    prefill_seconds, slack, touched_experts, transfer_seconds)
+from specref.draft.vocab import TextTokenizer
 from specref.serve.servers import export_drafter, read_metrics
 from specref.serve.simulator import (Arrival, ServingEngine, best_lengths, curve_seconds, fixed_length,
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
                                      static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
-from specref.verify.reject import Chain
+from specref.speed.cost import Machine, ModelSize
+from specref.speed.roofline import (SHAPES, Device, Workload, critical_batch, fit_engine, model_size, pays,
+                                    prefill_seconds, slack, touched_experts, transfer_seconds)
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
 TABLE = random_table(3, 0)
@@ -69,8 +67,7 @@ ROWS = [
     ("draft", lambda: pays(SIZE, DEVICE, Workload(), draft=-.1)),
     ("size", lambda: critical_batch(model_size(SHAPES["Mixtral-8x7B"]), MACHINE, 2, 2, .1), "crossings"),
     ("size", lambda: slack(model_size(SHAPES["Mixtral-8x7B"]), MACHINE, 2)),
-    ("nodes", lambda: Workload(gamma=4, nodes=3)),
-    ("measured", lambda: fit_engine([1], [1])),
+    ("nodes", lambda: Workload(gamma=4, nodes=3)), ("measured", lambda: fit_engine([1], [1])),
     ("measured", lambda: fit_engine([1, 2], [1, 2, 3])),
     ("measured", lambda: fit_engine([1, 2], [1, 0])),
     # chapter 50a: the simulated engine
@@ -90,8 +87,7 @@ ROWS = [
     ("server", lambda: export_drafter("eagle", "llama.cpp", "nowhere"), "vllm"),
     ("drafter", lambda: export_drafter("falcon", "vllm", "nowhere"), "eagle3"),
     ("drafter", lambda: export_drafter("nobody", "vllm", "nowhere")),
-    ("out", lambda: export_drafter("eagle", "sglang", ".")),
-    ("text", lambda: read_metrics("")),
+    ("out", lambda: export_drafter("eagle", "sglang", ".")), ("text", lambda: read_metrics("")),
     ("text", lambda: read_metrics("vllm:spec_decode_num_drafts_total 0.0")),
     ("text", lambda: read_metrics("\n".join(COUNTS[0].splitlines()[:2]))),
     ("text", lambda: read_metrics(COUNTS[0], before=COUNTS[0])),
@@ -103,13 +99,9 @@ ROWS = [
     ("beam", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), beam=0)),
     ("ctx", lambda: CharacterModel(TABLE, TextTokenizer(("a", "b", "ab")), begin=())),
     # chapters 52a and 52b: bytes
-    ("threshold", lambda: PatchRule()),
-    ("most", lambda: PatchRule(1., most=0)),
-    ("patcher", lambda: PatchEnd(None)),
-    ("target", lambda: LocalDraft(TABLE), "PatchTarget"),
-    ("target", lambda: HiddenBlockDraft(TABLE)),
-    ("size", lambda: HiddenBlockDraft(byte_target(), 9), "8"),
+    ("threshold", lambda: PatchRule()), ("most", lambda: PatchRule(1., most=0)),
+    ("patcher", lambda: PatchEnd(None)), ("target", lambda: LocalDraft(TABLE), "PatchTarget"),
+    ("target", lambda: HiddenBlockDraft(TABLE)), ("size", lambda: HiddenBlockDraft(byte_target(), 9), "8"),
     ("tree", lambda: Chain(HiddenBlockDraft(byte_target(), 1), 2)((65, 66), Seeded(0))),
-    ("ctx", lambda: byte_target().law((65, 256))),
-    ("ctx", lambda: byte_target().law(())),
+    ("ctx", lambda: byte_target().law((65, 256))), ("ctx", lambda: byte_target().law(())),
 ]

@@ -2,18 +2,15 @@
 from functools import cache, partial
 from types import SimpleNamespace
 
-import numpy as np
-import torch
+import numpy as np, torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from kinds import at_least, number
 from helpers import random_table, tiny
-from specref.core.tree import Tree
-from specref.models.recipe import llama
-from specref.models.transformer import HFModel
-from specref.core.law import exact
+from specref import exact, HFModel, Tree
 from specref.models import recurrent
+from specref.models.recipe import llama
 from specref.train import (blocks, eagle3, falcon, features, harness, hydra, masks, medusa, mtp, online,
                            registry, spire, synthetic)
 from specref.train.harness import StateDataset, TargetModel
@@ -84,8 +81,7 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
         (partial(eagle3.frequent_tokens, [1], V=4), "n"), (partial(falcon.Falcon, base()), "k"),
         (partial(falcon.block_tree, (2,)), "k"), (partial(falcon.block_tokens, 4, 3, 2), "k"),
         (partial(spire.Spire, base()), "window k"), (registry.train_drafter, "steps")),
-    (at_least(2), (partial(mtp.Gloeckle, base()), "n")),
-    (at_least(48), (registry.train_drafter, "length")),
+    (at_least(2), (partial(mtp.Gloeckle, base()), "n")), (at_least(48), (registry.train_drafter, "length")),
     (number(0), (partial(eagle3.Hass, base()), "noise"), (partial(falcon.Falcon, base()), "noise")),
     (number(0, 1), (partial(eagle3.Hass, base()), "begin"), (partial(eagle3.Eagle3, base()), "fade"),
         (partial(falcon.Falcon, base()), "glance"), (partial(spire.Spire, base()), "omega")),
@@ -138,15 +134,13 @@ ROWS = [
     ("base", lambda: medusa.Adapter(SimpleNamespace(model=nn.Sequential(head := nn.Linear(2, 3)),
                                                     head=head))),
     ("target", lambda: medusa.MedusaDraft(medusa.Medusa(base()), random_table(5, 0))),
-    ("model", lambda: medusa.HeadMarginals(None, 2)),
-    ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
+    ("model", lambda: medusa.HeadMarginals(None, 2)), ("marginals", lambda: medusa.MedusaTree(None, ((0,),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), ((0, 0),))),
     ("choices", lambda: medusa.MedusaTree(marginals(), tuple((0,)*n for n in range(1, 5))), "at most 3"),
     ("inner", lambda: hydra.MLPSpeculator(base(), inner=-1)),
     ("tree", lambda: path(hydra_draft(), 0, 0, 0), "less than 3"),
     ("ks", lambda: hydra.CandidateTree(hydra_draft(), (5, 0))),
-    ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())),
-    ("model", lambda: hydra.CandidateTree(3)),
+    ("ks", lambda: hydra.CandidateTree(hydra_draft(), ())), ("model", lambda: hydra.CandidateTree(3)),
     ("base", lambda: mtp.Gloeckle(TargetModel(gpt2())), "GPT2"), ("base", lambda: mtp.trunk(gpt2()), "GPT2"),
     ("base", lambda: mtp.Gloeckle(TargetModel(gelu())), "does not copy"),
     *(("reads", lambda r=r: eagle3.Eagle3(base(), reads=r)) for r in ((1, 2, 5), (-1, 2, 3))),

@@ -7,41 +7,32 @@ import numpy as np
 from kinds import at_least
 from helpers import CANON, constant
 from verify_helpers import star as star_by
-from specref.core.law import exact, residual
-from specref.core.loop import generate
-from specref.core.rng import Seeded
-from specref.core.tree import Tree, iid, points, without_replacement
-from specref.verify.block import block, mean_accepted_block, prefix_weights
-from specref.verify.coupled import (GumbelMax, PositionKeyed, gumbel_max_coupling, inverse_cdf_coupling,
-                                    list_match_prob, list_position, reused_noise_law)
-from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
-                                  lenient, lenient_greedy, standard_rule, text_law, top_beta, typical)
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, acceptance_prob, acceptance_prob_iid, round_robin
-from specref.verify.kseq import kseq, smallest_rho
-from specref.verify.transport import (greedy_draft, hub_pairs, importance, optimal_acceptance_iid,
-                                      optimal_acceptance_pair, sibling_sets, spechub, transport,
-                                      transport_iid)
-from specref.verify.traversal import (acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted,
-                                      traversal)
+from specref import (acceptance_prob, AcceptanceRule, block, Branching, Chain, exact, generate, hub_pairs,
+                     iid, kseq, lenient, points, PositionKeyed, reject, residual, Seeded, spechub, top_beta,
+                     transport, transport_iid, traversal, Tree, typical, without_replacement)
+from specref.verify.block import mean_accepted_block, prefix_weights
+from specref.verify.coupled import (GumbelMax, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob,
+                                    list_position, reused_noise_law)
+from specref.verify.kseq import smallest_rho
+from specref.verify.lossy import (BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
+                                  lenient_greedy, standard_rule, text_law)
+from specref.verify.siblings import acceptance_prob_iid, round_robin
+from specref.verify.transport import (greedy_draft, importance, optimal_acceptance_iid,
+                                      optimal_acceptance_pair, sibling_sets)
+from specref.verify.traversal import acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted
 
 P, Q = CANON
-
 
 @cache
 def two(): return constant(1, 1)
 
-
 @cache
 def three(): return constant(1, 1, 1)
-
 
 @cache
 def pair(): return constant(*P), constant(*Q)
 
-
 def star(draw, k, seed=0): return star_by(draw, k, Seeded(seed))
-
 
 def added(*parents):
     "Nodes added without a draw"
@@ -49,36 +40,28 @@ def added(*parents):
     for parent in parents: tree.add(parent, 3, Q)
     return tree
 
-
 def ragged(seed):
     "One child if it is token 3, as with seed 0, else two"
     return star(lambda earlier: Q if len(earlier) < 2 and 3 not in earlier else None, 3, seed)
-
 
 def grown_twice():
     tree = star(iid(Q), 1)
     tree.grow(0, without_replacement(Q), Seeded(0), 1)
     return tree
 
-
 def other_tail(earlier):
     "Pairs around token 3, but the token after the hub is drawn from the wrong distribution"
     return exact(1, 1, 1, 0) if earlier == (3,) else hub_pairs(Q)(earlier)
 
-
 def flat(): return star(iid(np.full(512, 1/512)), 2)
-
 
 def verdict(verify, tree, row=P): return verify([row]*9, tree, Seeded(0))
 
-
 def round_of(drafter, ctx=(0,)): return drafter(ctx, Seeded(0))
-
 
 def mixed():
     models = constant(1, 1), constant(1, 1, 1)
     return generate(models[0], Branching(models, (1,), round_robin(iid)), reject, (0,), 1, Seeded(0))
-
 
 KINDS = [   # what is wrong, and each call with the arguments for which it is
     (at_least(0), (partial(acceptance_prob, P, iid(Q)), "k"), (partial(sibling_sets, iid(Q)), "n"),
@@ -94,8 +77,7 @@ ROWS = [
       for bad in ((), (0,), (2, -1), None, (1.5,), 3, ("2",))),
     ("model", lambda: Branching((), (1,))),
     *(("draw", lambda bad=bad: Branching(two(), (1,), bad)) for bad in (3, lambda a, b: iid(a))),
-    ("draw", lambda: Branching((two(), two()), (1,))),
-    ("drafter", mixed),
+    ("draw", lambda: Branching((two(), two()), (1,))), ("drafter", mixed),
     ("q", lambda: acceptance_prob(P, iid(exact(1, 1)), 1)),
     ("q", lambda: acceptance_prob_iid(P, [exact(1, 1)])),
     # rules for chains only
@@ -166,8 +148,7 @@ ROWS = [
     ("draft", lambda: text_law(standard_rule, two(), three(), 1, (0,), 1)),
     ("draft", lambda: CombinedModel(two(), three(), ensemble(.5))),
     ("accepted", lambda: AcceptanceRule(None, residual)),
-    ("otherwise", lambda: AcceptanceRule(np.minimum, 1)),
-    ("row", lambda: typical(row=None)),
+    ("otherwise", lambda: AcceptanceRule(np.minimum, 1)), ("row", lambda: typical(row=None)),
     *(("q", lambda f=f: f(exact(1, 1), exact(1, 1, 1)))
       for f in (standard_rule.law, standard_rule.acceptance, standard_rule.bias, lenient_greedy(1).law)),
 ]

@@ -1,9 +1,7 @@
 "Chapter 41: ragged trees in one attention call equal every causal run over one path; wrong masks do not"
 from functools import partial
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -11,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 pytest.importorskip("transformers")
 from transformers import Cache
 
-from helpers import proves, seeds, shapes
+from helpers import examples, proves, seeds, shapes
 from specref.gpu.attention import (ancestors, attend, check_room, flex_attend, node_depths, read_bytes,
                                    slot_mask, tree_blocks)
 from specref.gpu.layout import batch_positions, flat, pad_batch
@@ -25,7 +23,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 TOLERANCE = {"cpu": {torch.float64: 1e-12, torch.float32: 1e-5},
              "cuda": {torch.float64: 1e-12, torch.float32: 1e-3}}   # float32 may be coarser there
 
-
 def parents(seed, B, N):
     "Random trees of N nodes, parents first, some of them chains or stars"
     rng = np.random.default_rng(seed)
@@ -33,10 +30,8 @@ def parents(seed, B, N):
     pick = {"chain": lambda i: i - 1, "star": lambda i: 0, "any": lambda i: rng.integers(i)}
     return torch.tensor([[-1] + [int(pick[k](i)) for i in range(1, N)] for k in low])
 
-
 def path(parent, i):  # one tree -> nodes from the root to i
     return [] if i < 0 else path(parent, int(parent[i])) + [i]
-
 
 def turned(x, at):
     "Rotary positions: the entries of a row, in pairs, rotated by angles that grow with its position"
@@ -45,10 +40,8 @@ def turned(x, at):
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
-
 def placed(see, lengths, size):
     return batch_positions(lengths, node_depths(see)), slot_mask(lengths, see, size)
-
 
 class Layer:
     "One attention layer on a batch of trees: q, k, v before any position, arbitrary values in unused slots"
@@ -88,11 +81,9 @@ class Layer:
         return attend(*self.slotted(at), mask)
     def off(self, *wrong): return (self.got(*wrong) - self.want()).abs().max()
 
-
 # ---- masks and positions
 
-@settings(max_examples=60)
-@given(shapes(12), st.randoms(use_true_random=False))
+@examples(60, shapes(12), st.randoms(use_true_random=False))
 def test_ancestors_by_doubling(parent, random):
     "The mask is that of chapter 2, also with nodes in any order, and the depth is its number of ancestors"
     tree = Tree((0,))
@@ -105,9 +96,7 @@ def test_ancestors_by_doubling(parent, random):
     assert (see[1][order][:, order].numpy() == ancestor_mask(tree)).all()
     assert batch_positions(torch.tensor([7, 0]), node_depths(see))[0].tolist() == [7 + d for d in tree.depth]
 
-
-@settings(max_examples=60)
-@given(seeds, st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
+@examples(60, seeds, st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
 def test_the_mask_is_its_definition(seed, B, N, spare):
     "Entry by entry: slot < L, or an ancestor in slot - L; the same with 32-bit lengths"
     lengths = torch.from_numpy(np.random.default_rng(seed).integers(0, 7, B))
@@ -118,7 +107,6 @@ def test_the_mask_is_its_definition(seed, B, N, spare):
         seen = [*range(L), *(L + j for j in path(parent[b], i))]
         assert mask[b, 0, i].nonzero().flatten().tolist() == seen
 
-
 def test_nothing_is_read_from_the_device():
     "On the meta device a tensor has no numbers: reading one would fail, so nothing waits for a GPU"
     lengths = torch.empty(2, dtype=torch.int32, device="meta")
@@ -128,7 +116,6 @@ def test_nothing_is_read_from_the_device():
     assert at.shape == (2, 5) and attend(q, k, v, mask).shape == (2, 4, 5, 8)
     with pytest.raises(RuntimeError): check_room(lengths, 5, 16)   # the one function that reads values
 
-
 def test_parents_of_a_padded_batch():
     "Chapter 40 numbers nodes across the batch: this chapter's line makes them local, padding included"
     batch = pad_batch(flat([-1, 0, 0, 1, -1, 4, 5, 6, 7], [0]*9), 5)   # node 4 of the first tree is padding
@@ -136,7 +123,6 @@ def test_parents_of_a_padded_batch():
     assert torch.equal(see, ancestors(torch.tensor([[-1, 0, 0, 1, 0], [-1, 0, 1, 2, 3]])))
     lengths = torch.tensor([3, 8], dtype=torch.int32)
     assert torch.equal(batch_positions(lengths, node_depths(see)), lengths[:, None] + batch.depth.view(2, 5))
-
 
 # ---- one layer
 
@@ -150,9 +136,7 @@ def test_every_node_is_a_causal_run(device, dtype, seed, B, N, heads, group, d, 
     "Random trees, ragged lengths, grouped heads: each row is the last row of a causal run over its own text"
     assert Layer(seed, dtype, device, B, N, heads, group, d, longest).off() < TOLERANCE[device][dtype]
 
-
 def only_parents(x): return (x.parent[..., None] == torch.arange(x.N)) | torch.eye(x.N, dtype=torch.bool)
-
 
 WRONG = {
     "position by slot": lambda x: (x.lengths[:, None] + torch.arange(x.N), x.mask),
@@ -166,17 +150,14 @@ WRONG = {
     "rows mixed up": lambda x: (x.at, x.mask.roll(1, 0)),
 }
 
-
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variants_are_detected(name):
     "Each is far from the causal runs, on trees where the right one is within 1e-12"
     layer = Layer(3, N=12)
     assert layer.off() < 1e-12 and layer.off(*WRONG[name](layer)) > 1e-2
 
-
 @proves("cor-node-order")
-@settings(max_examples=20)
-@given(seeds, st.randoms(use_true_random=False))
+@examples(20, seeds, st.randoms(use_true_random=False))
 def test_nodes_in_any_order(seed, random):
     "Renumbered nodes give renumbered rows, whether parents come first or not"
     layer = Layer(seed)
@@ -192,10 +173,8 @@ def test_nodes_in_any_order(seed, random):
     moved = attend(moved_q, moved_k, moved_v, mask)
     assert (moved[:, :, order] - layer.got()).abs().max() < 1e-12 and (at[:, order] == layer.at).all()
 
-
 @proves("cor-padding")
-@settings(max_examples=20)
-@given(seeds, st.integers(0, 8))
+@examples(20, seeds, st.integers(0, 8))
 def test_a_node_affects_its_descendants_alone(seed, i):
     "Another key and value in one node: no bit of another row changes; unused slots change nothing"
     layer = Layer(seed)
@@ -206,7 +185,6 @@ def test_a_node_affects_its_descendants_alone(seed, i):
     assert ((before != after).any(3).any(1) == layer.see[:, :, i]).all()
     assert torch.equal(before, attend(*layer.slotted(layer.at, rubbish=-3.), layer.mask))
 
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_empty_rows_and_hidden_nans(dtype):
     "An empty row gets zeros and changes no other; a masked NaN still counts, so a cache starts with zeros"
@@ -216,7 +194,6 @@ def test_empty_rows_and_hidden_nans(dtype):
     right[:, :, 4] = 0
     assert torch.equal(layer.got(mask=empty), right) and right.isfinite().all()
     assert attend(*layer.slotted(layer.at, rubbish=float("nan")), layer.mask).isnan().any()
-
 
 @proves("prop-grouped-heads")
 @pytest.mark.parametrize("device", DEVICES)
@@ -233,7 +210,6 @@ def test_groups_are_rows(device, seed, heads, group):
     switched = sdpa(q, k, v, attn_mask=layer.mask, scale=.3, enable_gqa=True)
     assert (got - copied).abs().max() < 1e-12 and (got - switched).abs().max() < 1e-12
 
-
 def test_the_fused_kernel_takes_mask_and_groups():
     "On the CPU, with a mask and with `enable_gqa`, the fused kernel runs and nothing is copied"
     layer = Layer(0, torch.float32)
@@ -245,11 +221,9 @@ def test_the_fused_kernel_takes_mask_and_groups():
         assert "aten::_scaled_dot_product_flash_attention_for_cpu" in ops
         assert not any("repeat" in op or "softmax" in op for op in ops)
 
-
 # ---- FlexAttention
 
 SHAPES = [{}, dict(B=1, N=1, heads=1, group=1), dict(group=3, longest=300)]
-
 
 @pytest.mark.parametrize("dtype, seed", [*((torch.float64, k) for k in range(3)), (torch.float32, 2)])
 def test_flex_equals_sdpa(dtype, seed):
@@ -260,7 +234,6 @@ def test_flex_equals_sdpa(dtype, seed):
         off = flex_attend(*rows, blocks, scale=scale) - attend(*rows, layer.mask, scale=scale)
         assert off.abs().max() < TOLERANCE["cpu"][dtype]
 
-
 @cuda
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
 def test_flex_compiled_on_a_gpu(dtype, tolerance):
@@ -269,7 +242,6 @@ def test_flex_compiled_on_a_gpu(dtype, tolerance):
     blocks = tree_blocks(layer.lengths, layer.see, layer.size, torch.compile(create_block_mask))
     got = flex_attend(*layer.slotted(layer.at), blocks, torch.compile(flex_attention, dynamic=False))
     assert (got - layer.want()).abs().max() < tolerance
-
 
 # ---- transformers
 
@@ -285,12 +257,10 @@ class Slots(Cache):
             old.scatter_(2, self.at[:, None, :, None].expand_as(new), new)
         return stored
 
-
 @torch.inference_mode()
 def tree_pass(model, cache, lengths, tokens, at, mask):
     cache.at = lengths[:, None] + torch.arange(tokens.shape[1])
     return model(input_ids=tokens, position_ids=at, attention_mask=mask, **given_cache(model, cache)).logits
-
 
 class Requests:
     "Three requests of different length in slots, the prompts read as chains, and a tree below each"
@@ -315,7 +285,6 @@ class Requests:
         got = tree_pass(self.model, self.cache, self.lengths, self.tokens, at, mask)
         return (got.flatten(0, 1) - want).abs().max()
 
-
 @proves("thm-tree-attention")
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "GPT2"])
 def test_a_batch_of_trees_through_a_transformer(name):
@@ -327,14 +296,12 @@ def test_a_batch_of_trees_through_a_transformer(name):
         if name == "GPT2" and "short" in wrong: continue   # learned positions begin at 0
         assert batch.off(want, *WRONG[wrong](batch)) > 1e-3, wrong
 
-
 def test_eager_attention_adds_a_boolean_mask():
     "Transformers' `eager` adds a boolean mask as numbers, `sdpa` masks by it"
     model = network("Llama")
     model.set_attn_implementation("eager")
     eager = Requests(model, 64)
     assert eager.off(eager.want(), eager.at, eager.mask) > 1e-3
-
 
 # ---- bytes
 

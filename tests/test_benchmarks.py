@@ -2,20 +2,17 @@
 import json
 from types import SimpleNamespace
 
-import pytest
-import torch
+import pytest, torch
 
+from specref import autoregressive, Costs, embedded, Ledger, prompts, Seeded
 from specref.app import benchmarks as b, tour
 from specref.app.tour import KINDS
 from specref.core.check import read_record
-from specref.speed.cost import Costs
-from specref.core.loop import Ledger, RoundCounts, autoregressive
-from specref.core.rng import Seeded
-from specref.models.embedded import embedded, prompts, raw_model
+from specref.core.loop import RoundCounts
+from specref.models.embedded import raw_model
 
 PROMPT = prompts("code", 1)[0]
 THEIRS = [name for name in b.CONTEST if name[0].startswith("transformers")]
-
 
 @pytest.fixture
 def seen(monkeypatch):
@@ -32,7 +29,6 @@ def seen(monkeypatch):
     monkeypatch.setattr(b, "generation_view", spy)
     return calls
 
-
 @pytest.mark.parametrize("name", THEIRS, ids="-".join)
 def test_transformers_runs_with_the_named_settings(name, seen):
     "The text of ours at temperature 0; the assistant has the named settings; no configuration is changed"
@@ -47,7 +43,6 @@ def test_transformers_runs_with_the_named_settings(name, seen):
     assert before == {k: raw_model(k).generation_config.to_dict() for k in before}
     if name[0] == b.SAME_SETTINGS: assert b.CONSTANT.items() <= assistant.generation_config.to_dict().items()
 
-
 def test_the_goodput_contestant_drafts_what_its_costs_favour(monkeypatch):
     "Free drafts: the longest; drafts that cost a target call: none but a probe; the text of plain decoding"
     plain, drafted = autoregressive(embedded(temperature=0), PROMPT, 30, Seeded(0)), []
@@ -57,7 +52,6 @@ def test_the_goodput_contestant_drafts_what_its_costs_favour(monkeypatch):
         drafted.append(ledger.column("drafted"))
         assert ledger.num_emitted_tokens == len(plain) == 30
     assert drafted[0][0] == 20 and drafted[1] == [int(i % 21 == 20) for i in range(len(drafted[1]))]
-
 
 def test_time_inside_is_that_of_the_forward_passes(monkeypatch):
     "On a clock that only the forward pass moves, everything is inside; the hooks are removed"
@@ -70,10 +64,8 @@ def test_time_inside_is_that_of_the_forward_passes(monkeypatch):
     tick.remove()
     assert inside.seconds == 6. and not model._forward_hooks and not model._forward_pre_hooks
 
-
 COSTS = Costs({1: 2., 5: 3., 9: 4.}, .25, .1)
 FREE = SimpleNamespace(seconds=lambda m: 0 if m == 7 else COSTS.seconds(m))   # after a prompt of 7 tokens
-
 
 def ledger(rounds, probes=0, share=1., draft_calls=0):
     "Rounds (drafted, accepted) after a prompt of 7 tokens, on a target of 10 layers"
@@ -84,9 +76,7 @@ def ledger(rounds, probes=0, share=1., draft_calls=0):
                       draft=SimpleNamespace(calls=draft_calls))
     return out
 
-
 def reading(costs, *args, **kw): return b.reading_seconds(costs, ledger(*args, **kw), 7, 10)
-
 
 def test_the_prediction_is_the_theorem():
     "`Costs.speedup` where the prompt costs nothing; else with its cost; probes are read too"
@@ -97,13 +87,11 @@ def test_the_prediction_is_the_theorem():
     assert reading(FREE, rounds, 4) - reading(FREE, rounds) == pytest.approx(3*more)
     assert reading(COSTS, rounds) - reading(FREE, rounds) == pytest.approx(COSTS.seconds(7))
 
-
 def test_the_prediction_takes_the_mean_of_the_costs():
     "Not the cost of the mean; layers that have run in drafting are not read again, and a call is never free"
     assert reading(FREE, [(0, 0), (8, 8)]) == pytest.approx(COSTS.seconds(1) + COSTS.seconds(9))
     assert reading(COSTS, [(9, 9)], share=.5) == pytest.approx(COSTS.seconds(3.5) + COSTS.seconds(5))
     assert reading(COSTS, [(9, 9)], share=.01) == pytest.approx(2*COSTS.seconds(1))
-
 
 def test_prices_are_those_of_a_run():
     "Per call of the drafts, or per round where there is none; the rest is neither target nor draft"
@@ -114,28 +102,23 @@ def test_prices_are_those_of_a_run():
         assert got.parts(lap.ledgers[0], 7)["target"] == pytest.approx(2)
         assert got.draft == pytest.approx(price) and got.rest == pytest.approx((5 - 2 - 8*COSTS.draft) / 2)
 
-
 def test_a_mean_round_is_that_of_all_rounds():
     "Not the mean of the ledgers' means: a long text counts more than a short one"
     got = b.mean_round([ledger([(4, 2), (4, 4), (4, 0)]), ledger([(2, 2)])], [ledger([(0, 0)])])
     assert got == pytest.approx(dict(tokens_a_round=3, accepted=8/14, draft_cost=14*COSTS.draft / 4))
 
-
 SOME = ("autoregressive", ""), ("speculative sampling", "small"), ("transformers", ""), b.LOOKUP
-
 
 def laps(**seconds):
     "Laps of contestants without ledgers, plain decoding among them"
     seen = {("autoregressive" if k == "plain" else k, ""): [b.Lap(x)] for k, x in seconds.items()}
     return b.Laps(seen, {}, [], [[(1, 2)]])
 
-
 def test_ratios_are_paired_by_prompt():
     "The median of the ratios, and an interval whose confidence is that of the median's ranks"
     row = b.result_row(("a", ""), laps(plain=(2., 4., 6., 8., 90.), a=(1., 4., 2., 8., 9.)), 10)
     assert row["over_plain"] == 2 and (row["low"], row["high"]) == (1, 10) and row["tokens_per_s"] == 2.5
     assert row["confidence"] == 1 - 2 / 2**5 and "predicted" not in row
-
 
 def test_a_target_of_its_own_has_its_own_plain_decoding():
     assert b.plain_of(("LayerSkip", "own")) == b.plain_of(("autoregressive", "LayerSkip"))
@@ -146,7 +129,6 @@ def test_a_target_of_its_own_has_its_own_plain_decoding():
     others = {"over_transformers", "over_lookup", "outside"}   # of the embedded models alone
     assert not others & b.result_row(("autoregressive", "SPEED"), own, 1).keys()
     assert others <= b.result_row(SOME[1], own, 1).keys()
-
 
 def test_each_run_is_between_two_plain_runs(monkeypatch):
     "Prompt by prompt: the plain run after one stop is the one before the next, on the same target"
@@ -164,7 +146,6 @@ def test_each_run_is_between_two_plain_runs(monkeypatch):
     beside = {s.recipe: [tuple(p.seconds for p in run.beside) for run in runs[s]] for s in stops}
     assert beside == dict(a=[(1, 3), (10, 12)], LayerSkip=[(4, 6), (13, 15)], b=[(7, 9), (16, 18)])
 
-
 def test_a_different_text_has_a_reason():
     "Another target, or the first token that differs"
     stop, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
@@ -175,13 +156,11 @@ def test_a_different_text_has_a_reason():
     assert tour.why_different(run(changed.text, other), plain) == "a target of its own"
     assert tour.why_different(changed, plain).startswith("NOT ROUNDING at token 2: logits ")
 
-
 def test_a_window_of_probes_is_read():
     "Lookahead's target reads the probes of its window beside the drafts: here a second a token"
     ledger = b.CONTEST["Lookahead", ""](0., PROMPT, 12, 0)
     seconds = b.reading_seconds(Costs({1: 1., 101: 101.}, 0.), ledger, len(PROMPT), b.layers_run(ledger))
     assert seconds == pytest.approx(ledger.models["target"].tokens + 1)
-
 
 @pytest.fixture
 def short(monkeypatch):
@@ -193,7 +172,6 @@ def short(monkeypatch):
         sibling_rates=lambda draft, temperature: None, measure=lambda *args, **kw: COSTS,
         growth=lambda: dict(enumeration=[(3, 1.5, 4)]))
     for name, fake in fakes.items(): monkeypatch.setattr(b, name, fake)
-
 
 def test_the_record_is_written_whole(short, tmp_path, capsys):
     "A row for every system; a file that reads back to the printed table"
@@ -207,7 +185,6 @@ def test_the_record_is_written_whole(short, tmp_path, capsys):
         assert row["tokens_per_s"] > 0 and 0 < row["outside"] < 1 and ("predicted" in row) == ours
         if row["system"] == "autoregressive": assert row["over_plain"] == 1 == row["tokens_a_round"]
 
-
 def test_a_large_tree_is_not_read_whole():
     "Rows that a verdict reads, in trees of 4 and of 340 nodes; paths and their estimate"
     rows = b.growth_with_trees((1, 4), V=50, turns=5)
@@ -217,14 +194,12 @@ def test_a_large_tree_is_not_read_whole():
     for paths, seconds, guess in b.growth_of_enumeration((1, 2), turns=1):
         assert seconds > 0 and .5 < guess / paths < 2
 
-
 def test_the_share_of_a_large_model_is_measured():
     "A small model: the parameters of its target, a share of its rounds; and every verifier is timed"
     got = b.large_model_share(turns=2, gamma=2, shape=(2, 32, 64), V=70)
     assert got["parameters"] == 70*32 + 2*(4*32*32 + 3*32*64 + 2*32) + 32
     assert 0 < got["outside"] < 1 and got["ms_a_round"] > 0
     assert min(b.verifier_times(50, 3, turns=2).values()) > 0
-
 
 def test_structures_are_timed_and_weighed(tmp_path, monkeypatch):
     "A row for each structure, seconds for each size, bytes that grow with what is stored"
@@ -234,7 +209,6 @@ def test_structures_are_timed_and_weighed(tmp_path, monkeypatch):
     assert [row["structure"] for row in got["rows"]] == list(b.STRUCTURES) and got["held_after"] == 1000
     assert all(len(row["seconds"]) == 2 and 4 <= row["bytes_a_token"] < 4000 for row in got["rows"])
     assert b.memory_of(lambda tokens: [0]*8*len(tokens), [1]*1000) > 60_000 > b.memory_of(len, [1]*1000)
-
 
 def test_other_libraries_decode_the_same_prompts():
     "In the stored run of `make peers`: everyone on every kind of text, and the texts of plain decoding"

@@ -4,24 +4,20 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import given, strategies as st
 from scipy.optimize import linprog
 
 from contracts import continued, verifier_contract
-from helpers import CANON, Plan, Recorder, cold, constant, models, pairs, plans, proves
-from specref.verify.block import mean_accepted_block, block, excess_mass, prefix_weights
-from specref.core.rng import Seeded, tv_outcomes, law_of, verdict_tape
-from specref.core.law import exact
-from specref.core.loop import Verdict, generate, match, rounds
-from specref.verify.reject import Chain, accepted_at_least, reject
-from specref.core.target import Rows, TableModel, target_law
-from specref.core.tree import Tree, iid, points
+from helpers import CANON, Plan, Recorder, cold, constant, examples, models, pairs, plans, proves
+from specref import (block, Chain, exact, generate, iid, law_of, match, points, reject, rounds, Rows,
+                     Seeded, TableModel, target_law, Tree, tv_outcomes, Verdict)
+from specref.core.rng import verdict_tape
+from specref.verify.block import mean_accepted_block, excess_mass, prefix_weights
+from specref.verify.reject import accepted_at_least
 
 F = Fraction
 lengths = st.integers(1, 3)
-
 
 def chain(q, tokens, ctx=(0,)):
     "The chain of `tokens`, each edge with the distribution of the model `q`"
@@ -29,37 +25,28 @@ def chain(q, tokens, ctx=(0,)):
     for i, x in enumerate(tokens): tree.add(i, x, q.law(tree.text(i)))
     return tree
 
-
 def chains(q, gamma, ctx=(0,)): return [(chain(q, x, ctx), w) for x, w in target_law(q, ctx, gamma).items()]
-
 
 def one_round(p, q, verify, gamma):
     "The distribution of the number of accepted tokens"
     return law_of(lambda rng: next(rounds(p, Chain(q, gamma), verify, (0,), rng)).verdict.node)
 
-
 def at_least(law, i): return sum(w for k, w in law.items() if k >= i)
-
 
 def ratios(p, tree):
     drafted = range(1, len(tree))
     return [p.law(tree.text(c - 1))[tree.token[c]] / tree.law[c][tree.token[c]] for c in drafted]
 
-
 # Exactness
 
-
 @proves("thm-block")
-@settings(max_examples=40)
-@given(models(st.integers(2, 4)), plans(4, k=1), lengths)
+@examples(40, models(st.integers(2, 4)), plans(4, k=1), lengths)
 def test_chains(pair, steps, n):
     "One round and its continuation: edges drawn in every way, probes between them, zeros, ties, p = q"
     verifier_contract(pair[0], Plan(pair[1], steps), block, (0,), n)
 
-
 @proves("lem-weight")
-@settings(max_examples=25)
-@given(models(), lengths, st.integers(0, 3), st.integers(1, 2), st.integers(0, 10**6))
+@examples(25, models(), lengths, st.integers(0, 3), st.integers(1, 2), st.integers(0, 10**6))
 def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
     "Given x^i: at least i tokens are accepted and z follows, with probability w_i P(z | x^i)"
     (p, q), i = pair, min(i, gamma)
@@ -75,12 +62,10 @@ def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
     want = {z: w*v for z, v in target_law(p, (0, *head), n).items() if w}
     assert continued(got, p, (0, *head), n) == Counter(want)
 
-
 # How many tokens
 
 @proves("cor-block-accepted")
-@settings(max_examples=25)
-@given(models(st.integers(2, 4)), lengths)
+@examples(25, models(st.integers(2, 4)), lengths)
 def test_accepted_tokens(pair, gamma):
     "E[A], P(A >= i) and P(A = i), by enumeration of rounds, are the means of weights and excess masses"
     p, q = pair
@@ -91,10 +76,8 @@ def test_accepted_tokens(pair, gamma):
         assert at_least(got, i) == sum(v * w.get(i, 0) for _, v, w in weighed)
         assert got.get(i, 0) == sum(v * excess_mass(p(t), t, i, w.get(i, 0)) for t, v, w in weighed)
 
-
 @proves("thm-block-above")
-@settings(max_examples=20)
-@given(models(st.integers(2, 4)), st.integers(1, 3))
+@examples(20, models(st.integers(2, 4)), st.integers(1, 3))
 def test_never_below_token_by_token_verification(pair, gamma):
     "At every prefix of every chain, and so in the mean; with one token the two are equal"
     p, q = pair
@@ -105,10 +88,8 @@ def test_never_below_token_by_token_verification(pair, gamma):
             assert t <= w.get(i, 0) <= 1
     assert accepted_at_least(p, q, (0,), 1) == mean_accepted_block(p, q, (0,), 1)
 
-
 @proves("prop-reflected")
-@settings(max_examples=40)
-@given(models(st.integers(2, 4)), st.integers(1, 6), st.integers(0, 10**6))
+@examples(40, models(st.integers(2, 4)), st.integers(1, 6), st.integers(0, 10**6))
 def test_reflected_walk(pair, gamma, seed):
     "w_i = R_i / max(1, R_1, ..., R_i), and 0 from the first ratio of 0 on"
     tree = Chain(pair[1], gamma)((0,), Seeded(seed))
@@ -116,7 +97,6 @@ def test_reflected_walk(pair, gamma, seed):
     w = prefix_weights(pair[0](tree), tree)
     assert [w.get(i, 0) for i in range(gamma + 1)] == [R[i] / max(R[:i + 1]) for i in range(gamma + 1)]
     assert all(w.values()) and list(w) == list(range(len(w)))
-
 
 # Optimality
 
@@ -128,16 +108,12 @@ def prefix_rates(p, q, verify, gamma):
             for i in range(node + 1): a[tree.path(i)] += v*w
     return a
 
-
 def either(p, tree, rng): return block(p, tree, rng) if rng.coin(1, of=3) else match(p, tree, rng)
-
 
 RULES = dict(reject=reject, match=match, either=either)
 
-
 @proves("thm-block-optimal")
-@settings(max_examples=25)
-@given(models(), st.sampled_from(sorted(RULES)), st.integers(1, 3))
+@examples(25, models(), st.sampled_from(sorted(RULES)), st.integers(1, 3))
 def test_other_rules_stay_below(pair, rule, gamma):
     "Other exact rules: at every string at most Q(s) w(s), which block attains"
     p, q = pair
@@ -148,7 +124,6 @@ def test_other_rules_stay_below(pair, rule, gamma):
     verifier_contract(p, Chain(q, min(gamma, 2)), RULES[rule], (0,), 2)
     assert prefix_rates(p, q, block, gamma) == Counter(most)
     assert all(a <= most.get(s, 0) for s, a in prefix_rates(p, q, RULES[rule], gamma).items())
-
 
 def best(p, q, gamma, worth):
     "The largest mean of worth(accepted) of a lossless rule: a linear program on (chain, accepted, token)"
@@ -167,31 +142,25 @@ def best(p, q, gamma, worth):
     assert found.success, found.message
     return -found.fun
 
-
 @proves("thm-block-optimal")
-@settings(max_examples=8)
-@given(models(st.integers(2, 3)))
+@examples(8, models(st.integers(2, 3)))
 def test_the_best_rule_by_a_linear_program(pair):
     "Over all rules on chains of two: block has the most accepted tokens and the most full chains"
     p, q = pair
     assert abs(best(p, q, 2, lambda i: i) - float(mean_accepted_block(p, q, (0,), 2))) < 1e-7
     assert abs(best(p, q, 2, lambda i: i == 2) - float(one_round(p, q, block, 2).get(2, 0))) < 1e-7
 
-
 def ceiling(p, q, i):
     Q = target_law(q, (0,), i)
     return sum(min(w, Q.get(s, 0)) for s, w in target_law(p, (0,), i).items())
 
-
 @proves("prop-block-ceiling")
-@settings(max_examples=20)
-@given(models(), lengths)
+@examples(20, models(), lengths)
 def test_the_ceiling(pair, gamma):
     "P(A >= i) <= Σ min(P, Q) over strings of i tokens, with equality for the first token"
     got = one_round(*pair, block, gamma)
     for i in range(1, gamma + 1): assert at_least(got, i) <= ceiling(*pair, i)
     assert mean_accepted_block(*pair, (0,), 1) == ceiling(*pair, 1)
-
 
 # Capped hierarchical speculative decoding, from its own definitions
 
@@ -205,10 +174,8 @@ def hsd_terms(p, q, x, ctx=(0,)):
         plus = [max(a, 0) for a in above]
         yield min(1, R[t] / max([F(1), *R[:t]])), sum(plus), sum(max(-a, 0) for a in above), plus
 
-
 @proves("prop-hsd")
-@settings(max_examples=20)
-@given(models(), st.integers(1, 3))
+@examples(20, models(), st.integers(1, 3))
 def test_hsd_term_by_term(pair, gamma):
     "Weights, both divergences and the masses of the correction, at every prefix of every chain"
     p, q = pair
@@ -222,7 +189,6 @@ def test_hsd_term_by_term(pair, gamma):
             assert (up, down, plus) == (Q*S, Q*(S + 1 - wt), [Q*max(a, 0) for a in row])
             Q *= tree.law[t + 1][tree.token[t + 1]]
 
-
 # The tokens after a rejection
 
 def rest(p, q, verify, gamma):
@@ -234,10 +200,8 @@ def rest(p, q, verify, gamma):
     for (emitted, behind), w in law_of(run).items(): groups.setdefault(emitted, Counter())[behind] += w
     return {emitted: {b: w / sum(g.values()) for b, w in g.items()} for emitted, g in groups.items()}
 
-
 @proves("prop-unseen")
-@settings(max_examples=25)
-@given(models(), pairs(st.just(3)), st.integers(2, 3))
+@examples(25, models(), pairs(st.just(3)), st.integers(2, 3))
 def test_the_draft_tokens_after_a_rejection(pair, pq, gamma):
     "If q ignores the text, the draft tokens after a rejection still have q with `reject`, not with `block`"
     p, q = pair[0], constant(*pq[1])
@@ -247,11 +211,9 @@ def test_the_draft_tokens_after_a_rejection(pair, pq, gamma):
     found = rest(p, q, block, 2).items()
     assert any(behind != target_law(q, (0,), max(0, 2 - len(emitted))) for emitted, behind in found)
 
-
 # Deterministic proposals
 
-@settings(max_examples=25)
-@given(models(), st.lists(st.integers(0, 2), max_size=3))
+@examples(25, models(), st.lists(st.integers(0, 2), max_size=3))
 def test_deterministic_proposals(pair, tokens):
     "Point masses for q: the verdicts of `reject`; against a target at temperature 0, those of `match`"
     tree = Tree((0,))
@@ -260,11 +222,9 @@ def test_deterministic_proposals(pair, tokens):
         found, want = (law_of(lambda rng: rule(p(tree), tree, rng)) for rule in (block, verify))
         assert found == want
 
-
 # Floats
 
-@settings(max_examples=12)
-@given(models(), st.integers(1, 2), st.booleans())
+@examples(12, models(), st.integers(1, 2), st.booleans())
 def test_floats(pair, gamma, near):
     "In float64, and with q an ulp from p: the distribution to twelve digits"
     floats = TableModel(3, lambda text: pair[0].law(text).astype(float))
@@ -273,7 +233,6 @@ def test_floats(pair, gamma, near):
     got = law_of(lambda rng: generate(floats, Chain(q, gamma), block, (0,), 2, rng))
     assert tv_outcomes(got, target_law(pair[0], (0,), 2)) < 1e-12
 
-
 def test_no_overflow():
     "A ratio beyond the largest float is a weight of one"
     tree = Tree((0,))
@@ -281,7 +240,6 @@ def test_no_overflow():
     with np.errstate(all="raise", under="ignore"):
         assert prefix_weights([np.array([.5, .5])], tree) == {0: 1, 1: 1}
         assert block([np.array([.5, .5])]*2, tree, Seeded(0)).node == 1
-
 
 # Which rows are read, which coins are drawn
 
@@ -294,7 +252,6 @@ def near_chain(V, gamma, seed=0, spread=.3):
     tree = Tree((0,))
     for i in range(gamma): tree.grow(i, iid(q[i]), Seeded(seed, (i,)))
     return p, tree
-
 
 class Counted:
     "Rows that count how often each is made, and return one row at a time only"
@@ -310,7 +267,6 @@ class Counted:
     def __array__(self, *args, **kw): raise AssertionError("rows were stacked")
     def __iter__(self): raise AssertionError("all rows were read")
 
-
 @given(st.integers(0, 10**6), st.floats(.1, 3))
 def test_rows_are_read_when_needed(seed, spread):
     "Each at most once, one at a time; the last only when the whole chain was accepted"
@@ -318,7 +274,6 @@ def test_rows_are_read_when_needed(seed, spread):
     p = Counted(rows)
     node = block(p, tree, Seeded(seed)).node
     assert p.made == {i: 1 for i in range(6 + (node == 6))}
-
 
 def test_nothing_is_read_after_an_impossible_token():
     "The target gives the second token probability 0: no row after it is read, no coin drawn there"
@@ -328,7 +283,6 @@ def test_nothing_is_read_after_an_impossible_token():
     assert block(rows, tree, Recorder(Seeded(0), table)).node <= 1
     assert set(rows.made) == {0, 1} and not {("coin", c) for c in (2, 3, 4)} & set(table)
 
-
 @given(st.integers(0, 10**6))
 def test_coins_are_drawn_when_needed(seed):
     "From the end back to the accepted node, and none for the root; one pick, at the accepted node"
@@ -336,9 +290,7 @@ def test_coins_are_drawn_when_needed(seed):
     node = block(rows, tree, Recorder(Seeded(seed), table)).node
     assert set(table) == {("coin", c) for c in range(max(node, 1), 6)} | {("pick", node)}
 
-
 TAPES = (0., .24999, Verdict(2, 1)), (0., .25, Verdict(0, 1)), (.9, .9, Verdict(0, 1))
-
 
 @pytest.mark.parametrize("first,last,verdict", TAPES)
 def test_a_verdict_on_a_tape(first, last, verdict):

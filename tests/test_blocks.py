@@ -2,29 +2,23 @@
 from fractions import Fraction
 from functools import partial
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from torch.nn import functional as F
 
 from helpers import chain, faithful, proves, refuses, round_tokens, tiny
 from networks import batch_of, branch_ahead, branch_row, otherwise, random_texts
-from specref.certify.certificates import certificate
-from specref.core.loop import System, rounds
-from specref.core.rng import Seeded
-from specref.core.target import TableModel, random_table
+from specref import certificate, Chain, HFModel, random_table, reject, rounds, Seeded, System, TableModel
 from specref.draft.shapes import ParallelHeadTree
 from specref.models.embedded import raw_model
-from specref.models.transformer import HFModel, cache_name, given_cache
+from specref.models.transformer import cache_name, given_cache
 from specref.train import blocks
 from specref.train.blocks import (MaskedModel, Pard, PardDraft, PEagle, PEagleDraft, Uno, UnoDraft,
                                   cod_counts, nested_rows, parallel_gain, rollout_mask, rows_at, with_text)
-from specref.train.synthetic import branch_texts, branching
 from specref.train.falcon import block_tokens, overlap_within
 from specref.train.features import FeatureDraft
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
 from specref.train.medusa import HeadMarginals
-from specref.verify.reject import Chain, reject
+from specref.train.synthetic import branch_texts, branching
 
 V, K = 5, 4
 SMALL = {PEagle: dict(reads=(0, 2, 3)), Pard: dict(hidden=32, inner=32), Uno: dict(rank=2)}

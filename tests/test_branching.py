@@ -2,26 +2,19 @@
 sequential ones are not"""
 from fractions import Fraction
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 
-from helpers import proves, round_tokens
+from helpers import examples, proves, round_tokens
 from networks import branch_ahead, branch_row
-from specref.core.law import exact, normalize, one_hot
-from specref.core.target import TableModel
-from specref.core.tree import Tree
-from specref.models.transformer import HFModel
-from specref.train.synthetic import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
+from specref import Chain, exact, HFModel, normalize, one_hot, TableModel, Tree
 from specref.train.harness import TargetModel
-from specref.verify.reject import Chain
+from specref.train.synthetic import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
 
 sources = st.tuples(st.integers(1, 4), st.integers(1, 4))
 shapes = pytest.mark.parametrize("B, tail, gamma", [(2, 1, 3), (2, 2, 3), (3, 1, 3), (2, 3, 2), (3, 2, 2)])
 
-@settings(max_examples=8)
-@given(sources)
+@examples(8, sources)
 def test_the_source_is_the_transformer(source):
     """Every distribution of the model is the transition up to V e^-12, whatever the context, and its state is
     the unit vector of the token"""
@@ -34,8 +27,7 @@ def test_the_source_is_the_transformer(source):
     assert torch.allclose(states, d**.5 * torch.eye(V, d, dtype=torch.float64), atol=1e-6)
     TargetModel(net)
 
-@settings(max_examples=10)
-@given(sources, st.integers(0, 99))
+@examples(10, sources, st.integers(0, 99))
 def test_texts_follow_the_source(source, seed):
     "Each token may follow the one before; first tokens take every phase, last tokens every branch"
     B, tail = source
@@ -93,8 +85,7 @@ def test_heads_that_agree(B, tail, gamma):
     assert alone <= most and (alone < most) == (gamma > 1 and tail > 1)
 
 @proves("thm-agreed")
-@settings(max_examples=10)
-@given(st.sampled_from([(2, 1, 3), (2, 2, 2), (3, 1, 2)]), st.data())
+@examples(10, st.sampled_from([(2, 1, 3), (2, 2, 2), (3, 1, 2)]), st.data())
 def test_no_heads_do_better(source, data):
     "Whatever distributions the heads return at each phase and depth, the mean tokens are within the bound"
     B, tail, gamma = source

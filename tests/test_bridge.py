@@ -3,37 +3,32 @@ from collections import Counter
 from fractions import Fraction
 from functools import cache, partial
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import candidate_generator
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator, CandidateGenerator, PromptLookupCandidateGenerator)
 
 from contracts import continued
-from helpers import kinds, laws, models, plans, Plan, proves, refuses, seeds, twins
+from helpers import Plan, examples, kinds, laws, models, plans, proves, refuses, seeds, twins
 from test_transformer import NONE, bare as network
-from specref.models.bridge import SERVED_CONFIG, GeneratorDrafter, SpeculativeOutput, TextSoFar
-from specref.models.bridge import TorchEnumerator, copy_generator, decode_rounds, edge_law_error
-from specref.models.bridge import generate_law, new_tokens, speculate, wrap_models
-from specref.core.rng import Seeded, tv_outcomes, law_of
-from specref.core.law import greedy, tv
-from specref.draft.lookup import PromptLookup
-from specref.core.loop import CheckedDrafter, Verdict, as_drafter, loop_law, match, no_draft, rounds
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, round_robin
-from specref.core.target import random_table, target_law
-from specref.models.transformer import HFModel, cache_name, given_cache
-from specref.core.tree import Tree, iid
+from specref import (Branching, Chain, generate_law, greedy, HFModel, iid, law_of, loop_law, match,
+                     no_draft, PromptLookup, random_table, reject, rounds, Seeded, speculate, target_law,
+                     Tree, tv, tv_outcomes, Verdict)
+from specref.core.loop import CheckedDrafter, as_drafter
+from specref.models.bridge import (SERVED_CONFIG, GeneratorDrafter, SpeculativeOutput, TextSoFar,
+                                   TorchEnumerator, copy_generator, decode_rounds, edge_law_error,
+                                   new_tokens, wrap_models)
+from specref.models.transformer import cache_name, given_cache
+from specref.verify.siblings import round_robin
 
 V = 64
 EXACT = 1e-6   # transformers computes in float32 from the logits on
 PROMPTS = [(60, 5, 60, 5), (7,)]
-
 
 @pytest.fixture(scope="module")
 def pair():
@@ -43,7 +38,6 @@ def pair():
         for w in draft.parameters(): w.add_(.03 * torch.randn_like(w))
     return target, draft
 
-
 @pytest.fixture(scope="module")
 def three():
     "A target and a draft on three tokens, which give every token positive probability"
@@ -52,21 +46,17 @@ def three():
         for m in both: m.lm_head.weight.mul_(.3)
     return both
 
-
 def emitted(model, prompt, **options):
     usual = dict(max_new_tokens=13, pad_token_id=0, do_sample=False)
     return new_tokens(model, prompt, **usual | options)
 
-
 def ours(model, prompt, drafter, **options):
     return emitted(model, prompt, custom_generate=speculate, drafter=drafter, **options)
-
 
 # ---- temperature 0: the text of transformers' own generate
 
 def their_lookup(V, **sizes):
     return GeneratorDrafter(PromptLookupCandidateGenerator(**sizes, max_length=60), V)
-
 
 DRAFTERS = {
     "a model": lambda draft: draft,
@@ -77,10 +67,8 @@ DRAFTERS = {
 }
 ENDS = list(range(0, V, 3))
 
-
 def by_length(ids, z): return z.masked_fill(torch.arange(V) % 5 == len(ids[0]) % 5, -float("inf"))
 def allowed(batch, ids): return [int(ids[-1] * 7 + k) % V for k in range(9)]
-
 
 PROCESSORS = {
     "none": {},
@@ -94,7 +82,6 @@ PROCESSORS = {
 }
 CASES = {(name, "chain") for name in PROCESSORS} | {("several", drafter) for drafter in DRAFTERS}
 
-
 @pytest.mark.parametrize("name, drafter", sorted(CASES))
 def test_greedy_identity(pair, name, drafter):
     "do_sample=False: the same tokens, for any list of processors and any drafter"
@@ -102,7 +89,6 @@ def test_greedy_identity(pair, name, drafter):
     for prompt, verify in zip(PROMPTS, (reject, match)):
         want = emitted(target, prompt, **PROCESSORS[name])
         assert ours(target, prompt, DRAFTERS[drafter](draft), verify=verify, **PROCESSORS[name]) == want
-
 
 @pytest.mark.parametrize("n", [1, 5, 6])
 def test_the_text_ends_inside_an_accepted_run(pair, n):
@@ -114,19 +100,16 @@ def test_the_text_ends_inside_an_accepted_run(pair, n):
     assert ours(target, ctx, chain, max_new_tokens=None, max_length=3 + n) == want
     assert ours(target, ctx, chain, eos_token_id=text[n]) == end
 
-
 def test_max_time(pair):
     "max_time has run out after the first token, as in transformers"
     assert len(emitted(pair[0], (1, 2), max_time=1e-9)) == 1
     assert len(ours(pair[0], (1, 2), Chain(pair[0], 3), max_time=1e-9)) == 1
-
 
 def cut(target, drafter, ctx, ended, rng):
     "The text of `decode_rounds` on a table, ended by a function of its tokens"
     criterion = lambda ids, scores: torch.tensor([ended(tuple(ids[0].tolist()))])
     page = TextSoFar(torch.tensor([ctx]), criterion)
     return tuple(decode_rounds(target, as_drafter(drafter), reject, ctx, rng, page))
-
 
 def plainly(target, ctx, ended):
     "The distribution of plain sampling that calls `ended` after every token"
@@ -139,16 +122,13 @@ def plainly(target, ctx, ended):
         now = after
     return end
 
-
 @proves("thm-criteria")
-@settings(max_examples=20)
-@given(models(), plans(most=2, k=1), st.sampled_from([{2}, {0, 1}, {4, 5}]), st.integers(2, 3))
+@examples(20, models(), plans(most=2, k=1), st.sampled_from([{2}, {0, 1}, {4, 5}]), st.integers(2, 3))
 def test_ended_by_any_function_of_the_text(pair, steps, sums, n):
     "Called after every token, a criterion cuts the text of any system as it cuts plain sampling: exactly"
     ended = lambda text: len(text) == 1 + n or sum(text) in sums or text[-2:] == (1, 1)
     law = law_of(lambda rng: cut(pair[0], Plan(pair[1], steps), (0,), ended, rng))
     assert law == plainly(pair[0], (0,), ended)
-
 
 # ---- the distribution
 
@@ -159,7 +139,6 @@ SAMPLING = {
     "by its end": dict(top_k=0, eos_token_id=2, min_new_tokens=2, pad_token_id=0),
 }
 
-
 @pytest.mark.parametrize("name", SAMPLING)
 def test_exact_distribution_through_generate(three, name):
     "Every path of transformers' plain `generate`, and every path of ours through the same call"
@@ -169,7 +148,6 @@ def test_exact_distribution_through_generate(three, name):
     law = law_of(lambda rng: ours(p, (0, 1), Chain(q, 1), seed=rng, **options))
     assert tv_outcomes(law, want) < EXACT and len(want) > 2
 
-
 @pytest.mark.parametrize("drafter", ["a model", "chain", "tree"])
 def test_processors_act_on_target_and_draft(pair, drafter):
     "A draft that is the target, behind the same processors at every node, is always accepted"
@@ -178,11 +156,9 @@ def test_processors_act_on_target_and_draft(pair, drafter):
     path = sum(row.depth for row in ledger.rounds)
     assert path - 3 <= ledger.num_accepted_tokens <= path and path >= 20
 
-
 def output(model, drafter, ids=(1, 2, 1), **options):
     usual = dict(do_sample=False, pad_token_id=0, return_dict_in_generate=True)
     return model.generate(torch.tensor([ids]), **usual | options, custom_generate=speculate, drafter=drafter)
-
 
 def test_a_misstated_temperature_is_detected(three):
     "A mutant drafts at a temperature and states q without it: detected exactly, and by `edge_law_error`"
@@ -197,7 +173,6 @@ def test_a_misstated_temperature_is_detected(three):
     assert off(steep) > .1 and edge_law_error(steep, (0, 1)) > .1
     assert off(Chain(hot, 1)) < EXACT and edge_law_error(Chain(hot, 1), (0, 1)) < EXACT
 
-
 def test_the_torch_seed_sets_the_draws(three):
     "The same torch seed, the same text; an explicit seed does not touch torch's generator"
     p, q = three
@@ -209,7 +184,6 @@ def test_the_torch_seed_sets_the_draws(three):
     assert texts[:2] == texts[2:4] and len(set(texts)) >= 5
     state = torch.get_rng_state()
     assert once(seed=5) == once(seed=Seeded(5)) != once(seed=6) and torch.equal(state, torch.get_rng_state())
-
 
 # ---- the output
 
@@ -233,12 +207,10 @@ def test_the_output_object(pair):
     ledger = out.text.ledger
     assert ledger.models["target"].calls == len(ledger.rounds) < n and ledger.num_accepted_tokens > 0
 
-
 def test_the_log_probabilities_are_those_of_the_scores(pair):
     out = output(*pair, do_sample=True, top_k=5, max_new_tokens=9, seed=1, output_scores=True)
     logprobs = [z.double().log_softmax(-1)[0, x].item() for z, x in zip(out.scores, out.text)]
     assert np.allclose(out.text.logprobs, logprobs, atol=1e-5) and min(logprobs) < -.1 and out.logits is None
-
 
 def test_the_given_verifier_is_used(pair):
     lazy = lambda p, tree, rng: Verdict(0, rng.pick(p[0]))
@@ -246,12 +218,10 @@ def test_the_given_verifier_is_used(pair):
     assert (text.ledger.num_draft_tokens, text.ledger.num_accepted_tokens) == (20, 0)
     assert text == emitted(pair[0], (1, 2, 1), max_new_tokens=5)
 
-
 def test_the_callback_gets_the_tokens_of_every_round(pair):
     parts = []
     text = ours(pair[0], (40, 50), Chain(pair[0], 3), token_callback=parts.append)
     assert tuple(torch.cat(parts).tolist()) == text and [len(t) for t in parts] == [4, 4, 4, 1]
-
 
 # ---- several texts, streams, caches
 
@@ -262,7 +232,6 @@ BATCHES = {
     "processors that read padding and batch": dict(
         max_new_tokens=8, repetition_penalty=1.4, min_new_tokens=5, eos_token_id=ENDS,
         prefix_allowed_tokens_fn=lambda row, ids: [int(ids.sum() * 7 + 3*k + row) % V for k in range(9)])}
-
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_is_the_batch_of_generate(pair, name):
@@ -275,14 +244,12 @@ def test_a_batch_is_the_batch_of_generate(pair, name):
     assert all(t.ledger.num_accepted_tokens > 0 for t in out.texts)
     assert getattr(out, cache_name(pair[0])) is None
 
-
 def test_a_processor_with_state_is_refused_by_name_in_a_batch(pair):
     calls = []
     def counting(ids, z): return z + len(calls) * (calls.append(1) or torch.arange(z.shape[-1]))
     with pytest.raises(ValueError, match="processors: got counting, which returns other scores"):
         pair[0].generate(IDS, attention_mask=MASK, max_new_tokens=3, pad_token_id=0, drafter=pair[1],
                          logits_processor=LogitsProcessorList([counting]), custom_generate=speculate)
-
 
 def test_an_error_in_a_round_keeps_the_text(pair):
     "The exception has what was decoded before, also through transformers"
@@ -293,7 +260,6 @@ def test_an_error_in_a_round_keeps_the_text(pair):
     with pytest.raises(KeyboardInterrupt) as e:
         ours(pair[0], (40, 50), Chain(pair[0], 3), token_callback=watch)
     assert e.value.decoded == tuple(seen) and len(seen) == 8
-
 
 def test_a_sampled_batch_has_the_joint_distribution_of_generate(three):
     "Two texts of different lengths: every pair of results, enumerated on both sides; copies are independent"
@@ -310,7 +276,6 @@ def test_a_sampled_batch_has_the_joint_distribution_of_generate(three):
                              pad_token_id=0, custom_generate=speculate, drafter=draft)
     assert len({*map(tuple, copies.tolist())}) > 5
 
-
 def test_a_streamer_gets_every_token(pair):
     "transformers does not pass a streamer to custom functions: ours finds it"
     class Written(list):
@@ -320,7 +285,6 @@ def test_a_streamer_gets_every_token(pair):
     pair[0].generate(IDS[1:], streamer=a, **usual)
     pair[0].generate(IDS[1:], streamer=b, custom_generate=speculate, drafter=pair[1], **usual)
     assert a == b and len(b) == 14
-
 
 def test_the_returned_cache_continues_the_text(pair):
     "The keys and values of all tokens but the last: plain generate goes on from them"
@@ -333,14 +297,12 @@ def test_the_returned_cache_continues_the_text(pair):
     more = pair[0].generate(out.sequences, max_new_tokens=6, **past, **usual)
     assert torch.equal(more, want)
 
-
 def test_a_model_is_checked_once_and_unchanged_after(monkeypatch):
     checked, fresh = [], network("Llama", seed=3, num_hidden_layers=1)
     monkeypatch.setattr(HFModel, "check", lambda self: checked.append(self.model))
     before = fresh.generation_config.to_dict()
     for _ in range(2): ours(fresh, (1, 2), fresh, max_new_tokens=2)
     assert checked == [fresh] and fresh.generation_config.to_dict() == before and torch.is_grad_enabled()
-
 
 def test_wrapped_models(pair):
     "Bare models are wrapped at any depth; a drafter without one stays the same object"
@@ -350,14 +312,11 @@ def test_wrapped_models(pair):
     own = Chain(HFModel(q, check=False), 2)
     for x in (PromptLookup(3), own, no_draft, Chain): assert wrap_models(x, like) is x
 
-
 def test_every_refused_option_exists(): assert set(SERVED_CONFIG) <= set(vars(GenerationConfig()))
-
 
 # ---- random draws through torch
 
-@settings(max_examples=20)
-@given(laws(3))
+@examples(20, laws(3))
 def test_a_draw_of_torch_is_a_pick_and_a_uniform_number_a_coin(p):
     w, ratios = torch.tensor(p.astype(float)), torch.tensor([.25, 1.5, 0.])
     def drawn(rng):
@@ -369,7 +328,6 @@ def test_a_draw_of_torch_is_a_pick_and_a_uniform_number_a_coin(p):
         return (*picks, rng.coin(.25), True, False)
     assert tv_outcomes(law_of(drawn), law_of(want)) < 1e-12
 
-
 # ---- candidate generators as drafters
 
 def assisted(model, tokens=2, schedule="constant", threshold=.4, **changed):
@@ -380,7 +338,6 @@ def assisted(model, tokens=2, schedule="constant", threshold=.4, **changed):
     generator = AssistedCandidateGenerator(torch.tensor([[0]]), model, config, {})
     return GeneratorDrafter(generator, 3)
 
-
 @pytest.mark.parametrize("changed", [
     dict(temperature=.5), dict(top_p=.7), dict(repetition_penalty=1.6), dict(eos_token_id=2),
     dict(threshold=.9, tokens=3)])
@@ -389,10 +346,8 @@ def test_the_sampled_assistant_satisfies_the_contract(three, changed):
     drafter = assisted(three[1], **changed)
     for ctx in ((0,), (0, 1, 2)): assert edge_law_error(drafter, ctx) < EXACT
 
-
 def test_the_heuristic_assistant_in_our_loop_is_exact(three):
     assert loop_error(three[0], assisted(three[1], schedule="heuristic", tokens=1)) < EXACT
-
 
 def block_network(model):
     "A block drafter with large random weights, of the sizes of `model`"
@@ -405,14 +360,12 @@ def block_network(model):
     with torch.no_grad(): [w.normal_(0, .3) for w in block.parameters() if w.dim() > 1]
     return block
 
-
 def block_drafter(model, block, sampled):
     config = GenerationConfig(do_sample=sampled, max_length=60)
     rows = model.get_input_embeddings(), model.get_output_embeddings()
     made = candidate_generator.DFlashTokenCandidateGenerator
     generator = made(block, *rows, config, LogitsProcessorList())
     return GeneratorDrafter(generator, 3, model)
-
 
 def test_a_generator_that_reads_hidden_states(three, monkeypatch):
     "It drafts the tokens that it drafts inside `generate`, and is exact; without a pass it drafts nothing"
@@ -432,11 +385,9 @@ def test_a_generator_that_reads_hidden_states(three, monkeypatch):
     assert np.abs(np.stack(tree.law[1:]) - stated).max() < EXACT
     assert loop_error(model, sampled) < EXACT and len(sampled((0,), Seeded(0))) == 1
 
-
 def loop_error(model, drafter):
     target = HFModel(model, check=False)
     return tv_outcomes(loop_law(target, drafter, reject, (0, 1), 2), target_law(target, (0, 1), 2))
-
 
 def test_a_generator_is_not_changed(three):
     "Drafting changes nothing in it; `learn` returns another, whose length depends on what was accepted"
@@ -454,12 +405,10 @@ def test_a_generator_is_not_changed(three):
     refuses("generator", GeneratorDrafter, drafter.generator, 3)   # already used
     refuses("V", GeneratorDrafter(assisted(q).generator, 4), (0, 1), Seeded(0))
 
-
 def test_the_generators_are_eight():
     "The chapter's count: every class below `CandidateGenerator` that transformers itself defines"
     below = lambda kind: {kind}.union(*map(below, kind.__subclasses__()))
     assert len([k for k in below(CandidateGenerator) if k.__module__.startswith("transformers.")]) == 1 + 8
-
 
 # ---- misstatement
 
@@ -471,10 +420,9 @@ def one_edge(true, stated):
         return tree
     return as_drafter(draft)
 
-
 @proves("thm-misstated")
-@settings(max_examples=25)
-@given(kinds, seeds, seeds, st.booleans(), st.booleans(), st.sampled_from([reject, match]), st.integers(1, 3))
+@examples(25, kinds, seeds, seeds, st.booleans(), st.booleans(), st.sampled_from([reject, match]),
+          st.integers(1, 3))
 def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, top, verify, R):
     "R rounds continued by the target are off by at most the sum of each round's largest misstatement"
     n, (target, q) = 3, twins(kind, 3, seed, zeros)
@@ -491,7 +439,6 @@ def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, t
         texts = one_more_round(target, draft, verify, texts, n)
         assert tv_outcomes(continued(texts, target, (0,), n), want) <= sum(worst) <= (r + 1) * max(worst)
     if R == n: assert texts == loop_law(target, draft, verify, (0,), n)
-
 
 def one_more_round(target, draft, verify, texts, n):
     after = Counter()

@@ -1,23 +1,19 @@
 "Chapter 52a: patches do not depend on later bytes, incremental is batch, the network is causal over patches"
 from copy import deepcopy
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import given, strategies as st
 from torch import nn
 
-from helpers import proves
+from helpers import examples, proves
 from specref.bytes import latent as byte_latent
-from specref.bytes.latent import (BOS, ByteLatent, ByteModel, ByteRecipe, Patcher, PatchRule,
-                                       block_logits, byte_bits, byte_ids, hashed_grams,
-                                       latest_patch, row_entropy, train_bytes)
+from specref.bytes.latent import (BOS, ByteLatent, ByteModel, ByteRecipe, Patcher, PatchRule, block_logits,
+                                  byte_bits, byte_ids, hashed_grams, latest_patch, row_entropy, train_bytes)
 
 RULES = [PatchRule(1.2), PatchRule(rise=.1), PatchRule(1., .05), PatchRule(1.2, most=3),
          PatchRule(9., most=2)]
 rules = st.sampled_from(RULES)
 entropies = st.lists(st.floats(0, 5.5), min_size=1, max_size=12).map(torch.tensor)
-
 
 @given(rules, entropies)
 def test_starts_by_their_definition(rule, h):
@@ -29,13 +25,11 @@ def test_starts_by_their_definition(rule, h):
         length = 1 if wanted[-1] else length + 1
     assert rule.starts(h.double()).tolist() == wanted
 
-
 @proves("thm-incremental")
 @given(rules, entropies, st.integers(1, 12))
 def test_later_bytes_move_no_start(rule, h, n):
     n = min(n, len(h))
     assert torch.equal(rule.starts(h[:n]), rule.starts(h)[:n+1])
-
 
 @pytest.mark.parametrize("wrong", [
     lambda h: torch.cat([h[1:], h[-1:]]),   # the entropy after the byte: it reads the byte
@@ -48,13 +42,11 @@ def test_rules_that_read_later_bytes_move_starts(wrong):
         moved += not torch.equal(rule.starts(wrong(h[:8])), rule.starts(wrong(h))[:9])
     assert moved > 5
 
-
 @proves("prop-threshold")
 @given(entropies, st.floats(0, 5), st.floats(0, 5))
 def test_a_higher_threshold_adds_no_start(h, a, b):
     low, high = (PatchRule(x).starts(h) for x in sorted((a, b)))
     assert not (high & ~low).any()
-
 
 def small(make, seed=0, **sizes):
     torch.manual_seed(seed)
@@ -62,26 +54,21 @@ def small(make, seed=0, **sizes):
     for w in net.parameters(): nn.init.normal_(w, std=.3)
     return net
 
-
 MODEL = small(ByteModel, layers=1, d=32, window=8)
 NET = small(ByteLatent, d=32, layers=(1, 2, 2), rows=64, window=8, block=4)
 texts = st.lists(st.integers(0, 255), min_size=1, max_size=30).map(tuple)
-
 
 def in_one_pass(text, rule):
     with torch.inference_mode(): z = MODEL(torch.tensor([(BOS, *text)]))[0]
     return rule.starts(row_entropy(z)).tolist()
 
-
 @proves("thm-incremental")
-@given(st.lists(texts, min_size=1, max_size=4), st.sampled_from([PatchRule(4.), PatchRule(rise=0.)]))
-@settings(max_examples=25)
+@examples(25, st.lists(texts, min_size=1, max_size=4), st.sampled_from([PatchRule(4.), PatchRule(rise=0.)]))
 def test_the_patcher_is_the_pass_over_all(some, rule):
     patcher = Patcher(MODEL, rule)
     for text in some:
         for part in (text, text[:len(text)//2], (*text, 7)):
             assert patcher(part) == in_one_pass(part, rule)
-
 
 def hashed(text, size, rows):
     "The number of the last `size` bytes: a polynomial, as in the released code of Pagnoni et al. 2025"
@@ -93,13 +80,11 @@ def test_hashed_grams_read_the_last_bytes(text, size):
     found = hashed_grams(torch.tensor([text]), size, 64)[0].tolist()
     assert found == [hashed(text[:i+1], size, 64) for i in range(len(text))]
 
-
 def patches_at(*places, n=20): return torch.tensor([[i < 2 or i in places for i in range(n + 1)]])
 
 def test_which_patch_a_byte_reads():
     "begin | b1 b2 b3 | b4 b5 | ...: b3 predicts the first byte of the next patch and reads its own"
     assert latest_patch(patches_at(4, 6, n=7)).tolist() == [[0, 0, 0, 1, 1, 2, 2]]
-
 
 def rows_of(net, x, starts):
     with torch.inference_mode(): return net(x, starts)[0]
@@ -116,7 +101,6 @@ def test_a_row_depends_on_no_later_byte(i):
     before, after = rows_of(NET, BYTES, STARTS), rows_of(NET, changed, starts)
     same = (before == after).all(-1)
     assert same[:i].all() and not same[i]
-
 
 # The network against its equations (Pagnoni et al. 2025, Section 3), one byte after the other, in numpy
 
@@ -175,7 +159,6 @@ def by_equations(net, x, starts):  # (T,), (T + 1,) -> (T, 256) logits
         h = layer(part(w, f"decoder.layers.{j}."), h, net.decoder.window)
     return norm(h, w["norm"]) @ w["head"].T
 
-
 def without(*names):
     "The network, with parts that return zeros"
     def change(net):
@@ -206,14 +189,12 @@ def test_the_network_is_its_equations(what):
     wanted = by_equations(NET, BYTES[0].tolist(), STARTS[0])
     assert (abs(found.numpy() - wanted).max() < 1e-4 * abs(wanted).max()) == (what == "as published")
 
-
 def test_reading_ones_own_patch_is_not_causal(monkeypatch):
     monkeypatch.setattr(byte_latent, "latest_patch", lambda starts: starts.long().cumsum(1)[:, :-1] - 1)
     changed = BYTES.clone()
     changed[0, 11] = (changed[0, 11] + 99) % 256   # inside of the patch 9 .. 12
     same = (rows_of(NET, BYTES, STARTS) == rows_of(NET, changed, STARTS)).all(-1)
     assert not same[9:11].any()
-
 
 def block_of(x, hidden, cut=9):
     with torch.inference_mode():
@@ -231,7 +212,6 @@ def test_blocks_read_the_text_before_and_their_shown_bytes():
     assert changes(15) == [False]*4                                 # behind the block
     assert changes(11) == changes(9) == [True]*4                    # shown: both directions
 
-
 def test_trains_resumes_and_stores(tmp_path, monkeypatch):
     monkeypatch.setattr(byte_latent, "corpus", lambda: [
         dict(domain=d, held_out=False, text="some text of the domain " * 20) for d in ("english", "code")])
@@ -245,14 +225,12 @@ def test_trains_resumes_and_stores(tmp_path, monkeypatch):
     assert (tmp_path/"data"/"bytes"/"model.safetensors").read_bytes() == first
     byte_ids.cache_clear()
 
-
 def test_stored_networks_are_small_and_better_than_the_byte_model():
     from specref.models.embedded import stored
     from specref.bytes.latent import byte_latent_rows, byte_model_rows
     assert stored("bytes/model.safetensors").stat().st_size < 8e6
     text = tuple(byte_ids("code")[:1500].tolist())
     assert byte_bits(byte_latent_rows, text) < byte_bits(byte_model_rows, text) < 2.5
-
 
 def test_a_batch_is_each_text():
     "Texts of fewer patches are padded with patches without bytes, which no row reads"

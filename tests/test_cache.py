@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from hypothesis import given, settings, strategies as st
-from helpers import proves, shapes
+from hypothesis import given, strategies as st
+from helpers import examples, proves, shapes
 from test_transformer import SMALL, V, bare
 from specref.gpu import cache as module
 from specref.gpu.attention import ancestors, node_depths, slot_mask
@@ -16,18 +16,14 @@ from specref.gpu.cache import StaticRows, commit, commit_moves
 from specref.gpu.layout import batch_positions
 from specref.models.transformer import Unservable, given_cache
 
-
-
 def whole(x): return torch.tensor(x, dtype=torch.int64)
 def path(parent, i): return path(parent, parent[i]) + [i] if i > 0 else []
 def padded(paths, height): return whole([s + [-1] * (height - len(s)) for s in paths])
 def grow(rng, N): return [-1] + [rng.randrange(max(0, i - 3), i) for i in range(1, N)]
 
-
 def texts_of(parent, token, text):
     "The text of every node: the context, whose last token is node 0, and its path"
     return [text + tuple(token[j] for j in path(parent, i)) for i in range(len(parent))]
-
 
 # ---- the destinations of rows
 
@@ -49,13 +45,11 @@ def test_no_row_moves_up_and_each_text_moves_alone(batch):
         assert torch.equal(rows[:, b, :, n + 1:n + 1 + len(s)], was[:, b, :, [n + i for i in s]])
     assert torch.equal(rows, want)
 
-
 def copied(s, order):
     "Whether copies in place in this order leave the rows of the nodes `s`"
     rows = list(range(7))
     for k in order: rows[k + 1] = rows[s[k]]
     return rows[1:len(s) + 1] == list(s)
-
 
 @proves("prop-parallel")
 @pytest.mark.parametrize("a", range(1, 5))
@@ -74,7 +68,6 @@ def test_in_parallel(a):
         assert rows.flatten().tolist() == [0, 1, 2, *(2 + i for i in s), *range(3 + a, 9)]
     assert rising == in_order == ({True} if a == 1 else {True, False})
 
-
 # ---- exactly: a row is a number for its text
 
 class Numbers(dict):
@@ -83,7 +76,6 @@ class Numbers(dict):
     def rows(self, texts):  # (B, n) texts -> (layers, 2, B, heads, n, width), which differ by layer and sign
         x = 10 * whole([[self[text] for text in row] for row in texts])[:, None, :, None].expand(-1, 2, -1, 8)
         return torch.stack([torch.stack([x + layer, -x - layer]) for layer in range(2)])
-
 
 def numbered_round(cache, texts, step, rng, numbers):
     "Write a random tree after each text and accept a random path; -> the texts after it"
@@ -95,7 +87,6 @@ def numbered_round(cache, texts, step, rng, numbers):
     nodes = padded([path(up, i) for up, i in zip(parents, last)], N - 1)
     step(cache, torch.where(nodes < 0, -1, nodes + root[:, None]), root)
     return [row[i] + (rng.randrange(3),) for row, i in zip(drafts, last)]
-
 
 def holds(seed, step, rounds=12):
     "Whether all slots before the lengths hold their texts' numbers after each round, in every layer and head"
@@ -110,12 +101,9 @@ def holds(seed, step, rounds=12):
             if not torch.equal(cache.rows[:, :, b:b + 1, :, :n], want): return False
     return True
 
-
 @proves("thm-static-cache")
-@settings(max_examples=60)
-@given(st.integers(0, 10**9))
+@examples(60, st.integers(0, 10**9))
 def test_every_slot_holds_its_text(seed): assert holds(seed, StaticRows.commit)
-
 
 def variant(part=..., up=0, grows=1):
     "A commit of a part of the rows, `up` slots too early; lengths grow by the path and `grows`"
@@ -125,16 +113,13 @@ def variant(part=..., up=0, grows=1):
         cache.lengths += grows + (nodes >= 0).sum(1)
     return step
 
-
 def backwards(cache, nodes, root):
     source, into = commit_moves(cache.lengths, nodes, root)
     for j in reversed(range(nodes.shape[1])): commit(cache.rows, source[:, j:j + 1], into[:, j:j + 1])
     cache.lengths += 1 + (nodes >= 0).sum(1)
 
-
 def all_as_the_shortest(cache, nodes, root):
     cache.commit(nodes, root, (1 + (nodes >= 0).sum(1)).min().expand(len(root)))
-
 
 WRONG = {
     "the last node first": backwards,
@@ -147,12 +132,10 @@ WRONG = {
     "all as the shortest": all_as_the_shortest,
 }
 
-
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variants_are_detected(wrong):
     "Each known bug fails in all ten histories in which the right commit passes"
     for seed in range(10): assert holds(seed, variant()) and not holds(seed, WRONG[wrong])
-
 
 # ---- real networks
 
@@ -165,28 +148,23 @@ def doubled(net):
         if type(m).__name__.endswith("RMSNorm"): m.forward = wide(m)
     return net
 
-
 def widely(net):
     "The model in double precision, with large random weights"
     with torch.no_grad():
         for w in net.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     return doubled(net.double().eval())
 
-
 def llama(seed=0, **kw):
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(**SMALL | dict(num_key_value_heads=2) | kw)
     return widely(transformers.AutoModelForCausalLM.from_config(config))
 
-
 @once
 def model(name): return llama() if name == "gqa" else bare(name)
-
 
 def forward(net, cache, ids, at, mask):
     given = dict(input_ids=ids, position_ids=at, attention_mask=mask)
     return net(**given, **given_cache(net, cache), use_cache=True).logits
-
 
 @torch.inference_mode()
 def read(net, cache, token, parent):  # lists (B, N) -> (B, N, V)
@@ -195,7 +173,6 @@ def read(net, cache, token, parent):  # lists (B, N) -> (B, N, V)
     at, mask = batch_positions(cache.lengths, node_depths(see)), slot_mask(cache.lengths, see, cache.size)
     return forward(net, cache, whole(token), at, mask)
 
-
 def prompted(net, texts, size):
     "A cache that holds every token of the texts but the last: one pass over chains, the shorter ones padded"
     cache, m = StaticRows(net, len(texts), size, check=True), max(map(len, texts))
@@ -203,7 +180,6 @@ def prompted(net, texts, size):
     nodes, root = whole([list(range(1, m))] * len(texts)), whole([0] * len(texts))
     cache.commit(nodes, root, whole([len(t) - 1 for t in texts]))
     return cache
-
 
 def one_round(net, cache, texts, rng, N=6):
     "Some texts end before their path does, some accept none; -> the texts, the text and logits of each node"
@@ -219,7 +195,6 @@ def one_round(net, cache, texts, rng, N=6):
     texts = [after if n else text for after, text, n in zip(grown, texts, count)]
     return texts, [node for row, z in zip(drafts, logits) for node in zip(row, z)]
 
-
 @torch.inference_mode()
 def fresh(net, text):  # -> (layers, 2, heads, len(text), width), (V,)
     "What a plain pass over one text alone stores, and its last logits"
@@ -227,13 +202,11 @@ def fresh(net, text):  # -> (layers, 2, heads, len(text), width), (V,)
     out = net(input_ids=whole([text]), **given_cache(net, past), use_cache=True)
     return torch.stack([torch.cat([layer.keys, layer.values]) for layer in past.layers]), out.logits[0, -1]
 
-
 def far(net, cache, texts):
     "The largest deviation of the cached rows from those of fresh passes"
     assert cache.lengths.tolist() == [len(t) - 1 for t in texts]
     held = [cache.rows[:, :, b, :, :len(t) - 1] for b, t in enumerate(texts)]
     return max((x - fresh(net, t[:-1])[0]).abs().max().item() for x, t in zip(held, texts) if t[1:])
-
 
 @proves("thm-static-cache", "cor-batch-map")
 @pytest.mark.parametrize("name", ["gqa", "GPT2", "Qwen2", "GPTNeoX", "OPT"])
@@ -251,10 +224,8 @@ def test_the_rows_are_those_of_the_text(name):
     cache.reset()
     assert cache.lengths.tolist() == [0] * 4
 
-
 def causal(lengths, see, size, mask=slot_mask): return mask(lengths, torch.ones_like(see).tril(), size)
 def in_slots(lengths, depth): return lengths[:, None] + torch.arange(depth.shape[1])
-
 
 @pytest.mark.parametrize("name, wrong", [("slot_mask", causal), ("batch_positions", in_slots)])
 def test_the_mask_and_the_positions_matter(name, wrong, monkeypatch):
@@ -264,7 +235,6 @@ def test_the_mask_and_the_positions_matter(name, wrong, monkeypatch):
     monkeypatch.setitem(globals(), name, wrong)
     for _ in range(4): texts, _ = one_round(net, cache, texts, rng)
     assert far(net, cache, texts) > 1e-3
-
 
 @proves("thm-static-cache")
 def test_the_table_must_begin_finite():
@@ -278,7 +248,6 @@ def test_the_table_must_begin_finite():
         logits.append(read(model("gqa"), cache, [[4, 2]], [[-1, 0]]))
     assert torch.equal(logits[0], logits[1]) and logits[2].isnan().all()
 
-
 def neo():
     "A model whose local layers count their window from the end of the table"
     torch.manual_seed(0)
@@ -287,7 +256,6 @@ def neo():
         vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=16, window_size=9,
         attention_types=[[["global", "local"], 1]], bos_token_id=None, eos_token_id=None, **still)
     return widely(transformers.AutoModelForCausalLM.from_config(config))
-
 
 def test_why_a_table_is_limited_to_the_models_positions(monkeypatch):
     "GPT-Neo is right in a table at the bound and wrong in a longer one, although the text is as short"
@@ -304,7 +272,6 @@ def test_why_a_table_is_limited_to_the_models_positions(monkeypatch):
     assert off(9) < 1e-10 and off(16) > 1e-3
     with pytest.raises(RuntimeError): off(17)
 
-
 # ---- cost, and what the host may read
 
 @proves("prop-cache-bytes")
@@ -319,7 +286,6 @@ def test_bytes(name, heads, dtype, size):
         moves = commit_moves(cache.lengths, whole(nodes), whole([0, 0, 0]))
         assert [x.shape for x in moves] == [(3, 4)] * 2
 
-
 def meta_round(check):
     "Pass and commit on the meta device, where no tensor has a value that could be read"
     net, ids = llama().to("meta"), torch.zeros(2, 4, dtype=torch.int64, device="meta")
@@ -330,13 +296,11 @@ def meta_round(check):
     cache.commit(ids[:, 1:], ids[:, 0])
     return z, cache
 
-
 def test_no_value_is_read_back():
     "A round completes without reading a value; with `check=True` it cannot"
     z, cache = meta_round(False)
     assert z.shape == (2, 4, V) and cache.rows.is_meta and cache.lengths.is_meta
     with pytest.raises(RuntimeError, match="meta"): meta_round(True)
-
 
 def test_the_last_slot_is_used_and_a_refusal_changes_nothing():
     "Ten slots: ten tokens beside one node, six beside five; past the end a pass raises, checked or not"
@@ -350,7 +314,6 @@ def test_the_last_slot_is_used_and_a_refusal_changes_nothing():
     assert cache.lengths.tolist() == [8]
     cache.check = False
     with pytest.raises((RuntimeError, IndexError)): cache.update(new, new, 0)
-
 
 @pytest.mark.parametrize("name", ["gqa", "GPT2"])
 def test_positions_must_be_given_to_the_model(name):

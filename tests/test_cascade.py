@@ -3,60 +3,48 @@ from dataclasses import dataclass, replace
 from fractions import Fraction as F
 from functools import cache
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import given, strategies as st
 
 from contracts import drafter_contract
-from helpers import cold, constant, faithful, laws, models, pairs, proves, round_tokens, seeds, shapes
+from helpers import (cold, constant, examples, faithful, laws, models, pairs, proves, round_tokens, seeds,
+                     shapes)
 from published import drafted
-from specref.speed.cost import speedup
-from specref.core.law import exact, one_hot, overlap
-from specref.core.loop import Round, Verdict, autoregressive, bounded, generate, loop_law, match
-from specref.core.loop import no_draft, rounds
-from specref.core.rng import Seeded, law_of
-from specref.core.target import NgramModel, TableModel, random_table, target_law
-from specref.core.tree import Tree, add_paths, edge_laws, iid, likeliest_points, without_replacement
+from specref import (AcceptanceRule, add_paths, autoregressive, block, capped_geometric, Chain, embedded,
+                     exact, generate, iid, Jacobi, law_of, lenient, loop_law, match, NgramModel, no_draft,
+                     one_hot, overlap, prompts, random_table, Recycling, reject, Round, rounds, Seeded,
+                     speedup, StaticTree, TableModel, target_law, Tree, Verdict, without_replacement)
+from specref.core.loop import bounded
+from specref.core.tree import edge_laws, likeliest_points
 from specref.draft.cascade import (CascadeTree, InTurn, MaxGram, Nested, StagedTree, bigram_table,
-                                   cs_drafting, cut_round, horizontal_speedup, lenient_inside,
-                                   mean_rounds, run_lengths, vertical_speedup)
-from specref.draft.jacobi import Jacobi
-from specref.draft.recycling import Recycling
-from specref.draft.shapes import StaticTree, drawn_at
-from specref.models.embedded import DOMAINS, embedded, prompts
-from specref.verify.block import block
-from specref.verify.lossy import AcceptanceRule, GreedyModel, bild_rollback, lenient
-from specref.verify.reject import Chain, capped_geometric, reject
+                                   cs_drafting, cut_round, horizontal_speedup, lenient_inside, mean_rounds,
+                                   run_lengths, vertical_speedup)
+from specref.draft.shapes import drawn_at
+from specref.models.embedded import DOMAINS
+from specref.verify.lossy import GreedyModel, bild_rollback
 
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 verifiers = st.sampled_from([reject, match, block])
 BOTTOM = MaxGram((1, 2, 0), exact=True)
 K = (1, 2, 3), (0, 1, 2), (0, 0, 2)
 
-
 @dataclass(frozen=True)
 class Alternating(Chain):
     "A chain whose length is a state: 1 after a rejection, else 2"
     def learn(self, round): return replace(self, gamma=1 + (round.verdict.node == len(round.tree) - 1))
 
-
 kinds = st.sampled_from([Chain, Alternating])
 
-
 def plain_tree(tree): return tree.path(len(tree) - 1), tuple(map(tuple, tree.law[1:]))
-
 
 def true_edges(drafter, ctx):
     trees = law_of(lambda rng: drafter(ctx, rng))
     return all(stated == true for _, stated, true in edge_laws(trees))
 
-
 # The inner decoder
 
 @proves("thm-nested")
-@settings(max_examples=20, deadline=None)
-@given(models(), contexts, st.integers(1, 3), kinds, st.integers(1, 2), verifiers)
+@examples(20, models(), contexts, st.integers(1, 3), kinds, st.integers(1, 2), verifiers)
 def test_cut_it_is_the_chain_of_the_middle_model(pair, ctx, gamma, kind, k, verify):
     "The same drafts with the same edges and probabilities, and true edges"
     (v, s) = pair
@@ -65,17 +53,14 @@ def test_cut_it_is_the_chain_of_the_middle_model(pair, ctx, gamma, kind, k, veri
     assert inner == plain and true_edges(nested, ctx)
     if kind is Chain: drafter_contract(nested, ctx)
 
-
 @proves("thm-nested")
-@settings(max_examples=8, deadline=None)
-@given(models(), seeds, contexts, st.integers(1, 2), verifiers, st.sampled_from([reject, match]))
+@examples(8, models(), seeds, contexts, st.integers(1, 2), verifiers, st.sampled_from([reject, match]))
 def test_exact_cut_or_whole(pair, seed, ctx, n, inner, outer):
     "Two tokens of three levels, a stateful inner drafter; whole rounds have true edges too"
     target, (v, s) = random_table(3, seed), pair
     for nested in (Nested(v, 2, Alternating(s, 1), inner), Nested(v, 2*n, Alternating(s, 1), inner, most=n)):
         assert true_edges(nested, ctx)
         assert loop_law(target, nested, outer, ctx, 2) == target_law(target, ctx, 2)
-
 
 def only_accepted(v, s):
     "Offers the inner tokens that were accepted, and no recovered token"
@@ -87,15 +72,12 @@ def only_accepted(v, s):
         return tree
     return draft
 
-
 def test_other_cuts_anticipate():
     v, s = random_table(3, 1, zeros=False), random_table(3, 2, zeros=False)
     assert not true_edges(only_accepted(v, s), (0,))
 
-
-@settings(max_examples=25, deadline=None)
-@given(models(), contexts, st.integers(1, 5), st.integers(0, 99),
-       st.sampled_from([Jacobi(3, 3, exact=True), Recycling(3, 2, ((0,), (1,), (0, 0)), exact=True)]))
+@examples(25, models(), contexts, st.integers(1, 5), st.integers(0, 99),
+          st.sampled_from([Jacobi(3, 3, exact=True), Recycling(3, 2, ((0,), (1,), (0, 0)), exact=True)]))
 def test_inner_drafters_learn_while_drafting(pair, ctx, gamma, seed, inner):
     "The next drafter has the inner state of the inner loop's rounds, cut; it is a value; no draft, no change"
     v, text, state = pair[0], ctx, inner
@@ -112,14 +94,12 @@ def test_inner_drafters_learn_while_drafting(pair, ctx, gamma, seed, inner):
     assert after == tree.after and hash(after) == hash(again.after) and tree == again
     assert nested.learn(Round(Tree(ctx), v(Tree(ctx)), Verdict(0, 0))) == nested
 
-
 def test_two_states_are_two_drafts():
     one, other = CascadeTree((0,)), CascadeTree((0,))
     other.after = Chain(random_table(3, 0), 1)
     assert one != other and len({one, other}) == 2
     target, nested = random_table(3, 0), Nested(random_table(3, 1), 2, Alternating(random_table(3, 2), 1))
     assert loop_law(target, nested, reject, (0,), 3, careful=True) == target_law(target, (0,), 3)
-
 
 def test_limits_of_length_and_the_models_listed():
     "A middle model that reads nine tokens gets an empty inner draft at the end; each model is listed once"
@@ -131,40 +111,32 @@ def test_limits_of_length_and_the_models_listed():
     cascade = cs_drafting((v, s), K, BOTTOM)
     assert cascade.models == (v, s) and cascade.depth == 3 and cascade.V == 3
 
-
 RULES = {"lenient": lenient(F(1, 3)), "strict": lenient(F(1)), "rollback": bild_rollback(.7),
          "redraw from v": AcceptanceRule(np.minimum, lambda v, s: v)}
 
-
 @proves("prop-lenient-inside")
-@settings(max_examples=20, deadline=None)
-@given(models(), seeds, contexts, st.sampled_from(sorted(RULES)), st.integers(1, 2))
+@examples(20, models(), seeds, contexts, st.sampled_from(sorted(RULES)), st.integers(1, 2))
 def test_any_inner_rule_with_its_own_distribution(pair, seed, ctx, name, k):
     "True edges and the target's distribution; the rule that redraws from v included"
     target, nested = random_table(3, seed), Nested(pair[0], 2, Chain(pair[1], k), RULES[name])
     assert true_edges(nested, ctx)
     assert loop_law(target, nested, reject, ctx, 2) == target_law(target, ctx, 2)
 
-
 def test_a_rule_inside_needs_chains():
     v, fork = random_table(3, 1, zeros=False), StaticTree(random_table(3, 2, zeros=False), (-1, 0, 0))
     with pytest.raises(ValueError, match="wanted a chain"):
         Nested(v, 2, fork, bild_rollback(.7))((0,), Seeded(0))
 
-
-@settings(max_examples=20, deadline=None)
-@given(models(), seeds, contexts, st.fractions(1, 9, max_denominator=4))
+@examples(20, models(), seeds, contexts, st.fractions(1, 9, max_denominator=4))
 def test_lenience_inside_never_changes_the_greedy_text(pair, seed, ctx, lenience):
     target, v = GreedyModel(random_table(3, seed)), GreedyModel(pair[0])
     drafter = cs_drafting((v, GreedyModel(pair[1])), K, BOTTOM, lenient_inside(lenience, temperature=0))
     assert generate(target, drafter, reject, ctx, 6, Seeded(0)) == autoregressive(target, ctx, 6, Seeded(0))
 
-
 # The factors
 
 @proves("thm-nested-cost")
-@settings(max_examples=15, deadline=None)
-@given(pairs(st.integers(2, 3)), st.integers(1, 2), st.integers(1, 3))
+@examples(15, pairs(st.integers(2, 3)), st.integers(1, 2), st.integers(1, 3))
 def test_mean_calls_of_the_middle_model(vs, k, gamma):
     "The recursion gives the enumerated number of calls; without inner drafts there is one for each token"
     v, s = vs
@@ -175,10 +147,8 @@ def test_mean_calls_of_the_middle_model(vs, k, gamma):
     assert mean_rounds(overlap(v, s), k, gamma) == law_of(calls).mean()
     assert mean_rounds(overlap(v, s), 0, gamma) == mean_rounds(0, k, gamma) == gamma
 
-
 rates = st.fractions(0, 1, max_denominator=9)
 prices = st.fractions(0, 1, max_denominator=20)
-
 
 @proves("thm-nested-cost", "thm-vertical", "thm-horizontal")
 @given(rates, st.integers(1, 6), prices)
@@ -186,7 +156,6 @@ def test_without_an_inner_draft_it_is_theorem_3_8(alpha, n, c):
     want = speedup(alpha, n, c)
     assert vertical_speedup(alpha, 0, n, 0, c, 0) == horizontal_speedup([alpha]*n, [c]*n) == want
     assert capped_geometric(alpha, n) / (1 + mean_rounds(F(1, 2), 0, n) * c) == want
-
 
 @proves("thm-vertical")
 @given(rates.filter(lambda a: a < 1), rates, st.integers(1, 4), st.integers(0, 4), prices, prices)
@@ -196,40 +165,32 @@ def test_the_generating_function(alpha, inner, n, k, c1, c2):
     want = (1 - alpha*phi**n) / ((1 - alpha)*(1 + n*c1 + n*k*c2))
     assert vertical_speedup(alpha, inner, n, k, c1, c2) == want
 
-
 def whole_rounds(p, v, s, n, k):
     drafter = Nested(constant(*v), n*(k + 1), Chain(constant(*s), k), most=n)
     return round_tokens(constant(*p), drafter).mean()
 
-
 @proves("thm-vertical")
-@settings(max_examples=10, deadline=None)
-@given(pairs(st.just(3)), laws(3), st.sampled_from([(1, 1), (1, 2), (2, 1)]))
+@examples(10, pairs(st.just(3)), laws(3), st.sampled_from([(1, 1), (1, 2), (2, 1)]))
 def test_whole_rounds_by_enumeration(vs, p, nk):
     "Any distributions with the joint acceptance, as dependent as they are"
     v, s = vs
     joint = sum(min(a, b) * min(1, c / a) for a, b, c in zip(v, s, p) if a)
     assert vertical_speedup(overlap(p, v), overlap(v, s), *nk, 0, 0, joint) == whole_rounds(p, v, s, *nk)
 
-
 @proves("thm-vertical")
-@settings(max_examples=5, deadline=None)
-@given(pairs(st.just(2)), pairs(st.just(2)))
+@examples(5, pairs(st.just(2)), pairs(st.just(2)))
 def test_independent_acceptances(one, two):
     "Tokens (a, b): s and v differ in a, v and p in b; the paper's factor is exact"
     def both(a, b): return exact(*(x * y for x in a for y in b))
     s, v, p = both(one[0], two[0]), both(one[1], two[0]), both(one[1], two[1])
     assert vertical_speedup(overlap(p, v), overlap(v, s), 2, 1, 0, 0) == whole_rounds(p, v, s, 2, 1)
 
-
 @proves("thm-horizontal")
-@settings(max_examples=20, deadline=None)
-@given(laws(3), laws(3), laws(3), st.integers(1, 2), st.integers(1, 2))
+@examples(20, laws(3), laws(3), laws(3), st.integers(1, 2), st.integers(1, 2))
 def test_places_by_enumeration(p, a, b, i, j):
     drafter = InTurn((Chain(constant(*a), i), Chain(constant(*b), j)))
     alphas = [overlap(p, a)]*i + [overlap(p, b)]*j
     assert horizontal_speedup(alphas, [0]*(i + j)) == round_tokens(constant(*p), drafter).mean()
-
 
 @proves("thm-horizontal")
 @given(st.lists(st.tuples(rates, prices), min_size=2, max_size=6), st.integers(0, 4))
@@ -242,12 +203,10 @@ def test_the_best_order_and_the_next_place(places, i):
     product, c = np.prod([a for a, _ in ranked]), ranked[-1][1]
     assert (now > before) == (product > before * c)
 
-
 # CS-Drafting
 
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=14).map(tuple), st.integers(1, 6),
-       st.permutations(range(4)))
+@examples(60, st.lists(st.integers(0, 3), min_size=1, max_size=14).map(tuple), st.integers(1, 6),
+          st.permutations(range(4)))
 def test_max_gram_by_search(text, num, bigrams):
     "The first earlier occurrence of the longest suffix; then successors by the table"
     ends = [(k, i) for k in range(1, len(text)) for i in range(len(text) - k) if text[i:i+k] == text[-k:]]
@@ -258,25 +217,19 @@ def test_max_gram_by_search(text, num, bigrams):
     assert drafter.find(text) == tuple(want)
     drafter_contract(drafter, text)
 
-
 def test_bigrams_are_the_most_frequent_successors():
     assert bigram_table([0, 1, 0, 2, 0, 1, 1, 2], 3) == (1, 0, 0)
 
-
 def vertical_alone(models, K, bottom, verify=reject): return Nested(models[0], K[0][-1], bottom, verify)
-
 
 def horizontal_alone(models, K, bottom, verify=reject):
     counts = np.diff((0, *K[0])).tolist()
     chains = [Chain(model, k) for model, k in zip(models, counts) if k]
     return InTurn((*chains, replace(bottom, num_draft_tokens=counts[-1])))
 
-
 def chain_alone(models, K, bottom, verify=reject): return Chain(models[0], K[0][-1])
 
-
-@faithful("CS-Drafting", part="cs_drafting",
-          plain={"vertical alone": vertical_alone, "a chain": chain_alone})
+@faithful("CS-Drafting", part="cs_drafting", plain={"vertical alone": vertical_alone, "a chain": chain_alone})
 def test_each_place_is_drafted_by_the_model_that_K_prescribes(subject):
     "The stated rows, place by place: of M1, of M2, and point masses of the longest match"
     for seed in range(12):
@@ -287,7 +240,6 @@ def test_each_place_is_drafted_by_the_model_that_K_prescribes(subject):
         want = [pair[i >= a].law(tree.text(i)) for i in range(a + b)]
         want += [one_hot(x, 3, exact=True) for x in tail]
         assert [*map(tuple, tree.law[1:])] == [*map(tuple, want)] and tree.path(len(tree) - 1)[a + b:] == tail
-
 
 @faithful("CS-Drafting", plain={
     "the model alone": "speculative sampling",
@@ -307,7 +259,6 @@ def test_half_of_the_places_are_the_models(subject):
         assert [*map(tuple, tree.law[1:])] == [*map(tuple, want)] and tree.path(g)[own:] == tail
     assert max(calls) <= 0 > min(calls)
 
-
 def test_the_levels_are_those_of_the_matrix():
     M1, M2 = random_table(3, 1), random_table(3, 2)
     first, second, tail = cs_drafting((M1, M2), ((4, 6, 9), (0, 2, 3), (0, 0, 5)), BOTTOM).parts
@@ -316,7 +267,6 @@ def test_the_levels_are_those_of_the_matrix():
     assert (inner.middle, inner.gamma, rest.depth) == (M2, 2, 1)
     assert [part.depth for d in (inner, second) for part in d.inner.parts] == [5, 5]
     assert len(cs_drafting((M1, M2), ((4, 4, 4), (0, 1, 1), (0, 0, 5)), BOTTOM).parts) == 1
-
 
 def test_the_last_part_may_be_a_tree():
     "Siblings and probes of the last part are copied with their draws; an earlier part must be a chain"
@@ -327,20 +277,16 @@ def test_the_last_part_may_be_a_tree():
     assert tree.parent == [-1, 0, 1, 1, 2] and set(tree.draw) == {0, 1, 2}
     with pytest.raises(ValueError, match="wanted a chain"): InTurn((fork, Chain(one, 1)))((0,), Seeded(0))
 
-
 # Staged speculation
 
 def two_paths(ctx, rng): return add_paths(Tree(ctx), [(0, 1), (2, 2)], 3, rng)
-
 
 guesses = st.sampled_from([no_draft, two_paths,
                            StaticTree(random_table(3, 9), (-1, 0, 1, 2), likeliest_points)])
 sibling_draws = st.sampled_from([iid, without_replacement])
 
-
 @proves("thm-staged")
-@settings(max_examples=25, deadline=None)
-@given(models(), contexts, shapes(6), guesses, sibling_draws, st.integers(0, 99))
+@examples(25, models(), contexts, shapes(6), guesses, sibling_draws, st.integers(0, 99))
 def test_the_plain_tree_on_fewer_calls(pair, ctx, parent, guess, draw, seed):
     "The same tree from the same noise, at most as many calls"
     staged, plain = StagedTree(pair[0], parent, draw, guess), StaticTree(pair[0], parent, draw)
@@ -351,26 +297,20 @@ def test_the_plain_tree_on_fewer_calls(pair, ctx, parent, guess, draw, seed):
     assert tree == same and fewer <= calls and set(tree.draw) == set(same.draw)
     if len(parent) < 4: drafter_contract(staged, ctx)
 
-
 @proves("thm-staged")
-@settings(max_examples=8, deadline=None)
-@given(models(), seeds, contexts, guesses)
+@examples(8, models(), seeds, contexts, guesses)
 def test_staged_is_exact(pair, seed, ctx, guess):
     target, drafter = random_table(3, seed), StagedTree(pair[0], (-1, 0, 0, 1), guess=guess)
     assert loop_law(target, drafter, reject, ctx, 2) == target_law(target, ctx, 2)
-
 
 # At size
 
 def at(T, *names): return [embedded(name, dtype=torch.float64, temperature=T) for name in names]
 
-
 @cache
 def table(): return MaxGram(bigram_table([x for text in prompts("english", 60, seed=5) for x in text], 512))
 
-
 SIZE = (3, 5, 8), (0, 2, 4), (0, 0, 4)
-
 
 @faithful("CS-Drafting", part="cs_drafting", plain={
     "horizontal alone": horizontal_alone, "vertical alone": vertical_alone, "a chain": chain_alone})
@@ -387,9 +327,7 @@ def test_no_neural_model_decodes_token_by_token(subject, T):
     assert work["draft1"].calls < drafted_by_small
     assert T or out == autoregressive(target, prompt, 24, Seeded(0))
 
-
 def strict_inside(models, K, bottom, verify): return cs_drafting(models, K, bottom)
-
 
 @faithful("CS-Drafting", part="cs_drafting", plain={"strict inside": strict_inside})
 def test_lenience_changes_the_work_and_not_the_text(subject):
@@ -405,7 +343,6 @@ def test_lenience_changes_the_work_and_not_the_text(subject):
         assert outs == truths and (wrong == truths) == (lenience == 1)
         calls[lenience] = [tuple(m.calls for m in out.ledger.models.values()) for out in outs]
     assert calls[1] != calls[20]
-
 
 @faithful("staged speculation", plain={
     "a tree of the draft model alone": drafted(lambda d: StaticTree(d.model, d.parent, d.draw)),
@@ -428,11 +365,9 @@ def test_a_tree_whose_draft_model_is_accelerated(subject, T):
     assert out == same and fewer < calls
     assert T or out == autoregressive(target, prompt, 20, Seeded(0))
 
-
 # Prediction alignment (BiLD)
 
-@settings(max_examples=10, deadline=None)
-@given(seeds)
+@examples(10, seeds)
 def test_an_aligned_student_agrees_with_the_large_model(seed):
     "N-grams counted in the large model's own texts predict its tokens where these were seen"
     base = random_table(3, seed, zeros=False)

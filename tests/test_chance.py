@@ -7,17 +7,13 @@ from itertools import count
 from math import nextafter
 from time import process_time
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import example, given, settings, strategies as st
 
-from helpers import CANON, Recorder, g_test, laws, pairs, proves
-from specref.core.rng import Irreproducible, PathSampler, Seeded, Tape, difference, estimated_paths, in_time
-from specref.core.rng import law_of, mean_of, merged_law, step_law, verdict_tape
-from specref.core.law import exact, overlap
-from specref.core.loop import generate
-from specref.core.registry import SYSTEMS
-from specref.core.target import random_table
+from helpers import CANON, Recorder, examples, g_test, laws, pairs, proves
+from specref import exact, generate, law_of, mean_of, overlap, random_table, Seeded, SYSTEMS, Tape
+from specref.core.rng import (Irreproducible, PathSampler, difference, estimated_paths, in_time, merged_law,
+                              step_law, verdict_tape)
 
 # A program is a leaf (a number) or a random draw with a program for every outcome
 
@@ -42,8 +38,7 @@ def by_hand(program, mass=Fraction(1)):
     return [path for w, kid in todo if w > 0 for path in by_hand(kid, mass * w)]
 
 @proves("thm-pushforward")
-@settings(max_examples=50)
-@given(programs)
+@examples(50, programs)
 def test_enumeration_is_the_distribution_of_the_program(program):
     "Programs of up to a dozen draws: distribution, number of paths and mean, by recursion instead of replay"
     law, paths, want = law_of(lambda rng: run(program, rng)), by_hand(program), Counter()
@@ -52,8 +47,7 @@ def test_enumeration_is_the_distribution_of_the_program(program):
     assert mean_of(lambda rng: run(program, rng)) == sum(k*w for k, w in paths)
 
 @proves("thm-pushforward")
-@settings(max_examples=8)
-@given(programs, st.integers(0, 99))
+@examples(8, programs, st.integers(0, 99))
 def test_running_agrees_with_enumerating(program, seed):
     "Two thousand seeded runs against the computed distribution: a false alarm once in 1e9"
     rng = Seeded(seed)
@@ -69,14 +63,12 @@ def cut(*laws):
     return joint
 
 @proves("thm-lazy-cells")
-@settings(max_examples=30)
-@given(st.integers(2, 4).flatmap(lambda V: st.lists(laws(V), min_size=1, max_size=4)))
+@examples(30, st.integers(2, 4).flatmap(lambda V: st.lists(laws(V), min_size=1, max_size=4)))
 def test_one_key_is_one_uniform(ls):
     assert law_of(lambda rng: tuple(rng.pick(p, key="u") for p in ls)) == cut(*ls)
 
 @proves("thm-lazy-cells")
-@settings(max_examples=25)
-@given(pairs(st.integers(2, 3)), laws(2))
+@examples(25, pairs(st.integers(2, 3)), laws(2))
 def test_keys_are_independent_of_each_other_and_of_plain_noise(pq, plain):
     "Two keys used in turn, with a plain pick between: the product of three distributions"
     p, q = pq
@@ -90,8 +82,7 @@ def test_keys_are_independent_of_each_other_and_of_plain_noise(pq, plain):
     assert sum(w for (a, *_, d, _), w in got.items() if a == d) <= overlap(p, q)
 
 @proves("thm-lazy-cells")
-@settings(max_examples=30)
-@given(pairs(), st.integers(0, 999))
+@examples(30, pairs(), st.integers(0, 999))
 def test_seeded_keys_share_one_number(pq, seed):
     "The keyed picks of a seeded rng are those of some single uniform, the same from any stream"
     streams = [Seeded(seed).at(i)[side] for i in range(2) for side in range(2)]
@@ -118,8 +109,7 @@ def test_long_rows_are_searched_in_blocks(V):
     assert Tape({("pick", None): .5}).pick(list(exact(*[1]*6000))) == 3000
 
 @proves("thm-merging")
-@settings(max_examples=25)
-@given(st.lists(laws(3), min_size=3, max_size=3), st.integers(1, 3), st.integers(1, 4))
+@examples(25, st.lists(laws(3), min_size=3, max_size=3), st.integers(1, 3), st.integers(1, 4))
 def test_merged_states_have_the_distribution_of_all_paths(rows, patience, n):
     "A Markov chain with a coin in every step that stops at different times: merged = enumerated in full"
     def step(s, rng):
@@ -138,8 +128,7 @@ class Uniform:
     def integers(self, k): return self.rng.pick(exact(*[1]*k))
 
 @proves("prop-knuth")
-@settings(max_examples=40)
-@given(programs)
+@examples(40, programs)
 def test_the_mean_of_the_estimate_is_the_number_of_paths(program):
     "Over all random walks, exactly; and an equal number of outcomes on every path needs one walk"
     def walk(rng):
@@ -166,8 +155,7 @@ TIMES = [(3, "some 3 seconds"), (100, "some 100 seconds"), (240, "some 4 minutes
 def test_times_in_words(seconds, words): assert in_time(seconds).startswith(words)
 
 @proves("thm-pushforward")
-@settings(max_examples=30)
-@given(programs, programs, pairs(st.just(3)))
+@examples(30, programs, programs, pairs(st.just(3)))
 def test_two_stages_are_one_program(a, b, pq):
     "The same distribution and number of paths, also with a key in both stages; the first runs less often"
     calls = []
@@ -240,8 +228,7 @@ units = st.floats(0, 1, exclude_max=True)
 weights = st.sampled_from([0., 1e-300, 1e-17, .1, .3, 1., 7.])
 rough = st.lists(weights, min_size=2, max_size=6).filter(any).map(lambda w: np.array(w) / sum(w))
 
-@settings(max_examples=100)
-@given(rough, units)
+@examples(100, rough, units)
 @example(np.array([1., 0]), nextafter(1, 0))
 @example(np.array([0, 1.]), 0.)
 @example(np.array([.1]*10 + [0]), nextafter(1, 0))
@@ -252,8 +239,7 @@ def test_a_pick_has_weight(law, u):
         assert 0 <= x < len(law) and row[x] > 0
         if row is law: assert law[:x].sum() - 1e-12 <= u <= law[:x+1].sum() + 1e-12
 
-@settings(max_examples=50)
-@given(st.fractions(0, 2), st.fractions(Fraction(1, 9), 1), units, st.integers(0, 3))
+@examples(50, st.fractions(0, 2), st.fractions(Fraction(1, 9), 1), units, st.integers(0, 3))
 def test_coins_and_tapes(a, b, u, i):
     "u b < a, strictly: nothing of weight 0 at u = 0; and a tape is read by address"
     p, us = CANON[0], [0., u, .5, u]
@@ -291,7 +277,6 @@ def test_a_tape_replays_a_seeded_run(name, seed, V):
     once, again = decode(Recorder(Seeded(seed), table)), decode(Tape(table))
     assert once == again == decode(Seeded(seed)) and once.steps == again.steps
     assert {a[1] for a in table if a[0] != "key"} <= {"draft", "verify"}
-
 
 def test_a_bar_counts_paths_against_their_estimate(capsys):
     law = law_of(lambda rng: [rng.coin(Fraction(1, 3)) for _ in range(5)] == [True]*5, progress=True)

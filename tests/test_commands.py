@@ -1,47 +1,34 @@
 "Chapter 63: the command line, on the embedded models and on checkpoints in a folder"
-import io
-import json
-import os
-import subprocess
-import sys
-import tomllib
+import io, json, os, subprocess, sys, tomllib
 from importlib import import_module
 from functools import partial
 from inspect import signature
 from itertools import count, islice
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 
 import specref
 from checkpoints import folder as folder, mine as mine, pair_of   # noqa: F811  fixtures
 from house import ROOT
+from specref import (autoregressive, Chain, Costs, generate, HFModel, match, no_draft, random_table, reject,
+                     save_log, Seeded, System, SYSTEMS, tokenizer, Verdict)
 from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
 from specref.app.loading import ModelOptions, encode_prompt, translators
-from specref.core.registry import SYSTEMS, Declared
 from specref.app.tour import decode_cold, drafter_stops, own_stops
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds
-from specref.certify.logs import save_log
-from specref.speed.cost import Costs
-from specref.core.loop import System, Verdict, autoregressive, generate, match, no_draft
-from specref.core.rng import Seeded
-from specref.core.target import random_table
+from specref.core.registry import Declared
 from specref.draft.vocab import translated
-from specref.models.embedded import tokenizer, tokenizer_of
-from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.models.embedded import tokenizer_of
 
 X = "decode", "--prompt", "x", "--seconds", "1e-3"   # one pair of runs
 SAME = "plain decoding gives the same text"
-
 
 def run(capsys, *argv):
     "What a command prints"
     main(argv)
     return capsys.readouterr().out
-
 
 def fails(capsys, words, *argv):
     "One line on standard error that has these words, nothing on standard output, exit status 2"
@@ -50,7 +37,6 @@ def fails(capsys, words, *argv):
     assert end.value.code == 2 and not printed.out and words in printed.err
     assert printed.err.startswith("specref") and printed.err.count("\n") == 1
 
-
 def report(capsys, *argv):
     "The report of a command, which prints one JSON object and nothing else"
     main([*argv, "--json"])
@@ -58,12 +44,10 @@ def report(capsys, *argv):
     assert not printed.err and printed.out.count("\n") == 1
     return json.loads(printed.out)
 
-
 @pytest.fixture
 def priced(monkeypatch):
     "Costs that are not measured"
     monkeypatch.setattr(commands, "measure_pair", lambda *args: Costs({1: 2., 5: 3., 9: 4.}, .25, .1))
-
 
 def test_decode_prints_equal_texts(capsys):
     "One text, all that was measured, one speed-up in two places, and no line wider than a page"
@@ -76,7 +60,6 @@ def test_decode_prints_equal_texts(capsys):
     again = next(line for line in words.splitlines() if "as fast as" in line)
     assert measured.split()[0] == again.split()[0] and max(map(len, figures.splitlines())) <= 92
 
-
 def test_a_system_against_itself_has_the_speed_1(capsys, priced, monkeypatch):
     "On a clock that advances by one second a call; the runs end when eight pairs agree"
     seconds = count()
@@ -86,7 +69,6 @@ def test_a_system_against_itself_has_the_speed_1(capsys, priced, monkeypatch):
     interval = dict(low=1, high=1, confidence=1 - 2**-7)
     assert found["speed_up"]["median"] == 1 and found["speed_up"]["interval"] == interval
     assert found["speed_up"]["pairs"] == 8 and found["equal"] and found["ledger"]["num_rounds"] == 2
-
 
 def test_prompts_from_three_places_decoded_once(capsys, tmp_path, monkeypatch):
     "Without seconds there is no plain run and no clock; the texts are those of the timed runs"
@@ -106,7 +88,6 @@ def test_prompts_from_three_places_decoded_once(capsys, tmp_path, monkeypatch):
     for one, other, text in zip(timed, shown.split("--- speculative sampling\n")[1:], texts):
         assert one.split("\n--- ")[0] == other.split("\n--- ")[0] and one.startswith(text)
 
-
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_a_terminal_that_knows_ascii_alone(monkeypatch, as_json):
     "Other characters are written as escapes, and JSON stays JSON"
@@ -116,18 +97,15 @@ def test_a_terminal_that_knows_ascii_alone(monkeypatch, as_json):
     printed = out.buffer.getvalue().decode("ascii")
     assert json.loads(printed)["prompt"] == "é☃" if as_json else "\\xe9\\u2603" in printed
 
-
 def test_a_seed_decides_a_sampled_text(capsys, priced):
     given = "decode", "--prompt", "The", "--n", "6", "--temperature", "1", "--seconds", "0", "--seed"
     texts = [run(capsys, *given, seed).split("\n--- ")[0] for seed in "778"]
     assert texts[0] == texts[1] != texts[2]
 
-
 def test_a_sampled_run_with_warps(capsys, priced):
     given = *X, "--n", "4", "--temperature", "1", "--top-k", "4", "--top-p", ".9", "--draft-top-k", "2"
     printed = run(capsys, *given, "--system", "optimal transport")
     assert "sampled: plain decoding with this seed gives another text" in printed
-
 
 def test_models_of_your_own(capsys, folder):
     "A path for each model; a target alone with a system that drafts without one"
@@ -140,7 +118,6 @@ def test_models_of_your_own(capsys, folder):
     for argv in X, ("bench",), (*X, "--system", "Sequoia", "--n", "4"):
         fails(capsys, "draft: got none, wanted a model", *argv, *own)
 
-
 def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
     "It encodes the prompt; a draft of other words runs, after one line on standard error with their share"
     pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"))
@@ -151,7 +128,6 @@ def test_a_path_brings_its_own_tokenizer(capsys, folder, priced):
         printed = capsys.readouterr()
         warnings = printed.err.count("% of its tokenizer's words are not the target's")
         assert SAME in printed.out and warnings == printed.err.count("\n") == lines
-
 
 @pytest.mark.parametrize("system", translators())
 @pytest.mark.parametrize("names", [("target", "letters"), ("letters", "draft"), ("target", "draft")], ids=str)
@@ -168,7 +144,6 @@ def test_a_draft_with_any_tokenizer(capsys, folder, priced, system, names):
     for name in "num_draft_tokens", "num_accepted_tokens":
         assert found["ledger"][name] == getattr(want.ledger, name)
 
-
 def test_the_draft_of_the_second_tokenizer(capsys, folder):
     "Where no draft is named; for another target, and for another system, a draft of other words is refused"
     assert SAME in run(capsys, *X, "--n", "6", "--system", "TLI")
@@ -181,14 +156,12 @@ def test_the_draft_of_the_second_tokenizer(capsys, folder):
     found = report(capsys, "certify", "--system", "TLI", *own, "--n", "1", "--runs", "90", "--top-k", "2")
     assert found["passes"] and found["systems"]["TLI"]["model"]["test"]["n"] == 90
 
-
 @pytest.mark.parametrize("length, n", [(1, 64), (63, 2), (60, 1)])
 def test_decode_reaches_the_last_position(capsys, folder, length, n):
     "As many tokens as a model has positions for, and one more raises an error"
     own = "--target", str(folder/"letters"), "--draft", str(folder/"letters"), "--gamma", "1"
     assert SAME in run(capsys, "decode", "--prompt", "a" * length, "--n", str(n), *own, *X[3:])
     fails(capsys, "n: got 65, wanted at most 64", "decode", "--prompt", "a", "--n", "65", *own)
-
 
 @pytest.mark.parametrize("prompt", ["\n\n", " ", "Größe ☃ 日本語", "-x", 'tab\t"q"'])
 def test_a_prompt_is_printed_as_it_was_given(capsys, priced, prompt):
@@ -197,7 +170,6 @@ def test_a_prompt_is_printed_as_it_was_given(capsys, priced, prompt):
     printed = run(capsys, *given)
     assert printed.startswith(f"--- autoregressive\n{prompt}")
     assert run(capsys, *given, "--stream").split("\n--- ")[0] == printed.split("\n--- ")[0]
-
 
 def test_a_stream_prints_whole_characters(capsys):
     tok, pieces = tokenizer(), []
@@ -209,7 +181,6 @@ def test_a_stream_prints_whole_characters(capsys):
     show((), last=True)
     assert "".join(pieces) == "a☃é" and "" in pieces and capsys.readouterr().out == "\n"
 
-
 def test_the_words_of_a_comparison():
     "Texts of decoding; another token is no rounding; a system with a target of its own is named as that"
     pair = pair_of()
@@ -220,14 +191,12 @@ def test_the_words_of_a_comparison():
     assert words((*plain[:2], plain[2] + 1)).startswith("the texts differ: NOT ROUNDING at token 2: logits ")
     assert compare_texts(pair, "CLLM", ids, plain, (0,)).endswith("by a target of its own")
 
-
 def test_the_draft_has_a_temperature_of_its_own(capsys, priced):
     pair = pair_of(draft_temperature=.5)
     assert (pair.target.temperature, pair.draft.temperature) == (0., .5)
     assert pair_of(1.).draft.temperature == 1
     assert SAME in run(capsys, *X, "--n", "5", "--system", "sampled tree", "--draft-temperature", "1")
     fails(capsys, "draft_temperature: got -1", *X, "--n", "5", "--draft-temperature", "-1")
-
 
 def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
     "Its first system, or one that is named; a system's name selects the embedded drafter"
@@ -242,13 +211,11 @@ def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
     assert 0 < found["acceptance"] < 1 and found["drafter"] == mine
     fails(capsys, "system: got 'Medusa', wanted one of", *given, "--drafter", mine, "--system", "Medusa")
 
-
 def test_a_trained_drafter_joins_the_tour(mine):
     stops = drafter_stops(pair_of(1., drafter=mine))
     assert [(stop.recipe, stop.draft) for stop in stops] == [("EAGLE", "own"), ("EAGLE-2", "own")]
     run = decode_cold(stops[0], 0., (1, 2, 3), 3, 0)
     assert len(run.text) == 3 and run.system.name.startswith("EAGLE") and run.text.ledger.num_draft_tokens
-
 
 def test_the_tour_on_models_of_your_own(mine, folder):
     "A pair runs what it can: with a draft all systems, alone those without one, and those of its drafter"
@@ -267,7 +234,6 @@ def test_the_tour_on_models_of_your_own(mine, folder):
     assert plain.tok is letters.tok
     with pytest.raises(ValueError, match="^prompt: got"): plain.prompts("copy", 1, 12)
 
-
 @pytest.mark.parametrize("temperature", [0., 1.])
 def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
     "At the temperature that is asked for; at 0 the text is that of plain decoding"
@@ -281,7 +247,6 @@ def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
         assert run.target.model is pair.target.model and run.target.temperature == temperature
         assert run.text.ledger.num_draft_tokens and (temperature or run.text == plain.text)
 
-
 def test_drafters_that_do_not_fit(capsys, mine, folder):
     "Another target, a card without entries, a folder without weights"
     other = "--target", str(folder/"target")
@@ -291,7 +256,6 @@ def test_drafters_that_do_not_fit(capsys, mine, folder):
     for card in "{}", '{"kind": "Eagle", "settings": {}, "target": {}, "recipe": {"name": "no"}}', "[]":
         with open(f"{mine}/config.json", "w") as f: f.write(card)
         fails(capsys, "drafter: ", *X, "--drafter", mine)
-
 
 def test_certify_counts_on_a_named_model(capsys):
     "The exact certificate and the counted one, no wider than a page"
@@ -303,7 +267,6 @@ def test_certify_counts_on_a_named_model(capsys):
     certificates = found["systems"]["Medusa"]
     assert found["passes"] and found["seed"] == 3 and found["drafter"] == "medusa"
     assert certificates["tables"]["exact"] and certificates["model"]["test"]["n"] == 80
-
 
 def test_too_few_runs_leave_the_proof_on_tables(capsys):
     "The error names a number of runs, and that number is enough"
@@ -320,7 +283,6 @@ def test_too_few_runs_leave_the_proof_on_tables(capsys):
     tables = found["systems"]["autoregressive"]["tables"]
     assert tables["exact"] and f"wanted at least {needed}" in found["error"]
 
-
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     "Without a terminal: on a clock of one second a call, every tenth text"
     seconds = count()
@@ -332,14 +294,12 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     main(["certify", "--target", "small", "--system", "autoregressive", "--n", "1", "--runs", "60"])
     assert "specref: autoregressive: texts counted: " in capsys.readouterr().err
 
-
 def test_certify_fails_with_status_1(capsys, monkeypatch):
     "A certificate that does not pass is exit status 1"
     wrong = System("wrong", no_draft, lambda p, tree, rng: Verdict(0, 0))
     monkeypatch.setitem(SYSTEMS.declared, "wrong", Declared("wrong", lambda draft, **kw: wrong))
     with pytest.raises(SystemExit) as end: main(["certify", "--system", "wrong"])
     assert end.value.code == 1 and "OUTPUT DISTRIBUTION DIFFERS" in capsys.readouterr().out
-
 
 @pytest.fixture
 def pasted(tmp_path):
@@ -348,7 +308,6 @@ def pasted(tmp_path):
         (tmp_path/"rule.py").write_text(text)
         return "judge", str(tmp_path/"rule.py")
     return write
-
 
 def test_judge_prints_the_verdict_on_a_rule(capsys, pasted, monkeypatch):
     "A right rule ends with status 0, a wrong one with 1, one that is not robust with 3; a file or not"
@@ -366,7 +325,6 @@ def test_judge_prints_the_verdict_on_a_rule(capsys, pasted, monkeypatch):
     with pytest.raises(SystemExit): main(["judge", "-"])
     assert "argmax draft, stated with the softmax q" in capsys.readouterr().out
 
-
 def test_rules_that_cannot_be_judged(capsys, pasted, tmp_path):
     "No file, a folder, no rule, a rule that is not enumerated"
     fails(capsys, "No such file", "judge", str(tmp_path/"none.py"))
@@ -375,7 +333,6 @@ def test_rules_that_cannot_be_judged(capsys, pasted, tmp_path):
     fails(capsys, "rule: line 1: ", *pasted("def rule("))
     fails(capsys, "certify_rows tests any rule", *pasted("def rule(p, q, draft, u): return [u() < u()]"))
     fails(capsys, "the following arguments are required: file", "judge")
-
 
 @pytest.fixture
 def log(tmp_path):
@@ -386,7 +343,6 @@ def log(tmp_path):
         save_log(tmp_path/"log.npz", islice(played, 900))
         return "certify", "--log", str(tmp_path/"log.npz")
     return write
-
 
 def test_certify_checks_recorded_rounds(capsys, log):
     "A correct log ends with status 0, an incorrect one with status 1; a rule is tested where it is claimed"
@@ -403,7 +359,6 @@ def test_certify_checks_recorded_rounds(capsys, log):
     passed = {line["check"]: line["passes"] for line in found["lines"]}
     assert found["passes"] and passed["tokens"] and passed["distribution"]
 
-
 def test_logs_that_cannot_be_checked(capsys, tmp_path):
     "No file, a file of something else, arrays that do not fit"
     (tmp_path/"text.npz").write_text("x")
@@ -414,32 +369,22 @@ def test_logs_that_cannot_be_checked(capsys, tmp_path):
     np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))
     fails(capsys, "log: round 0: p[0]: got weights that sum", "certify", "--log", str(tmp_path/"sum.npz"))
 
-
 BESIDE = dict(system="block verification", target="target", draft="small", n=5, runs=7, seed=1, prompt="x")
 ONE = "--target", "small", "--system", "autoregressive"
 BAD = [   # words, command
-    ("gamma: got 0", *X, "--gamma", "0"),
-    ("gamma: got 600", *X, "--gamma", "600"),
-    ("n: got -1", *X, "--n", "-1"),
-    ("n: got 600", *X, "--n", "600"),
-    ("n: got 300", "bench", "--prompt", "x", "--n", "300"),
-    ("n: got 700", "certify", *ONE, "--n", "700"),
-    ("argument --n: invalid int value: 'many'", *X, "--n", "many"),
-    ("seed: got -1", *X, "--seed", "-1"),
-    ("temperature: got -1", *X, "--temperature", "-1"),
-    ("temperature: got nan", *X, "--temperature", "nan"),
-    ("temperature: got inf", "bench", "--temperature", "inf"),
-    ("top_k: got 0", *X, "--top-k", "0"),
-    ("draft_top_k: got 0", "bench", "--draft-top-k", "0"),
-    ("top_p: got 2", "certify", *ONE, "--top-p", "2"),
-    ("draft_top_p: got 0", *X, "--draft-top-p", "0"),
-    ("seconds: got -1", *X, "--seconds", "-1"),
+    ("gamma: got 0", *X, "--gamma", "0"), ("gamma: got 600", *X, "--gamma", "600"),
+    ("n: got -1", *X, "--n", "-1"), ("n: got 600", *X, "--n", "600"),
+    ("n: got 300", "bench", "--prompt", "x", "--n", "300"), ("n: got 700", "certify", *ONE, "--n", "700"),
+    ("argument --n: invalid int value: 'many'", *X, "--n", "many"), ("seed: got -1", *X, "--seed", "-1"),
+    ("temperature: got -1", *X, "--temperature", "-1"), ("temperature: got nan", *X, "--temperature", "nan"),
+    ("temperature: got inf", "bench", "--temperature", "inf"), ("top_k: got 0", *X, "--top-k", "0"),
+    ("draft_top_k: got 0", "bench", "--draft-top-k", "0"), ("top_p: got 2", "certify", *ONE, "--top-p", "2"),
+    ("draft_top_p: got 0", *X, "--draft-top-p", "0"), ("seconds: got -1", *X, "--seconds", "-1"),
     ("stream: got it together with json", *X, "--stream", "--json"),
     ("chat: got a tokenizer without a chat template", *X, "--chat"),
     ("drafter: got 'no/such/folder'", *X, "--drafter", "no/such/folder"),
     ("drafter: got 'no/such/folder'", "tour", "--drafter", "no/such/folder"),
-    ("drafter: got ''", "bench", "--drafter", ""),
-    ("or one of medusa, medusa2", *X, "--drafter", "EAGLE"),
+    ("drafter: got ''", "bench", "--drafter", ""), ("or one of medusa, medusa2", *X, "--drafter", "EAGLE"),
     ("target: got 'no/', wanted a folder", *X, "--target", "no/"),
     ("draft: got 'small' together with a trained drafter", *X, "--drafter", "eagle", "--draft", "small"),
     ("draft_top_k: got 2 together with a trained", "bench", "--drafter", "eagle", "--draft-top-k", "2"),
@@ -447,8 +392,7 @@ BAD = [   # words, command
     ("prompt: got 0 tokens", "bench", "--prompt", ""),
     ("prompt: got 600 tokens", "decode", "--prompt", "\x01" * 600),
     ("prompt: got 'a\\udcff'", "decode", "--prompt", "a\udcff"),
-    ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""),
-    ("prompt: got none, wanted a text", "decode"),
+    ("prompt: got 0 tokens", "certify", *ONE, "--prompt", ""), ("prompt: got none, wanted a text", "decode"),
     ("argument --prompt-file: got 'no/file', wanted a file of text", "decode", "--prompt-file", "no/file"),
     ("gamma: got 3, wanted none", *X, "--system", "autoregressive", "--gamma", "3"),
     ("draft: got 'small' for 'REST'", *X, "--system", "REST", "--draft", "small"),
@@ -460,8 +404,7 @@ BAD = [   # words, command
     ("draft_top_k: got 2 on tables alone", "certify", "--draft-top-k", "2"),
     ("chat: got True on tables alone", "certify", "--chat"),
     ("texts: got 3 together with data", "train", "medusa", "--data", "x", "--texts", "3"),
-    ("runs: got 0", "certify", "--runs", "0"),
-    ("system: got 'magic'", *X, "--system", "magic"),
+    ("runs: got 0", "certify", "--runs", "0"), ("system: got 'magic'", *X, "--system", "magic"),
     ("target: got 'no/such/folder'", *X, "--target", "no/such/folder"),
     ("draft: got 'no/such/folder'", *X, "--draft", "no/such/folder"),
     *((f"{role}: got ''", *X, f"--{role}", "") for role in ("target", "draft")),
@@ -471,10 +414,8 @@ BAD = [   # words, command
     ("draft: got 'small' together with a trained", "tour", "--drafter", "eagle", "--draft", "small"),
     ("steps: got 5 for the embedded models", "train", "--steps", "5"),
     ("target: got 'x' for layerskip", "train", "layerskip", "--target", "x"),
-    ("target: got 'small' for the embedded models", "train", "--target", "small"),
-    ("required: COMMAND",),
-    ("invalid choice: 'fly'", "fly"),
-    ("argument --out: got '', wanted a folder", "tour", "--out", ""),
+    ("target: got 'small' for the embedded models", "train", "--target", "small"), ("required: COMMAND",),
+    ("invalid choice: 'fly'", "fly"), ("argument --out: got '', wanted a folder", "tour", "--out", ""),
     ("wanted a folder that can be written", "train", "--out", f"{__file__}/below"),
     ("got '/proc/below', wanted a folder that can be written", "train", "--out", "/proc/below"),
     ("file: got 'no/file', wanted a file of Python", "judge", "no/file"),
@@ -486,13 +427,11 @@ BAD = [   # words, command
     *((f"{name}: got {x!r} together with a log", "LOG", f"--{name}", str(x)) for name, x in BESIDE.items()),
 ]
 
-
 @pytest.mark.parametrize("row", BAD, ids=lambda row: row[0])
 def test_a_bad_value_is_one_line_and_status_2(capsys, log, row):
     words, *argv = row
     if argv[:1] == ["LOG"]: argv = [*log(reject), *argv[1:]]
     fails(capsys, words, *argv)
-
 
 def test_models_that_cannot_be_had(capsys, folder):
     "Each error names the argument that was wrong"
@@ -506,7 +445,6 @@ def test_models_that_cannot_be_had(capsys, folder):
     fails(capsys, "target: got", *translate, str(folder/"words"), "--draft", target)
     fails(capsys, "draft: got '", *translate, target, "--draft", empty)
     fails(capsys, "draft: got '", *X, "--draft", empty)
-
 
 def test_embeddings_padded_to_another_size_are_cut(capsys, folder, tmp_path):
     "The target's 512 rows and the draft's 576 of one tokenizer: the text of the draft as it was"
@@ -522,7 +460,6 @@ def test_embeddings_padded_to_another_size_are_cut(capsys, folder, tmp_path):
         return found["tokens"], found["ledger"]["num_accepted_tokens_per_pos"]
     assert decoded(tmp_path/"wide") == decoded(folder/"draft")
 
-
 def test_every_option_is_an_argument():
     "Of the function that its command names, and its help ends with the function's default"
     subs = next(x for x in parser()._subparsers._group_actions if x.dest == "command").choices
@@ -534,7 +471,6 @@ def test_every_option_is_an_argument():
         assert options <= taken.keys(), name
     printed = " ".join(subs["decode"].format_help().split())
     assert "number of new tokens (default: 64)" in printed and "None" not in printed
-
 
 def test_the_module_and_the_script_are_one():
     "Help comes without torch; the installed script calls the same function (the next test: so does -m)"
@@ -548,7 +484,6 @@ def test_the_module_and_the_script_are_one():
     call[2] = code.replace("help", "version")
     version = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
     assert version.stdout == f"specref {specref.__version__}\n"
-
 
 def test_a_closed_pipe_and_an_interrupt(monkeypatch, capsys):
     "A closed pipe ends a command without a message; an interrupt ends it with one line"

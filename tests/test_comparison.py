@@ -1,24 +1,19 @@
 "62a_comparison: overlaps at the right places, intervals of pairs, and a whole record"
 import json
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 
+from specref import Costs, prompts, Seeded
 from specref.app import benchmarks, comparison as c
 from specref.app.tour import TrainedStop
-from specref.speed.cost import Costs
-from specref.core.rng import Seeded
-from specref.models.embedded import prompts, raw_model
+from specref.models.embedded import raw_model
 from specref.train.harness import TargetModel
 from specref.train.registry import SHIPPED_DRAFTERS, TRAINED, load_network
 
 TEXTS = torch.tensor(prompts("code", 2, length=40))
 
-
 @pytest.fixture(scope="module")
 def base(): return TargetModel(raw_model("target"))
-
 
 class TargetAsDraft:
     "Predicts x_{t+2+j} by the target's own row there, or by the one `off` places away; zeros before `start`"
@@ -27,7 +22,6 @@ class TargetAsDraft:
         z = self.base.head(batch.states[self.base.layers])
         places = [z[:, 1 + self.off + j:] for j in range(depth)]
         return [torch.cat([0*z[:, :self.start], z[:, self.start:]], 1) for z in places]
-
 
 @pytest.mark.parametrize("temperature", [0., .5, 1.])
 def test_the_target_overlaps_with_itself(base, temperature):
@@ -38,11 +32,9 @@ def test_the_target_overlaps_with_itself(base, temperature):
     for net, first in nets: assert overlaps(net, first) == one
     assert max(overlaps(TargetAsDraft(base, off=1))) < .7 and max(overlaps(late, 19)) < .999
 
-
 def test_temperature_is_continuous_at_zero(base):
     cold, zero = (c.depth_overlaps(load_network("eagle"), base, TEXTS, 5, t) for t in (1e-6, 0.))
     assert cold == pytest.approx(zero, abs=1e-3)
-
 
 def test_the_coverage_of_an_interval():
     "Of 300 intervals of skewed samples, 265 to 297 cover the mean: a little too narrow for 40 prompts"
@@ -50,7 +42,6 @@ def test_the_coverage_of_an_interval():
     intervals = (c.interval(rng.standard_exponential(40) - 1, 1000) for _ in range(300))
     assert 265 <= sum(low <= 0 <= high for _, low, high in intervals) <= 297
     assert c.interval([2, 2, 2]) == [2, 2, 2] and c.interval([1, 5, 2]) == c.interval([1, 5, 2])
-
 
 def test_claims_are_paired_differences():
     "The mean difference prompt by prompt, for each set of weights that has both systems"
@@ -63,7 +54,6 @@ def test_claims_are_paired_differences():
     small = {("EAGLE-3.1", ""): easy + 1, ("speculative sampling", "small"): easy}
     assert [row["gain"][0] for row in c.claims(small)] == pytest.approx([1])
 
-
 def test_the_contestants(tmp_path):
     "Plain decoding first, both chains, every trained system; retrained networks where they exist"
     names = list(c.contest())
@@ -74,7 +64,6 @@ def test_the_contestants(tmp_path):
     assert more.keys() - {*names} == {("EAGLE", "again"), ("EAGLE-2", "again")}
     (a, one), (b, two) = more["EAGLE", "again"].build(0.), TrainedStop("EAGLE").build(0.)
     assert one(a, (1, 2, 3), 8, Seeded(0)) == two(b, (1, 2, 3), 8, Seeded(0))
-
 
 @pytest.fixture
 def short(tmp_path, monkeypatch):
@@ -88,7 +77,6 @@ def short(tmp_path, monkeypatch):
     monkeypatch.setattr(c, "contest", lambda again: some)
     monkeypatch.setattr(benchmarks, "measure", lambda *args, **kw: Costs({1: .02, 9: .03}, .01, .001))
     return some
-
 
 def test_the_record_is_written_whole(short, tmp_path, capsys):
     "A row for every system, claims for both sets of weights; the file reads back to the printed table"
@@ -104,7 +92,6 @@ def test_the_record_is_written_whole(short, tmp_path, capsys):
     assert claims == [(t, "Hydra over Medusa", draft) for t in (0., 1.) for draft in ("", "again")]
     for first, again in zip(got["claims"][::2], got["claims"][1::2]): assert first["gain"] == again["gain"]
     assert got["cards"].keys() == {"Medusa", "Hydra", "Medusa again", "Hydra again"}
-
 
 def test_equal_training_is_paired_at_the_best_rates():
     rows = [dict(name=name, steps=600, seed=seed, tokens=float(np.mean(x)), by_text=x)

@@ -1,37 +1,29 @@
 "30a_consistency: trajectories, one packed pass, the losses, what is counted, training, and the shipped model"
-import copy
-import json
+import copy, json
 from dataclasses import replace
 from functools import cache, partial
 from tempfile import TemporaryDirectory
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 
-from helpers import cold, faithful, proves, refuses, seeds, tiny
-from specref.core.law import exact, one_hot
-from specref.core.loop import autoregressive, generate, loop_law, match
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import TableModel, random_table
-from specref.draft.jacobi import Jacobi, jacobi, jacobi_sweep
-from specref.models.embedded import DOMAINS, prompts, raw_model, stored
+from helpers import cold, examples, faithful, proves, refuses, seeds, tiny
+from specref import (autoregressive, exact, generate, HFModel, Jacobi, loop_law, match, one_hot, prompts,
+                     random_table, reject, Seeded, TableModel, tv_outcomes)
+from specref.draft.jacobi import jacobi, jacobi_sweep
+from specref.models.embedded import DOMAINS, raw_model, stored
 from specref.models.recipe import fit, llama, next_token_loss
-from specref.models.transformer import HFModel
 from specref.train import consistency
 from specref.train.consistency import (OBJECTIVES, ConsistencyRecipe, autoregressive_loss,
                                        collect_trajectories, compare_objectives, consistency_loss,
                                        consistency_model, convergence, correct_prefix, fast_forwarded,
                                        first_difference, global_consistency, joined, local_consistency,
-                                       no_consistency, packed_logits, packed_mask, random_iterates, rounds_of,
-                                       row_divergence, soft_cross_entropy, stationary, trained_places,
-                                       training_trajectories, train_consistency)
-from specref.verify.reject import reject
+                                       no_consistency, packed_logits, packed_mask, random_iterates,
+                                       rounds_of, row_divergence, soft_cross_entropy, stationary,
+                                       trained_places, training_trajectories, train_consistency)
 from test_embedded import SEEN, plain_law
 
 MOST_PASSES, LEAST_FORWARDED = 14.5, 1.3   # of a block of 16
-
 
 # Tables: random ones, and ones that read only a part of their text
 
@@ -53,7 +45,6 @@ def trajectory(target, m, start, ctx=(0,)):
     return np.array([ys[min(t, len(ys) - 1)] for t in range(m + 1)])
 
 def last_of(ys): return next(t for t in range(len(ys)) if (ys[t] == ys[-1]).all())
-
 
 def test_the_example_by_hand():
     "Three sweeps, one stationary token, two fast-forwarded ones; the losses in fractions of log 2"
@@ -78,11 +69,9 @@ def losses_of_rows(model, first, second, fixed):
     loss = autoregressive_loss(text[None, None], fixed[None, None], 0., end=-1)
     assert loss.item() == pytest.approx(np.log(2))
 
-
 # Trajectories
 
-@settings(max_examples=6, deadline=None)
-@given(st.integers(0, 50), st.integers(2, 5), st.integers(0, 4))
+@examples(6, st.integers(0, 50), st.integers(2, 5), st.integers(0, 4))
 def test_trajectories_are_those_of_chapter_22(seed, m, start):
     "Every iterate of every block of every prompt, and the greedy text, in one batch"
     model, x = tiny(5, seed=seed), torch.randint(5, (3, 4), generator=torch.Generator().manual_seed(seed))
@@ -95,16 +84,13 @@ def test_trajectories_are_those_of_chapter_22(seed, m, start):
             assert (ys == trajectory(target, m, (start,)*m, ctx)).all() and last[k] == last_of(ys)
             assert tuple(row[len(ctx):len(ctx) + m]) == tuple(ys[-1])
 
-
 def small_data(seed=0, m=4, V=6, n=5, blocks=3):
     model = tiny(V, seed=seed)
     x = torch.randint(V, (n, 5), generator=torch.Generator().manual_seed(seed))
     return model, collect_trajectories(model, x, blocks, m, start=1)
 
-
 @proves("prop-one-pass")
-@settings(max_examples=8, deadline=None)
-@given(st.integers(0, 50), st.integers(2, 4))
+@examples(8, st.integers(0, 50), st.integers(2, 4))
 def test_a_packed_pass_computes_the_rows_of_decoding(seed, m):
     "Each row of the text and of two copies, as after its own prefix alone; in double precision"
     model, data = small_data(seed, m)
@@ -118,13 +104,11 @@ def test_a_packed_pass_computes_the_rows_of_decoding(seed, m):
             for copy_, y in zip(copies, (batch.y, batch.later)) if i else ():
                 assert torch.allclose(copy_[r, k, i - 1], alone(y[r, k]), atol=1e-9)
 
-
 def test_the_mask_of_a_small_pass():
     seen = packed_mask(prompt=2, blocks=2, m=2, copies=2)
     assert ["".join("01"[x] for x in row) for row in seen.astype(int)] == [
         "1000000000", "1100000000", "1110000000", "1111000000", "1111100000", "1111110000",
         "1100001000", "1111000100", "1100000010", "1111000001"]
-
 
 # The losses
 
@@ -157,7 +141,6 @@ def test_the_consistency_loss_and_its_gradient(objective, goal):
     assert torch.allclose(gradient(model, loss), gradient(model, want), rtol=1e-3, atol=1e-5 * want.item())
     assert torch.allclose(text, no_consistency(model, batch)[0], atol=1e-9)
 
-
 def test_the_autoregressive_loss():
     "Label smoothing of the fixed points up to their first end token; omega weighs it"
     model, data = small_data(3)
@@ -175,7 +158,6 @@ def test_the_autoregressive_loss():
     both = global_consistency(model, batch)[1].item() + 7*want
     assert consistency_loss(data, recipe)(model, 1).item() == pytest.approx(both, rel=1e-5)
 
-
 def test_the_loss_has_the_numbers_of_the_recipe():
     model, data = small_data(3)
     batch = random_iterates(data, 3, 1, corrected=.5, seed=2)
@@ -183,7 +165,6 @@ def test_the_loss_has_the_numbers_of_the_recipe():
     want = loss.item() + 7*autoregressive_loss(text, batch.fixed, .3).item()
     recipe = ConsistencyRecipe(rows=3, omega=7., corrected=.5, seed=2, smoothing=.3)
     assert consistency_loss(data, recipe)(model, 1).item() == pytest.approx(want, rel=1e-5)
-
 
 def denoised(data, rows, step, **kw):
     "No noise: the last iterate of every block as the input"
@@ -208,7 +189,6 @@ def test_training_is_on_the_iterates_before_the_fixed_point(subject):
     assert all(found == set(range(max(data.last[at], 1))) for at, found in met.items())
     assert gradient(model, global_consistency(model, subject(data, 2, 0))[1]).abs().max() > 0
 
-
 def test_some_errors_are_corrected():
     "The share of wrong tokens that become those of the fixed point; correct ones stay"
     _, data = small_data(3, n=40)
@@ -220,12 +200,10 @@ def test_some_errors_are_corrected():
     share = (some.y == some.fixed)[wrong].float().mean().item()
     assert abs(share - .3) < 5 * (.3*.7/wrong.sum().item())**.5
 
-
 # Theorems
 
 @proves("thm-zero-loss")
-@settings(max_examples=60, deadline=None)
-@given(tables, st.integers(2, 4), starts)
+@examples(60, tables, st.integers(2, 4), starts)
 def test_a_loss_of_zero(target, m, start):
     "Both losses are zero together, and then each iterate is mapped to the fixed point; the converse if sure"
     ys = trajectory(target, m, start)
@@ -238,7 +216,6 @@ def test_a_loss_of_zero(target, m, start):
     if all(max(target.law((0, *y[:i]))) == 1 for y in ys.tolist() for i in range(m)):
         assert mapped == (sums[0] == 0) and all(s in (0, np.inf) for s in sums)
 
-
 @proves("thm-zero-loss")
 def test_the_autoregressive_loss_does_not_see_it():
     "The greedy text has probability 1 in both tables; the consistency loss is infinite in one"
@@ -248,10 +225,8 @@ def test_the_autoregressive_loss_does_not_see_it():
         assert all(target.law((0, *ys[-1][:i]))[x] == 1 for i, x in enumerate(ys[-1]))
         assert row_divergence(target, (0,), ys[-1], ys[0]).sum() == want and rounds_of(ys) == passes
 
-
 @proves("prop-two-passes")
-@settings(max_examples=30, deadline=None)
-@given(tables, st.integers(2, 4))
+@examples(30, tables, st.integers(2, 4))
 def test_two_passes(target, m):
     "From every start: two passes at most after one sweep, one pass exactly if all but the last are correct"
     for start in np.ndindex(*[2]*m):
@@ -260,7 +235,6 @@ def test_two_passes(target, m):
         assert len(out.ledger.rounds) == rounds_of(ys)
         assert (rounds_of(ys) == 1) == (start[:-1] == tuple(ys[-1][:-1]))
         assert rounds_of(ys) <= 2 or tuple(ys[1]) != tuple(ys[-1])
-
 
 def counted(ys):
     "Both counts by their definitions, one token and one sweep after another"
@@ -271,8 +245,7 @@ def counted(ys):
     return sum(max(0, b - a - 1) for a, b in zip(prefix, prefix[1:])), len(still)
 
 @proves("prop-saved-sweeps")
-@settings(max_examples=60, deadline=None)
-@given(tables, st.integers(2, 4), starts)
+@examples(60, tables, st.integers(2, 4), starts)
 def test_every_fast_forwarded_token_saves_a_sweep(target, m, start):
     ys = trajectory(target, m, start)
     fast, still = counted(ys)
@@ -280,10 +253,8 @@ def test_every_fast_forwarded_token_saves_a_sweep(target, m, start):
     T = m - correct_prefix(ys)[0] - fast
     assert last_of(ys) == T and rounds_of(ys) in (T, T + 1)
 
-
 @proves("thm-passes-per-token")
-@settings(max_examples=25, deadline=None)
-@given(tables, st.integers(2, 4))
+@examples(25, tables, st.integers(2, 4))
 def test_passes_per_token(target, m):
     "A random prompt of three tokens: the mean passes lie between m/b and m/a, by the means given the past"
     ways = {}
@@ -295,7 +266,6 @@ def test_passes_per_token(target, m):
     passes = sum(map(len, ways.values())) / n
     assert m / max(means) - 1e-9 <= passes <= m / min(means) + 1e-9
     assert passes / m == pytest.approx(1 / np.mean(sum(ways.values(), [])))
-
 
 # Training
 
@@ -335,12 +305,10 @@ def test_stationary_tokens_appear(subject, tmp_path):
     assert convergence(before)["stationary"] == 0 < found["stationary"]
     assert found["fast_forwarded"] > 1.5 and found["passes"] < 6
 
-
 def test_without_the_autoregressive_loss_the_model_collapses(tmp_path):
     "With omega = 1/100: one token everywhere, consistent and useless"
     after = convergence(tuned(tmp_path/"model.pt", omega=.01))
     assert after["different"] == 1 and after["passes"] <= 2
-
 
 @pytest.fixture
 def small(monkeypatch):
@@ -354,7 +322,6 @@ def small(monkeypatch):
     parts |= dict(drift=drift, prompts=found)
     for name, part in parts.items(): monkeypatch.setattr(consistency, name, part)
     return ConsistencyRecipe(texts=3, prompt=6, block=4, steps=2, rows=2)
-
 
 def test_one_command(small, tmp_path):
     "Trajectories, steps, weights that load, a card with both records; a second run trains nothing"
@@ -373,7 +340,6 @@ def test_one_command(small, tmp_path):
     assert before["step"] == again["step"] == 2
     assert all(torch.equal(w, again["model"][k]) for k, w in before["model"].items())
 
-
 def test_the_comparison(small, tmp_path):
     "Every objective with every seed, in one file; the runs differ"
     compare_objectives(tmp_path, tmp_path/"found.json", small, seeds=(0, 1))
@@ -382,12 +348,10 @@ def test_the_comparison(small, tmp_path):
     runs = [torch.load(f, weights_only=True)["model"]["model.norm.weight"] for f in tmp_path.glob("*.pt")]
     assert len(runs) == 6 and all(not torch.equal(a, b) for i, a in enumerate(runs) for b in runs[:i])
 
-
 def test_several_batches_are_one():
     _, data = small_data(n=5)
     parts = joined([data[:2], data[2:]])
     assert all((getattr(parts, k) == getattr(data, k)).all() for k in ("x", "iterates"))
-
 
 # The shipped model
 
@@ -407,7 +371,6 @@ def test_the_tuned_model_needs_fewer_passes(subject):
     ctx = prompts("code", 1, seed=5)[0]
     assert system(exact, ctx, 32, Seeded(0)) == autoregressive(exact, ctx, 32, Seeded(0))
 
-
 @pytest.mark.parametrize("verify", (reject, match))
 def test_three_tokens_of_the_tuned_model(verify):
     "Top 2 at temperature 1: every path has the distribution of plain passes of the tuned model"
@@ -416,7 +379,6 @@ def test_three_tokens_of_the_tuned_model(verify):
     found = loop_law(target, Jacobi(512, 3), verify, ctx, 3)
     assert tv_outcomes(found, plain_law(ctx, 3, 1., consistency_model)) <= SEEN
     assert tv_outcomes(found, plain_law(ctx, 3, 1., partial(raw_model, "large"))) > .01   # not the base
-
 
 def test_the_record_is_that_of_the_weights():
     "The card's recipe is the default; the counts of the shipped weights are those of the card"
@@ -428,7 +390,6 @@ def test_the_record_is_that_of_the_weights():
     again = consistency.held_out_convergence(consistency_model(), n=64)
     for domain, found in again.items():
         assert found == pytest.approx(card["tuned"]["convergence"][domain], rel=.02, abs=.2)
-
 
 def test_bad_input():
     model, x = tiny(5), torch.zeros(1, 3, dtype=int)

@@ -1,14 +1,10 @@
 "The contracts, inherited by every listed system: what its drafter states, what its verifier may do"
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from contracts import drafter_contract, one_round, verifier_contract
-from helpers import CANON, Plan, constant, killer, models, plans, proves
-from specref.core.rng import law_of
-from specref.core.loop import Verdict, match
-from specref.verify.reject import Chain, reject
-from specref.core.registry import SYSTEMS
-from specref.core.tree import Tree, iid, points
+from helpers import CANON, Plan, constant, examples, killer, models, plans, proves
+from specref import Chain, iid, law_of, match, points, reject, SYSTEMS, Tree, Verdict
 
 contexts = st.sampled_from([(0,), (0, 1, 0), (1, 1, 2, 1), (2, 0, 1, 2, 0)])
 small = dict(gamma=2, shape=(2, 1), exact=True)
@@ -22,8 +18,8 @@ def own_tree(name):
 
 @proves("thm-edges")
 @pytest.mark.parametrize("name", SYSTEMS)
-@settings(max_examples=20)
-@given(models(st.integers(3, 4)), contexts, st.integers(1, 3), st.sampled_from([(2,), (3,), (1, 2), (2, 1)]))
+@examples(20, models(st.integers(3, 4)), contexts, st.integers(1, 3),
+          st.sampled_from([(2,), (3,), (1, 2), (2, 1)]))
 def test_drafters(name, pair, ctx, gamma, shape):
     "The distribution stated on every edge is its token's conditional one, after several contexts"
     drafter_contract(SYSTEMS[name](pair[1], gamma=gamma, shape=shape, exact=True).drafter, ctx)
@@ -32,8 +28,7 @@ cases = (st.tuples(models(), plans(3)) | st.tuples(models(st.integers(4, 5)), pl
          | st.tuples(st.builds(killer), plans(3)))
 
 @pytest.mark.parametrize("name", verifiers)
-@settings(max_examples=25)
-@given(cases, contexts, st.integers(1, 3))
+@examples(25, cases, contexts, st.integers(1, 3))
 def test_verifiers(name, case, ctx, n):
     "Any tree with true edges, with probes: exact, no probe accepted, own noise, nothing changed; or refused"
     (target, draft), steps = case

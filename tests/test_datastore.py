@@ -3,46 +3,38 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, strategies as st
 
 from contracts import drafter_contract
-from helpers import constant, faithful, laws, proves
+from helpers import constant, examples, faithful, laws, proves
 from published import drafted
+from specref import (add_paths, Datastore, Enumerator, law_of, match, PromptLookup, reject, Rest, Tree,
+                     tv_outcomes)
 from specref.certify.mutants import each_path, redrawn_after
-from specref.core.loop import match
-from specref.core.rng import Enumerator, law_of, tv_outcomes
-from specref.core.tree import Tree, add_paths
-from specref.draft.datastore import Datastore, Rest, join_texts, suffix_array
-from specref.draft.lookup import PromptLookup
-from specref.verify.reject import reject
+from specref.draft.datastore import join_texts, suffix_array
 
 V = 3
 texts = st.lists(st.lists(st.integers(0, V - 1), max_size=14).map(tuple), min_size=1, max_size=4).filter(any)
 contexts = st.lists(st.integers(0, V - 1), min_size=1, max_size=7).map(tuple)
 queries = st.lists(st.integers(0, V - 1), min_size=1, max_size=5).map(tuple)
 
-
 def places(texts, w):
     "Every (text, place) where `w` occurs, by exhaustive search"
     return [(k, i) for k, t in enumerate(texts) for i in range(len(t) - len(w) + 1) if t[i:i+len(w)] == w]
-
 
 def counted(texts, w, depth):
     "Counts of the continuations of `w`, of up to `depth` tokens, within their text"
     tails = [texts[k][i+len(w):][:depth] for k, i in places(texts, w)]
     return Counter(t[:j] for t in tails for j in range(1, len(t) + 1))
 
-
 # The suffix array
 
 @proves("lem-doubling")
-@settings(max_examples=100)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
+@examples(100, st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
 def test_suffix_array(text, times):
     "The order of the suffixes is that of Python's sort, on periodic texts too"
     text = text * times
     assert suffix_array(text).tolist() == sorted(range(len(text)), key=lambda i: text[i:])
-
 
 def test_long_texts():
     "Fifty thousand tokens: one token only, a short period, random ones"
@@ -52,12 +44,10 @@ def test_long_texts():
         assert (np.sort(order) == np.arange(n)).all()
         for a, b in zip(order[:-1:997], order[1::997]): assert rows[a:] < rows[b:]
 
-
 # Lookups
 
 @proves("lem-ranges")
-@settings(max_examples=100)
-@given(texts, queries)
+@examples(100, texts, queries)
 def test_find_and_children(texts, w):
     "A range holds the places of a string; its children are the ranges of the strings one token longer"
     store, starts = Datastore(texts, V), np.cumsum([0, *(len(t) + 1 for t in texts)])
@@ -66,10 +56,8 @@ def test_find_and_children(texts, w):
     longer = [(len(places(texts, (*w, x))), x, store.find((*w, x))) for x in range(V)]
     assert store.children((lo, hi, d)) == [child for child in longer if child[0]]
 
-
 @proves("lem-longest")
-@settings(max_examples=100)
-@given(texts, contexts, st.integers(1, 4), st.integers(0, 4))
+@examples(100, texts, contexts, st.integers(1, 4), st.integers(0, 4))
 def test_longest_ending(texts, ctx, shortest, more):
     "Bisection agrees with trying every length, because the endings of a string that occurs occur"
     lengths = range(shortest, min(shortest + more, len(ctx)) + 1)
@@ -78,7 +66,6 @@ def test_longest_ending(texts, ctx, shortest, more):
     hits = [n > 0 for n, _ in found]
     assert hits == sorted(hits, reverse=True)
     assert (hi - lo, d) == (found[sum(hits) - 1] if any(hits) else (0, 0))
-
 
 def test_dtypes_and_borders():
     "Tokens take as few bytes as they need; no match and no continuation crosses a border"
@@ -89,7 +76,6 @@ def test_dtypes_and_borders():
     assert join_texts([(0, 1), (), (2, 1)], 3).tolist() == [0, 1, 3, 3, 2, 1, 3]
     assert len(Rest(Datastore([(0, 1, 2)], 4))((1, 2), Enumerator())) == 1
 
-
 # The drafter
 
 class Unranked(Rest):
@@ -97,11 +83,9 @@ class Unranked(Rest):
     def beginnings(self, ctx):
         return sorted(Rest.beginnings(replace(self, num_draft_tokens=999), ctx))[:self.num_draft_tokens]
 
-
 class ShortEnding(Rest):
     "The shortest ending, not the longest"
     def ending(self, ctx): return Rest.ending(replace(self, longest=self.shortest), ctx)
-
 
 class OwnText(Rest):
     "Prompt lookup: what followed the ending in the text itself"
@@ -109,11 +93,9 @@ class OwnText(Rest):
         found = PromptLookup(V, self.longest, min(self.num_draft_tokens, self.depth)).find(ctx)
         return [(found[:i], 1) for i in range(1, len(found) + 1)]
 
-
 @faithful("REST", plain={"unranked": drafted(Unranked), "short endings": drafted(ShortEnding),
                          "prompt lookup": drafted(OwnText)})
-@settings(max_examples=100)
-@given(texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
+@examples(100, texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
 @example([(0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 1)], (0, 1), 1, 2, 3, 2)
 def test_retrieval_against_brute_force(subject, texts, ctx, shortest, more, most, depth):
     "Weights are the counts of continuations of the longest ending; the heaviest are drafted"
@@ -131,12 +113,9 @@ def test_retrieval_against_brute_force(subject, texts, ctx, shortest, more, most
         assert siblings == sorted(siblings, reverse=True)
     drafter_contract(rest, ctx)
 
-
 # One draw a node
 
-
 def path_tree(paths, V): return add_paths(Tree((0,)), paths, V, Enumerator(), exact=True)
-
 
 def off(p, paths, verify):
     "Distribution of the first token on a tree of `paths`, with row `p` everywhere, and its distance from `p`"
@@ -144,10 +123,8 @@ def off(p, paths, verify):
     law = law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0])
     return law, tv_outcomes(law, {x: w for x, w in enumerate(p) if w})
 
-
 @proves("prop-asked")
-@settings(max_examples=25)
-@given(laws(4), st.lists(queries.map(lambda w: w[:2]), min_size=1, max_size=3))
+@examples(25, laws(4), st.lists(queries.map(lambda w: w[:2]), min_size=1, max_size=3))
 def test_a_second_draw(p, paths):
     "A token x of no child has mass M p(x): a bound on the distance for a draw a path, equality for one"
     first, tree = {g[0] for g in paths}, path_tree(paths, 4)

@@ -6,30 +6,22 @@ from functools import partial
 from itertools import product
 from math import prod
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 
-from helpers import chain, faithful, proves, refuses, round_tokens, seeds, tiny
+from helpers import chain, examples, faithful, proves, refuses, round_tokens, seeds, tiny
 from networks import batch_of, random_texts
 from published import drafted
-from specref.speed.cost import Costs
-from specref.core.law import exact, normalize, one_hot
-from specref.core.loop import loop_law
-from specref.core.rng import Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import Tree
+from specref import (Chain, Costs, exact, HFModel, law_of, loop_law, normalize, one_hot, random_table,
+                     reject, Seeded, TableModel, target_law, Tree, tv_outcomes)
 from specref.draft.length import ScheduledChain, budget_by_goodput
-from specref.models.transformer import HFModel
-from specref.train.synthetic import branch_texts, branching
-from specref.train.diffusion import (
-    DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft, SurvivalGoodput, injected_attention, order_tokens,
-    random_anchors, scheduled_block, sequential_temperatures, slot_overlap, survival_data,
-    training_candidates)
+from specref.train.diffusion import (DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft, SurvivalGoodput,
+                                     injected_attention, order_tokens, random_anchors, scheduled_block,
+                                     sequential_temperatures, slot_overlap, survival_data,
+                                     training_candidates)
 from specref.train.falcon import block_tokens
 from specref.train.harness import TargetModel, evaluate, state_dataset, train_network
-from specref.verify.reject import Chain, reject
+from specref.train.synthetic import branch_texts, branching
 
 V, D = 7, 3   # vocabulary; draft tokens of a block
 SIZES = {DFlash: dict(block=D + 1), DFlash2: dict(block=D + 1, top=3, rank=4), DSpark: dict(block=D, rank=4)}
@@ -235,8 +227,7 @@ def test_anchors():
 
 # The selector
 
-@given(seeds, st.integers(2, 6), st.integers(0, 6))
-@settings(max_examples=20)
+@examples(20, seeds, st.integers(2, 6), st.integers(0, 6))
 def test_the_candidates_of_training(seed, top, true):
     "The best, in order; the true token replaces the last one if it is missing"
     z = torch.randn(V, generator=torch.Generator().manual_seed(seed))
@@ -430,8 +421,7 @@ def test_orders():
     assert slot_overlap(4, 1, 3, 4, 4, 0) == Fraction(1, 4) and slot_overlap(4, 1, 3, 4, 4, 1) == 1
 
 @proves("prop-rank-one")
-@given(st.integers(2, 9), st.integers(1, 12))
-@settings(max_examples=20)
+@examples(20, st.integers(2, 9), st.integers(1, 12))
 def test_rank_one_is_enough(B, c):
     "U(y) = -c y², W1 W2 = 2 c x y: the right tail has probability at least 1 - 2/(e^c - 1)"
     y = np.arange(B)

@@ -5,27 +5,21 @@ from fractions import Fraction
 from itertools import product
 from math import inf, log
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
-from specref.certify.certificates import certify_system
+from specref import (certify_system, Chain, exact, generate, law_of, overlap, random_table, reject,
+                     residual, rounds, System, TableModel, target_law, tv)
 from specref.core.check import read_record
-from specref.core.law import exact, overlap, residual, tv
-from specref.core.loop import System, generate, rounds
-from specref.core.rng import law_of
-from specref.core.target import TableModel, random_table, target_law
 from specref.models.embedded import DOMAINS
-from specref.train.distill import (GRID, LABELS, LK_LOSSES, LOSSES, TEXT_SOURCES, DistilRecipe, HeldOutTexts,
-                                   PooledLoss, PromptSource, best_source, corpus_start, distil,
-                                   distil_record, distillation_loss, draft_texts, forward_kl, has_peaked,
-                                   hybrid_by_batch, hybrid_by_position, jensen_shannon, log_laws,
-                                   log_mean_acceptance, negative_log_acceptance, remembered, reverse_kl,
-                                   target_texts, texts_of_both, token_labels, total_variation)
-from specref.verify.reject import Chain, reject
+from specref.train.distill import (GRID, LABELS, LK_LOSSES, LOSSES, TEXT_SOURCES, DistilRecipe,
+                                   HeldOutTexts, PooledLoss, PromptSource, best_source, corpus_start,
+                                   distil, distil_record, distillation_loss, draft_texts, forward_kl,
+                                   has_peaked, hybrid_by_batch, hybrid_by_position, jensen_shannon,
+                                   log_laws, log_mean_acceptance, negative_log_acceptance, remembered,
+                                   reverse_kl, target_texts, texts_of_both, token_labels, total_variation)
 
 V = 6
 
@@ -157,7 +151,6 @@ def test_the_loss_counts_some_positions_at_a_temperature():
     assert distillation_loss(zp.bfloat16(), zq.bfloat16(), total_variation).dtype == torch.float32
 
 # Which states
-
 
 def expected(model, length, f):
     "The mean of f(prefix) over prefixes of `length` tokens of a table model"
@@ -458,7 +451,6 @@ def test_the_best_source_is_that_of_the_targets_labels():
     rows = ("corpus", "target", .3), ("corpus", "tokens", .9), ("draft", "target", .4)
     made = [dict(source=s, labels=labels, sampled=dict(alphas=[a])) for s, labels, a in rows]
     assert best_source(made) == "draft"
-
 
 def stored_alphas(record):
     "A function of source, divergence, labels: the mean α of both seeds"

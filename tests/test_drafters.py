@@ -1,37 +1,27 @@
 "34_drafters: every system certified with a table in place of its network, and one command trains any"
-import json
-import re
-import shutil
+import json, re, shutil
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers import refuses
+from helpers import examples, refuses
 from house import ROOT
 from networks import Interrupted
+from specref import autoregressive, Chain, generate, HFModel, load_system, reject, Seeded, tokenizer
 from specref.app.commands import main
-from specref.core.loop import autoregressive, generate
-from specref.core.rng import Seeded
 from specref.models import recipe
-from specref.models.embedded import DOMAINS, tokenizer
+from specref.models.embedded import DOMAINS
 from specref.models.recipe import llama
-from specref.models.transformer import HFModel
 from specref.train import registry
 from specref.train.checkpoints import LAYOUTS, convert, from_folder
-from specref.train.harness import (TargetModel, acceptances, label_mean, read_card,
-                                   written_by_another)
-from specref.train.registry import TRAINED, load_drafter, load_system, train_drafter
+from specref.train.harness import TargetModel, acceptances, label_mean, read_card, written_by_another
+from specref.train.registry import TRAINED, load_drafter, train_drafter
 from specref.train.texts import OnlineStates, encode_texts, read_texts
-from specref.verify.reject import Chain, reject
 from specref.verify.siblings import drawn_at
 
-
-@settings(max_examples=10)
-@given(st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
+@examples(10, st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
 def test_the_draw_at_temperature_0_is_the_limit(z):
     "Of sampling without replacement at a small temperature"
     z, earlier = np.array(z) / 10, ()
@@ -143,7 +133,6 @@ def test_at_the_command_line(capsys):
     with pytest.raises(SystemExit) as e: main(["train", "eagle9"])
     err = capsys.readouterr().err
     assert e.value.code == 2 and err.count("\n") == 1 and "eagle3" in err
-
 
 def test_what_is_trained_for_the_embedded_target_alone(monkeypatch, tmp_path, capsys):
     "Each by its name, into the folder that is given; `make train` runs all, and the recipes of drafters"

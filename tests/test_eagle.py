@@ -3,30 +3,25 @@ import json
 from functools import cache
 from itertools import combinations
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import given, strategies as st
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from helpers import constant, faithful, proves, round_tokens, seeds, tiny
+from helpers import constant, examples, faithful, proves, round_tokens, seeds, tiny
 from networks import batch_of, otherwise, random_texts
 from published import Published, having
+from specref import add_paths, DynamicTree, Enumerator, exact, HFModel, prompts, StaticTree, TableModel, Tree
 from specref.core.check import read_record
-from specref.core.law import exact
-from specref.core.rng import Enumerator
-from specref.core.target import TableModel, UnwarpedModel
-from specref.core.tree import Tree, add_paths, likeliest_points, to_choices
-from specref.draft.shapes import DynamicTree, StaticTree, expand_pool, heaviest_nodes, top_tokens
-from specref.models.embedded import DATA, DOMAINS, prompts, raw_model
-from specref.models.transformer import HFModel
-from specref.train.synthetic import branching
-from specref.draft.shapes import EAGLE_TREE
+from specref.core.target import UnwarpedModel
+from specref.core.tree import likeliest_points, to_choices
+from specref.draft.shapes import expand_pool, heaviest_nodes, top_tokens, EAGLE_TREE
+from specref.models.embedded import DATA, DOMAINS, raw_model
 from specref.train.eagle import Eagle
 from specref.train.features import FeatureDraft, causal_attention
 from specref.train.harness import TargetModel
 from specref.train.registry import load_network
+from specref.train.synthetic import branching
 
 FOLDER = DATA/"drafters"/"eagle"
 
@@ -116,8 +111,7 @@ def test_noise_is_added_to_inputs_alone():
     assert off.abs().max() <= .1 and abs(off.abs().mean() - .05) < .005 and abs(off.mean()) < .01
 
 @proves("prop-agree")
-@given(seeds)
-@settings(max_examples=10)
+@examples(10, seeds)
 def test_both_loss_terms_have_one_minimum(seed):
     "At the true feature the loss is a tenth of the entropy and its gradient is zero"
     net, _, _ = small()
@@ -224,8 +218,7 @@ def test_the_heaviest_of_the_pool(domain, subject):
             assert abs(sum(pool.get(p, 0) for p in mine) - best) < 1e-12
 
 @proves("prop-grown")
-@given(seeds, st.integers(1, 5))
-@settings(max_examples=15)
+@examples(15, seeds, st.integers(1, 5))
 def test_a_draft_equal_to_the_target(seed, n):
     """Where the draft is the target: EAGLE-2's weights sum to the mean number of accepted tokens, and no
     static tree has a larger one"""

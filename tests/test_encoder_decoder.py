@@ -1,9 +1,7 @@
 "07b_encoder_decoder: tree rows, cached rows and texts of T5, Bart, Marian and others: those of plain passes"
 import warnings
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers import M2M100Config, M2M100ForConditionalGeneration
 from transformers import MarianConfig, MarianMTModel, MBartConfig, MBartForConditionalGeneration
@@ -11,17 +9,11 @@ from transformers import NoRepeatNGramLogitsProcessor, PegasusConfig, PegasusFor
 from transformers import T5Config, T5ForConditionalGeneration
 
 from helpers import proves, refuses, tiny
-from specref.core.loop import autoregressive, generate, loop_law, match
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import target_law
-from specref.core.tree import Tree
-from specref.draft.jacobi import Jacobi
-from specref.draft.lookup import PromptLookup
-from specref.draft.shapes import DynamicTree, StaticTree
+from specref import (autoregressive, Chain, DynamicTree, generate, Jacobi, loop_law, match, PromptLookup,
+                     reject, Seeded, StaticTree, target_law, Tree, tv_outcomes)
 from specref.models import encoder_decoder
 from specref.models.encoder_decoder import EncoderDecoderModel, SourceDecoder, WithSource, stated_positions
 from specref.models.transformer import Unservable
-from specref.verify.reject import Chain, reject
 from test_transformer import grown, history
 
 V, SOURCE = 11, (5, 6, 7, 3, 9)
@@ -30,7 +22,6 @@ BARTS = {"Bart": (BartConfig, BartForConditionalGeneration), "Marian": (MarianCo
          "Pegasus": (PegasusConfig, PegasusForConditionalGeneration),
          "M2M100": (M2M100Config, M2M100ForConditionalGeneration)}
 KINDS = "T5", "Bart", "Marian", "MBart", "Pegasus"
-
 
 def configured(kind, start, V, layers):
     "A network of one encoder and `layers` decoder layers, with random weights of its own"
@@ -46,7 +37,6 @@ def configured(kind, start, V, layers):
                        max_position_embeddings=64, forced_eos_token_id=None, forced_bos_token_id=None,
                        num_beams=1, **common))
 
-
 def network(kind, start=2, V=V, layers=2, seed=0):
     "The same in double precision throughout, with large random weights"
     torch.manual_seed(seed)
@@ -59,11 +49,9 @@ def network(kind, start=2, V=V, layers=2, seed=0):
         if type(module).__name__ == "T5LayerNorm": module.forward = wide_norm(module)
     return model
 
-
 def wide_norm(norm):
     "T5's norm in double precision (its own rounds to single precision)"
     return lambda x: norm.weight * x * torch.rsqrt((x * x).mean(-1, keepdim=True) + norm.variance_epsilon)
-
 
 @torch.inference_mode()
 def plain_logits(model, source, text):  # -> (V,)
@@ -71,12 +59,10 @@ def plain_logits(model, source, text):  # -> (V,)
     out = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([text]), use_cache=False)
     return out.logits[0, -1].numpy()
 
-
 def deviation(target, tree):
     rows = target.logits(tree)
     return max(abs(rows[i] - plain_logits(target.network, target.source, tree.text(i))).max()
                for i in range(len(tree)))
-
 
 @proves("thm-conditional", "prop-biases")
 @pytest.mark.parametrize("chunk", [2, 1024])
@@ -90,7 +76,6 @@ def test_rows_are_plain_rows_after_any_history(kind, chunk):
             assert deviation(target, tree) < 1e-10
             assert chunk < 1024 or target.meter.calls <= before + 1
 
-
 @proves("prop-biases")
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_branches_keep_their_positions(kind):
@@ -98,7 +83,6 @@ def test_stored_branches_keep_their_positions(kind):
     target = EncoderDecoderModel(network(kind), SOURCE, paths=False)
     nodes = (0, 8), (0, 4), (0, 9), (3, 3), (4, 1)
     for n in (3, 4, 5): assert deviation(target, grown((2, 5, 6), nodes[:n])) < 1e-10
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_stated_positions_the_check_fails(kind, monkeypatch):
@@ -112,7 +96,6 @@ def test_without_stated_positions_the_check_fails(kind, monkeypatch):
     assert target.by_paths and target.with_source(SOURCE[:2]).by_paths
     assert all(deviation(target, tree) < 1e-10 for tree in history(0, 3, V=V))
 
-
 def test_a_network_that_computes_positions_itself_is_read_by_paths():
     "M2M100 numbers a text by its tokens that are no padding"
     with pytest.warns(UserWarning, match="reads each path"):
@@ -121,7 +104,6 @@ def test_a_network_that_computes_positions_itself_is_read_by_paths():
         tree = Tree(ctx)
         for u, x in ((0, 8), (0, 7), (1, 4), (2, 9)): tree.add(u, x)
         assert deviation(target, tree) < 1e-10
-
 
 @pytest.mark.parametrize("kind, start", [("T5", 0), ("T5", 2), ("Bart", 2), ("Marian", 0), ("Marian", 4)])
 def test_greedy_texts_are_those_of_generate(kind, start):
@@ -139,7 +121,6 @@ def test_greedy_texts_are_those_of_generate(kind, start):
         lengths.add(tuple(want))
     assert len(lengths) >= 2
 
-
 SYSTEMS = {
     "a smaller model": lambda draft, V: (Chain(draft, 3), reject),
     "a tree": lambda draft, V: (StaticTree(draft, (-1, 0, 0, 1)), reject),
@@ -147,7 +128,6 @@ SYSTEMS = {
     "Jacobi": lambda draft, V: (Jacobi(V, 3), match),
     "lookup in the source": lambda draft, V: (
         WithSource(PromptLookup(V, num_draft_tokens=3), draft.source), match)}
-
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_decodes_it(name):
@@ -163,14 +143,12 @@ def test_every_system_decodes_it(name):
     law = loop_law(p, drafter, verify, (0,), 2)
     assert tv_outcomes(law, target_law(p, (0,), 2)) < 1e-9
 
-
 def test_lookup_in_the_source_copies_it():
     "A text that repeats the source: all tokens after the first match are drafted from it"
     drafter = WithSource(PromptLookup(V, num_draft_tokens=3), (4, 5, 6, 7, 8))
     tree = drafter((0, 4, 5), Seeded(0))
     assert tree.ctx == (0, 4, 5) and tree.token[1:] == [6, 7, 8]
     assert PromptLookup(V, num_draft_tokens=3)((0, 4, 5), Seeded(0)).token[1:] == []
-
 
 @proves("thm-conditional")
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,7 +167,6 @@ def test_the_source_is_read_once(kind):
     assert m.calls == len(run.ledger.rounds) and m.layer_tokens == 2 * m.tokens + 1 * len(SOURCE)
     assert other.meter.calls == 0 and not np.allclose(other.law((2, 5)), target.law((2, 5)))
 
-
 def test_a_source_that_is_read_again_is_counted_again():
     target = EncoderDecoderModel(network("T5"), SOURCE, check=False)
     target.law((2, 5))
@@ -197,7 +174,6 @@ def test_a_source_that_is_read_again_is_counted_again():
     before = target.meter.layer_tokens
     target.law((2, 5))
     assert target.meter.layer_tokens - before == 2 * 2 + 1 * len(SOURCE)
-
 
 def test_a_pass_reads_the_rows_of_the_source():
     "Keys and values, in two layers, of the source's tokens, of width 16 and 8 bytes; and those of the text"
@@ -207,7 +183,6 @@ def test_a_pass_reads_the_rows_of_the_source():
         target.law((2, 5, 6)[:n])
         assert target.meter.kv_bytes - before == 2 * 2 * (len(SOURCE) + n - 1) * 16 * 8
 
-
 def test_states_are_those_of_the_decoder():
     model = network("T5")
     target, text = EncoderDecoderModel(model, SOURCE, keep=(2,)), (2, 5, 6)
@@ -216,7 +191,6 @@ def test_states_are_those_of_the_decoder():
                     output_hidden_states=True).decoder_hidden_states
     for layer in (1, 2):
         assert torch.allclose(target.states(text, (layer,))[layer], out[layer][0], atol=1e-12)
-
 
 def test_bad_input_is_refused_in_words():
     model = network("Marian")
@@ -234,7 +208,6 @@ def test_bad_input_is_refused_in_words():
     other.generation_config.decoder_start_token_id = other.config.decoder_start_token_id = None
     refuses("model", EncoderDecoderModel, other, SOURCE)
 
-
 def test_start_and_end_are_those_of_generate():
     "The decoder's start of its settings, else the first token of a text; one end token or several"
     model = network("Bart")
@@ -244,7 +217,6 @@ def test_start_and_end_are_those_of_generate():
     assert target.start == (2,) and target.end == (1, 7)
     settings.decoder_start_token_id = model.config.decoder_start_token_id = None
     assert EncoderDecoderModel(model, SOURCE, check=False).start == (3,)
-
 
 def test_load(tmp_path):
     model = network("Marian")

@@ -1,37 +1,29 @@
 "44_engine: a batch is a map of single rows, the draft lags by one at most, a round waits for no value"
-import contextlib
-import copy
-import inspect
-import textwrap
+import contextlib, copy, inspect, textwrap
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from helpers import g_test, laws, proves, shapes
+from helpers import examples, g_test, laws, proves, shapes
 from test_cache import doubled, fresh, llama
 from test_transformer import REFUSED, SMALL
-from specref.core.rng import Tape, numpy_generator
+from specref import (Engine, generate, HFModel, iid, points, reject, StaticTree, Tape, warp,
+                     without_replacement)
+from specref.core.rng import numpy_generator
 from specref.gpu import engine as module
-from specref.gpu.engine import Engine, BatchRun, draw_children, uniforms, inverse_cdf, tape_of
+from specref.gpu.engine import BatchRun, draw_children, uniforms, inverse_cdf, tape_of
 from specref.gpu.verify import verify_trees
-from specref.core.law import warp
-from specref.core.loop import generate
-from specref.verify.reject import reject
-from specref.draft.shapes import StaticTree
-from specref.models.transformer import HFModel, Unservable
-from specref.core.tree import iid, points, without_replacement
+from specref.models.transformer import Unservable
 
 CHAIN, TREE, MIXED, NONE = (-1, 0, 1, 2), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1, 0, 2), (-1,)
-
 
 def near(target, by):
     "A target, and a draft with slightly different weights"
@@ -63,7 +55,6 @@ def all_alone(pairs, shape, draw, ctxs, n, seeds, stop, temperature):
     rows = zip(temperature, ctxs, n, seeds, stop)
     return [alone(*pairs, shape, draw, *row) for row in rows]
 
-
 def batch(seed, B, V=64, longest=20):
     "Prompts, n, seeds, stop tokens and temperatures of B texts; one prompt has one token, two texts 0 and 1"
     rng = np.random.default_rng(seed)
@@ -73,13 +64,11 @@ def batch(seed, B, V=64, longest=20):
     if B > 2: ctxs[0], n[1], n[2] = ctxs[0][:1], 0, 1
     return ctxs, n, rng.integers(10**6, size=B).tolist(), stop, [(1., .7, 0.)[b % 3] for b in range(B)]
 
-
 def rounds(text): return [r[:4] for r in text.ledger.rounds]
 
 def run_to_end(run):
     while max(run.wants): run.advance()
     return run.texts()
-
 
 def altered(owner, method, old, new):
     "A method or function with `new` in the one place of its source that is `old`"
@@ -88,7 +77,6 @@ def altered(owner, method, old, new):
     scope = {}
     exec(source.replace(old, new), vars(inspect.getmodule(owner) or owner) | {"__name__": "wrong"}, scope)
     return scope[method]
-
 
 # ---- a batch is a map
 
@@ -104,7 +92,6 @@ def test_a_batch_is_a_map(shape, draw):
     assert texts == want and [*map(rounds, texts)] == [*map(rounds, want)]
     assert {len(x) == k for x, k in zip(texts, n)} == {True, False}   # some end by a stop token, some by n
     assert shape == NONE or {0, 1, 2} <= {accepted for t in texts for _, _, accepted, _ in rounds(t)}
-
 
 @proves("thm-engine-map")
 @pytest.mark.parametrize("cuts", [dict(top_k=[3, 0, 5, 0, 9, 2]), dict(top_p=.6), dict(min_p=[.3]*6, top_k=7),
@@ -136,16 +123,14 @@ def warped(target, draft, cut, heat, ctx, n, seed, stop):
     tape = tape_of(uniforms(numpy_generator(seed), max(n, 1), len(TREE)))
     return generate(HFModel(target, processors=warps, check=False), drafter, reject, ctx, n, tape, stop=stop)
 
-
 @proves("thm-engine-map")
-@settings(max_examples=10)
-@given(st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]), st.integers(1, 4))
+@examples(10, st.integers(0, 10**6), shapes(6), st.sampled_from([iid, without_replacement]),
+          st.integers(1, 4))
 def test_any_shape_in_any_batch(seed, shape, draw, every):
     "The same for random shapes in any numbering, however often the host reads the results"
     ctxs, n, seeds, stop, heat = batch(seed, 6, longest=8)
     texts = Engine(*pair(), shape, draw, heat, every=every).generate(ctxs, n, seeds, stop)
     assert texts == all_alone(pair(), shape, draw, ctxs, n, seeds, stop, heat)
-
 
 @given(laws(5), st.integers(0, 2**12 - 1))
 def test_a_pick_is_the_pick_of_chapter_one(law, k):
@@ -156,15 +141,12 @@ def test_a_pick_is_the_pick_of_chapter_one(law, k):
     token = inverse_cdf(torch.tensor(law)[None], torch.tensor([u], dtype=torch.float64)).item()
     assert token == Tape({("pick", 0): u}).pick(law, at=0)
 
-
 def children(z, u, temperature, exclusive):  # (B, m, V), (B, m, K) -> (B, m, K)
     heat, u = torch.tensor(temperature, dtype=torch.float64), torch.as_tensor(u, dtype=torch.float64)
     return draw_children(z, u, heat, exclusive).view(u.shape)
 
-
 @proves("prop-cold")
-@settings(max_examples=25, deadline=None)
-@given(st.permutations([-3., -1., 0., 1.5, 2., 4.]), st.integers(1, 6), st.integers(0, 10**6))
+@examples(25, st.permutations([-3., -1., 0., 1.5, 2., 4.]), st.integers(1, 6), st.integers(0, 10**6))
 def test_cold_draws(z, K, seed):
     "The tokens in order of their logits get a probability that tends to one, and T = 0 draws them"
     order = np.argsort(-np.array(z))
@@ -176,14 +158,12 @@ def test_cold_draws(z, K, seed):
     assert children(rows, u, [0., .01], True)[0, 0].tolist() == order[:K].tolist()
     assert set(children(rows, u, [0., .01], False)[0, 0].tolist()) == {order[0]}
 
-
 @pytest.mark.parametrize("temperature, u, want", [
     (1., [.3, .1, .99], [0, 1, 3]), (1., [.3, .5, .1], [0, 2, 1]), (0., [.3, .1, .99], [0, 1, 3])])
 def test_no_residual_mass(temperature, u, want):
     "One token in the support: the next siblings are uniform over the others (Sequoia); in order at T = 0"
     z = torch.tensor([[[0., -1e5, -2e5, -1.5e5]]])
     assert children(z, np.array([[u]]), [temperature], True).flatten().tolist() == want
-
 
 # ---- the distribution
 
@@ -199,12 +179,10 @@ def test_texts_are_independent(monkeypatch):
         return g_test(Counter(a + b for a, b in zip(texts[::2], texts[1::2])), both)
     assert test(range(2000)).fits and not test([s // 2 for s in range(2000)]).fits
 
-
 # ---- the caches, the lag, the room
 
 def far(net, rows, text, n):
     return (rows[:, :, :, :n] - fresh(net, text[:n])[0]).abs().max().item() if n else 0.
-
 
 @proves("thm-engine-map", "lem-lag")
 @pytest.mark.parametrize("shape", [CHAIN, MIXED])
@@ -226,11 +204,9 @@ def test_the_caches_after_every_round(shape):
         run.advance()
     assert {lag for _, lag in seen} == {0, 1} and {d for d, _ in seen} == {-1, *range(run.height + 1)}
 
-
 def refusing(batch, *rest, **kw):
     "A verifier without draft tokens"
     return verify_trees(replace(batch, child=torch.full_like(batch.child, -1)), *rest, **kw)
-
 
 @proves("prop-room")
 @pytest.mark.parametrize("n", [0, 1, 5])
@@ -246,7 +222,6 @@ def test_room(n, monkeypatch):
     if n < 5: return
     monkeypatch.setattr(Engine, "slots", lambda self, a: len(a.ctx) + max(a.n, 1) - 3 + len(self.plan))
     with pytest.raises((RuntimeError, IndexError)): e.generate([(1, 2, 3), (4,)], (n, 3), (0, 1))
-
 
 def test_finished_rows_do_not_change():
     "Ten rounds after the end, lengths, roots and the slots before them are unchanged, in both caches"
@@ -267,14 +242,12 @@ def test_finished_rows_do_not_change():
     assert all(torch.allclose(a.double(), b.double(), rtol=0, atol=1e-12) for a, b in zip(was, state()))
     assert not run.results[:, :, 0].any()
 
-
 # ---- ends
 
 def test_no_token_is_requested():
     "n = 0 for the only text: no round, no token, an empty ledger"
     text, = Engine(*pair(), TREE).generate([(3,)], 0, [0])
     assert not text and not text.ledger.rounds and text.ledger.num_drafts == 0
-
 
 def test_a_stop_token_inside_an_accepted_run():
     "A text ends with the first occurrence of its stop token; stop tokens in the prompt have no effect"
@@ -285,7 +258,6 @@ def test_a_stop_token_inside_an_accepted_run():
     texts = e.generate([ctx]*len(stops), 20, [0]*len(stops), [{s} for s in stops])
     assert texts == [whole[:whole.index(s) + 1] if s in whole else whole for s in stops]
 
-
 def test_to_the_last_position():
     "A text may fill the model's positions except those of the tree (one more token is refused)"
     target, draft = near(llama(0, max_position_embeddings=40), .08)
@@ -294,13 +266,11 @@ def test_to_the_last_position():
     assert e.generate([(1, 2, 3, 4), (5,)], (n, 3), (0, 1))[0] == want
     assert len(e.generate([(1,)*33], 1, [0])[0]) == 1
 
-
 def test_a_tree_as_large_as_the_model():
     "Eight positions hold a tree of eight nodes and one new token after a prompt of one"
     target, draft = near(llama(0, max_position_embeddings=8), .08)
     want = alone(target, draft, TREE, without_replacement, 1., (5,), 1, 0)
     assert Engine(target, draft, TREE).generate([(5,)], 1, [0])[0] == want
-
 
 def test_unservable_models_are_named_by_their_argument():
     "A target or a draft that one masked pass cannot serve: `Unservable`, with the argument's name"
@@ -310,7 +280,6 @@ def test_unservable_models_are_named_by_their_argument():
     for bad in sick, REFUSED["no head"][0]():
         with pytest.raises(Unservable, match="^target: got "): Engine(bad, good, TREE)
         with pytest.raises(Unservable, match="^draft: got "): Engine(good, bad, TREE)
-
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_row_of_its_own_pass_is_compared(who, monkeypatch):
@@ -325,7 +294,6 @@ def test_a_row_of_its_own_pass_is_compared(who, monkeypatch):
     words = f"^{('target', 'draft')[who]}: .*static cache is .* off.*{transformers.__version__}"
     with pytest.raises(Unservable, match=words): Engine(*pair(), CHAIN)
 
-
 def test_stop_tokens_in_any_collection():
     "A set, a list, an array, an iterator that can be read once, for all or for each: the same texts"
     e, ctxs, every5 = Engine(*pair(), CHAIN), [(1, 2, 3), (4,), (5, 6)], range(0, 64, 5)
@@ -335,13 +303,11 @@ def test_stop_tokens_in_any_collection():
                  (iter(every5) for _ in ctxs)):
         assert e.generate(ctxs, 9, range(3), stop) == want
 
-
 def test_extreme_temperatures():
     "Nearly uniform distributions, and near point masses: still the text of each row alone"
     (ctxs, n, seeds, stop, _), heat = batch(6, 8), (1e300, 1e9, 1e-3, 1e-12)*2
     want = all_alone(pair(), TREE, without_replacement, ctxs, n, seeds, stop, heat)
     assert Engine(*pair(), TREE, temperature=heat).generate(ctxs, n, seeds, stop) == want
-
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_low_precision_models(dtype):
@@ -352,7 +318,6 @@ def test_low_precision_models(dtype):
         e = Engine(p, q, TREE, temperature=(1., 0., .7))
         texts = e.generate([(1, 2), (3,), (4, 5, 6)], 9, range(3))
         assert [*map(len, texts)] == [9]*3 and {x for t in texts for x in t} <= {*range(64)}
-
 
 def test_llamas_are_read_by_the_pass_of_07a(monkeypatch):
     """Single precision, ragged texts, heads in groups: the rows of transformers' module at every node, and of
@@ -373,7 +338,6 @@ def test_llamas_are_read_by_the_pass_of_07a(monkeypatch):
     assert ours.shape == (3, 9, 64) and not torch.equal(ours, theirs)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
-
 # ---- known bugs
 
 @pytest.mark.parametrize("who", ["target", "draft"])
@@ -389,7 +353,6 @@ def test_a_text_with_nan_ends_alone(who, shape):
     with pytest.warns(RuntimeWarning, match="text 1 ends after 0 tokens: a row that was read"):
         texts = engine.generate(ctxs, n, seeds)
     assert texts[::2] == whole[::2] and len(whole[1]) == n and not texts[1]
-
 
 def eight_requests():
     "Some end by n, some by a stop token"
@@ -407,16 +370,14 @@ WRONG = [
     ("commit", COUNT, "count = torch.where(self.room > 0, length + 1, 0)"),
     ("commit", COUNT, "count = length"),
     ("commit", COUNT, "count = torch.where(self.room > 0, length.min(), 0)"),
-    ("commit", DRAFTS + UP_TO, "self.drafts.lengths += " + UP_TO[:-1]),
-    ("commit", DRAFTS + UP_TO, "pass"),
+    ("commit", DRAFTS + UP_TO, "self.drafts.lengths += " + UP_TO[:-1]), ("commit", DRAFTS + UP_TO, "pass"),
     ("commit", "count.clamp_max(self.height)", "count"),
     ("commit", "self.drafts.lengths.copy_(base)", "pass"),
     ("commit", "self.last.copy_(tokens[:, max(self.height - 1, 0)])", "self.last.copy_(self.root)"),
     ("commit", "self.rows.commit(nodes, self.batch.root, count)", "self.rows.lengths += count"),
     ("commit", "torch.where((new == until) | (verdict.status > 0), 0, self.room - new)", "self.room - new"),
     ("emitted", "torch.where(ends, place + 1", "torch.where(ends, place + 2"),
-    ("catch_up", LAST_TWO, "return z[:, :1]"),
-    ("catch_up", LAST_TWO, "return z[:, 1:]"),
+    ("catch_up", LAST_TWO, "return z[:, :1]"), ("catch_up", LAST_TWO, "return z[:, 1:]"),
     ("catch_up", "lag, at = (base", "base = self.drafts.lengths; lag, at = (base"),
     ("draft", "self.drafts.lengths.copy_(base + level.start)", "pass"),
     ("draft", "batch_positions(base, self.depth[own])",
@@ -467,7 +428,6 @@ def test_wrong_variants_are_detected(method, old, new, monkeypatch):
     monkeypatch.setattr(BatchRun, "advance", limited(BatchRun.advance))
     assert is_detected()
 
-
 # ---- on the device
 
 FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "is_nonzero", "unique", "equal",
@@ -487,7 +447,6 @@ class Asynchronous(TorchDispatchMode):
         if waits: raise AssertionError(f"{name} waits for the device")
         return f(*args, **kwargs)
 
-
 @pytest.mark.parametrize("shape, draw", [(CHAIN, iid), (TREE, without_replacement)])
 def test_a_round_waits_for_no_value(shape, draw, monkeypatch):
     "With verification as on a GPU: nothing in a round waits, no tensor is reallocated, same texts"
@@ -505,7 +464,6 @@ def test_a_round_waits_for_no_value(shape, draw, monkeypatch):
     run.step = watched
     assert run_to_end(run) == want and places() == was
 
-
 @pytest.mark.parametrize("waits", [lambda x: x.max().item(), lambda x: x[x > 1], lambda x: int(x[0]),
     lambda x: x.nonzero(), lambda x: bool((x > 0).all()), lambda x: x.new_tensor([1, 2]),
     lambda x: x.repeat_interleave(x)])
@@ -514,12 +472,10 @@ def test_every_kind_of_wait_is_detected(waits):
     x = torch.arange(3)
     with pytest.raises(AssertionError), Asynchronous(): waits(x)
 
-
 class Graph:
     "What a CUDA graph does, without one: recording runs nothing, replaying runs what was recorded"
     def __init__(self): self.recorded = None
     def replay(self): self.recorded()
-
 
 def test_warm_up_changes_nothing(monkeypatch):
     "The calls for a CUDA graph in order, with fakes: three rounds of warm-up change neither state nor texts"
@@ -541,7 +497,6 @@ def test_warm_up_changes_nothing(monkeypatch):
     assert warm == ["wait", *["round"]*3, "wait", "recorded"]
     assert all(map(torch.equal, was, state())) and run_to_end(run) == want
 
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_captured_round_on_cuda():
     "Rounds replayed from a graph, with an error at any synchronisation, give the texts of the CPU"
@@ -556,7 +511,6 @@ def test_a_captured_round_on_cuda():
     run.step = watched
     want = Engine(*pair(), TREE, temperature=temperature).generate(ctxs, n, seeds, stop)
     assert run_to_end(run) == want
-
 
 @proves("prop-waiting")
 def test_the_batch_waits_for_its_slowest_text():

@@ -2,24 +2,20 @@
 import sys
 from fractions import Fraction
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
 
 from helpers import proves
+from specref import exact, prompts, reject, tv
 from specref.certify import engines as en
 from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record
-from specref.core.law import exact, tv
-from specref.models.embedded import prompts, raw_model, sample_texts
-from specref.verify.reject import reject
+from specref.models.embedded import raw_model, sample_texts
 
 RECORD = read_record("engines")
 TWO = {name: CASES[name] for name in ("different rows", "the draft ranks them backwards")}
 FLOAT32 = Interface(dtype="float32")
-
 
 # The record
 
@@ -61,7 +57,6 @@ def test_the_table_has_every_row_of_the_record():
     other = [rows[0] | dict(distance=.123456)]
     assert "0.1235" in en.engine_table(RECORD | dict(rows=other))
 
-
 # Adapters
 
 def test_transformers_rule_passes_and_a_wrong_one_is_convicted():
@@ -91,7 +86,6 @@ def test_a_released_module_is_imported_alone(tmp_path):
     with pytest.raises(ValueError, match="changes"): en.changed_module(rule, ("not there", ""))
     with pytest.raises(ValueError, match="root"): en.released_modules(tmp_path, "no_such_engine", [])
     sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "package", None) != "engine_of_a_test"]
-
 
 # Black boxes
 

@@ -5,19 +5,15 @@ from functools import partial
 from itertools import islice
 from math import exp, log
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 from helpers import faithful, proves, seeds, shapes, tiny
 from published import having
+from specref import (Chain, generate, HFModel, loop_law, prompts, reject, rounds, Seeded, target_law, Tree,
+                     tv_outcomes)
 from specref.draft import early_exit
-from specref.core.loop import generate, loop_law, rounds
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import target_law
-from specref.core.tree import Tree
 from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
                                       KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
                                       dropped_states, early_exit_loss, exit_rates, exit_scales,
@@ -25,14 +21,11 @@ from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitD
                                       second_exit, some_layers, train_layerskip)
 from specref.draft.length import Schedule
 from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
-from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, stored, windows
+from specref.models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from specref.models.recipe import llama
-from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
 from test_embedded import SEEN, plain_law
 
 L = 4
-
 
 def random_adapter(model, scale=12, seed=0):
     torch.manual_seed(seed)
@@ -40,10 +33,8 @@ def random_adapter(model, scale=12, seed=0):
     with torch.no_grad(): [w.mul_(scale) for w in adapter.parameters() if w.dim() > 1]
     return adapter
 
-
 def kangaroo_draft(target): return AdapterDraft(target, random_adapter(target.model))
 DRAFTS = {"LayerSkip": ExitDraft, "Kangaroo": kangaroo_draft}
-
 
 class OwnCache(PartialModel):
     "The first layers with a cache of their own, as transformers' early exit"
@@ -51,12 +42,10 @@ class OwnCache(PartialModel):
         super().__init__(target.model, whole_layers(0, target.exit), **same_warp(target))
         self.target = target
 
-
 def own_trunk(draft):
     "Kangaroo's draft on a trunk of its own"
     draft.trunk = Trunk(draft.target.model, whole_layers(0, draft.target.exit))
     return draft
-
 
 # One trunk
 
@@ -77,7 +66,6 @@ def test_the_rows_are_those_of_the_model(seed, calls, exit, kind):
         for i in range(len(tree)):
             assert abs(p[i] - np.exp(z := plain.alone(tree.text(i))) / np.exp(z).sum()).max() < 1e-9
 
-
 @torch.inference_mode()
 def exit_rows(model, exit, text, adapter=None):
     "The draft's rows after every token of a text, without a cache"
@@ -87,7 +75,6 @@ def exit_rows(model, exit, text, adapter=None):
     causal = torch.full((1, 1, len(text), len(text)), -1e9, dtype=h.dtype).triu(1)
     h = adapter(h, turns, causal) if adapter else model.model.norm(h)
     return model.lm_head(h).softmax(-1)[0].numpy()
-
 
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_the_drafts_rows(kind):
@@ -99,7 +86,6 @@ def test_the_drafts_rows(kind):
         tree = round.tree
         want = exit_rows(model, 2, tree.text(len(tree) - 1), adapter)[len(tree.ctx) - 1:]
         for i in range(1, len(tree)): assert abs(tree.law[i] - want[i - 1]).max() < 1e-9
-
 
 @proves("thm-layer-count")
 @faithful("LayerSkip", plain={"a cache of its own": having(model=lambda draft: OwnCache(draft.target))})
@@ -115,7 +101,6 @@ def test_a_round_runs_no_layer_twice(subject):
             assert (each == [gamma*exit, exit + (gamma + 1)*(layers - exit)]).all()
             assert (each.sum(1) == (gamma + 1)*layers).all()
 
-
 @faithful("Kangaroo", plain={"a trunk of its own": having(model=own_trunk)})
 def test_shallow_layers_run_once(subject):
     "The trunks of draft and target together run once on each token of the text and of the drafts"
@@ -125,7 +110,6 @@ def test_shallow_layers_run_once(subject):
     fed = 2 + ledger.num_draft_tokens + len(ledger.rounds)   # the prompt but its last token, y and drafts
     ran = sum(trunk.meter.tokens for trunk in {id(m.trunk): m.trunk for m in (draft, target)}.values())
     assert ran == fed
-
 
 def test_the_meters_add_up():
     "Draft and target are charged what the trunk ran; the adapter costs an attention"
@@ -138,7 +122,6 @@ def test_the_meters_add_up():
     assert both == pytest.approx(trunk.layer_tokens + own + upper)
     assert trunk.layer_tokens == 2*trunk.tokens and ledger.models["draft"].calls == ledger.num_draft_tokens
     assert draft.meter.kv_bytes + target.meter.kv_bytes > trunk.kv_bytes > 0
-
 
 # The second exit, and the distribution
 
@@ -156,7 +139,6 @@ def test_the_second_exit(subject):
             lengths.add(len(tops))
     assert len(lengths) > 2
 
-
 @proves("thm-early-exit")
 @pytest.mark.parametrize("kind", DRAFTS)
 @pytest.mark.parametrize("temperature", (1., 1.6))
@@ -167,7 +149,6 @@ def test_early_exits_are_lossless(kind, temperature):
     found = loop_law(target, drafter, reject, (0, 1), 3)
     assert tv_outcomes(found, target_law(HFModel(target.model, temperature, check=False), (0, 1), 3)) < 1e-9
 
-
 @proves("thm-early-exit")
 def test_three_tokens_of_the_embedded_target():
     "Kangaroo with its trained adapter, top 2: every path has the distribution of plain passes"
@@ -175,7 +156,6 @@ def test_three_tokens_of_the_embedded_target():
     target, ctx = ExitTarget(raw_model(), exit, 1., top_k=2), prompts("english", 1, length=12, seed=2)[0]
     drafter = ScheduledChain(AdapterDraft(target, adapter), second_exit(.8), 2)
     assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
-
 
 @proves("thm-early-exit")
 @pytest.mark.parametrize("temperature", (1., 2.))
@@ -187,12 +167,10 @@ def test_three_tokens_of_the_layerskip_model(temperature):
         found = loop_law(target, Chain(ExitDraft(target), 2), reject, ctx, 3)
         assert tv_outcomes(found, plain_law(ctx, 3, temperature, layerskip_model)) <= SEEN
 
-
 # Training
 
 def constant(layers, most, scale=1.): return np.full(layers, most * scale)
 def linear(layers, most, scale=1.): return scale * most * np.arange(layers) / (layers - 1)
-
 
 @faithful("LayerSkip", part="dropout_rates", plain={"the same for all layers": constant, "linear": linear})
 def test_layer_dropout(subject):
@@ -200,7 +178,6 @@ def test_layer_dropout(subject):
     for layers, most, scale in ((8, .1, 1.), (24, .2, .5), (2, .3, 1.)):
         want = [scale*most*(exp(i*log(2)/(layers - 1)) - 1) for i in range(layers)]
         assert subject(layers, most, scale) == pytest.approx(want)
-
 
 def test_exit_weights():
     "e(l) by its double sum; every R-th layer and the last at a step, each of the others once in R steps"
@@ -215,7 +192,6 @@ def test_exit_weights():
             met += [i in on for i in range(layers)]
         assert (met[:-1] == 1).all() and met[-1] == every
 
-
 @faithful("LayerSkip", part="LayerSkipRecipe", plain={
     "every exit in every step": partial(LayerSkipRecipe, every=1)})
 def test_the_exits_take_turns(subject):
@@ -226,7 +202,6 @@ def test_the_exits_take_turns(subject):
     for step in range(recipe.every): early_exit_loss(ids, recipe)(model, step)
     each = np.bincount(scored)
     assert max(each) <= 3 and sum(each) == 6 + recipe.every   # after layers 2 to 7, and always after the last
-
 
 def test_the_loss_of_the_exits():
     "The weighted sum of cross-entropies after each layer of a plain pass; gradients reach every layer"
@@ -243,7 +218,6 @@ def test_the_loss_of_the_exits():
     loss.backward()
     assert all(layer.mlp.down_proj.weight.grad.abs().max() > 0 for layer in model.model.layers)
 
-
 def test_a_dropped_layer_is_skipped_by_a_text():
     "At rate 1 the state stays, at rate 0 it does not; texts of a batch are skipped by themselves"
     model, x = tiny(5, 2), torch.tensor([[0, 1, 2], [3, 4, 0], [1, 1, 1]])
@@ -256,9 +230,7 @@ def test_a_dropped_layer_is_skipped_by_a_text():
     assert any(kept) and not all(kept)
     assert all(k or torch.allclose(a, b) for k, a, b in zip(kept, some, first))
 
-
 def untrained(): return some_layers(raw_model(), LayerSkipRecipe().taken)
-
 
 @faithful("LayerSkip", part="layerskip_model", plain={"the layers it began with": untrained})
 @torch.inference_mode()
@@ -269,7 +241,6 @@ def test_training_for_the_exit(subject):
     logits = [model.lm_head(model.model.norm(h))[:, :-1] for h in states]
     right = [(z.argmax(-1) == x[:, 1:]).float().mean() for z in logits]
     assert right[3] > .6*right[-1] and right[-1] > .5
-
 
 def test_what_is_measured_after_each_layer():
     "Loss, acceptance rate and equal argmax of every exit, from rows that are computed alone"
@@ -284,7 +255,6 @@ def test_what_is_measured_after_each_layer():
         assert found["accepted"][exit - 1] == pytest.approx(np.minimum(p, q).sum(-1).mean(), abs=1e-5)
         assert found["same"][exit - 1] == pytest.approx((q.argmax(-1) == p.argmax(-1)).mean())
 
-
 def test_the_choice_of_exit_and_length():
     "No other pair has a larger (1 + α + ... + α^γ) / (1 + γ E/L)"
     rng = np.random.default_rng(0)
@@ -293,7 +263,6 @@ def test_the_choice_of_exit_and_length():
         speeds = {(e, g): sum(rates[e - 1]**i for i in range(g + 1)) / (1 + g*e/6)
                   for e in range(1, 6) for g in range(1, 9)}
         assert speeds[best_exit(rates)] == pytest.approx(max(speeds.values()))
-
 
 def test_the_shipped_model_beside_its_plain_twin():
     "Every exit is accepted more often than the twin's; the record is that of the weights, made by the recipe"
@@ -305,7 +274,6 @@ def test_the_shipped_model_beside_its_plain_twin():
     for name, row in again.items(): assert row == pytest.approx(ours[name], abs=5e-3)
     card = json.loads((stored("layerskip")/"recipe.json").read_text())["recipe"]
     assert card == json.loads(json.dumps(vars(LayerSkipRecipe())))
-
 
 def test_training_twins(tmp_path, monkeypatch):
     "Two steps in small: weights that load, a card with both records; the twin has no exits and no dropout"
@@ -324,7 +292,6 @@ def test_training_twins(tmp_path, monkeypatch):
     ours, plain = (torch.load(tmp_path/f"{name}.pt", weights_only=True)["model"] for name in card["exits"])
     assert any(not torch.equal(w, plain[k]) for k, w in ours.items())
 
-
 class WithMLP(KangarooAdapter):
     "A decoder layer"
     def __init__(self, config):
@@ -333,12 +300,10 @@ class WithMLP(KangarooAdapter):
         self.mlp = LlamaMLP(config)
     def forward(self, h, *args): return super().forward(h, *args) + self.mlp(h)
 
-
 class OneNorm(KangarooAdapter):
     "No norm before the head"
     def forward(self, h, turns, mask=None, memory=None):
         return h + self.self_attn(self.input_layernorm(h), turns, mask, memory)[0]
-
 
 @faithful("Kangaroo", part="KangarooAdapter", plain={"a decoder layer": WithMLP, "one norm": OneNorm})
 def test_the_adapter(subject):
@@ -356,7 +321,6 @@ def test_the_adapter(subject):
         want = adapter.norm(layer(h, position_embeddings=turns))
         assert torch.allclose(adapter(h, turns), want)
 
-
 def test_the_adapters_loss():
     "The soft cross-entropy of the exit's rows against the model's"
     model = tiny(512, L).float()
@@ -368,7 +332,6 @@ def test_the_adapters_loss():
     with torch.no_grad(): loss = adapter_loss(model, ids, recipe)(adapter, 0)
     assert loss.item() == pytest.approx(-(p * np.log(q)).sum(-1).mean(), rel=1e-3)
 
-
 def test_the_trained_adapter():
     "On held-out text it is accepted nearly half of the time, and much more often than the bare exit"
     adapter, exit = kangaroo_adapter()
@@ -378,7 +341,6 @@ def test_the_trained_adapter():
         q = np.stack([exit_rows(model, exit, tuple(row), net) for row in x.tolist()])
         return np.minimum(p, q).sum(-1).mean()
     assert overlap(adapter) > max(.45, overlap(None) + .2)
-
 
 def test_a_branch_reads_its_trunk_by_path():
     "Siblings with one token below different parents read different states"

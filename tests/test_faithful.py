@@ -1,30 +1,20 @@
 "What a toy lacks, by enumeration given the draft; each test must fail for a plainer part in its place"
-import json
-import sys
+import json, sys
 from functools import partial
 from itertools import product
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 
-import house
-import written
+import house, written
 from helpers import STAND_INS, faithful
 from published import Published, drafted, part_of, rebound, verified
-from specref.core.rng import Seeded, law_of
-from specref.core.law import overlap
-from specref.core.loop import Round, generate, match, no_draft, rounds
-from specref.draft.lookup import PromptLookup
-from specref.draft.suffix import SuffixTree
-from specref.models.embedded import raw_model, embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref import (Branching, Chain, embedded, generate, HFModel, kseq, law_of, match, no_draft, overlap,
+                     PromptLookup, prompts, reject, Round, rounds, Seeded, transport_iid, Tree)
 from specref.core.target import Meter, Target
-from specref.core.tree import Tree
-from specref.verify.siblings import Branching
-from specref.models.transformer import HFModel
-from specref.verify.kseq import kseq, smallest_rho
-from specref.verify.transport import optimal_acceptance_iid, transport_iid
+from specref.draft.suffix import SuffixTree
+from specref.models.embedded import raw_model
+from specref.verify.kseq import smallest_rho
+from specref.verify.transport import optimal_acceptance_iid
 from specref.verify.traversal import all_donate, parent_donates, transfer_mass
 
 N = 32

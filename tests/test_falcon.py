@@ -5,35 +5,29 @@ from fractions import Fraction
 from math import prod
 from unittest.mock import patch
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from contracts import drafter_contract, verifier_contract
-from helpers import chain, faithful, first_failure, g_test, proves, random_table, round_tokens, seeds, tiny
+from helpers import (chain, examples, faithful, first_failure, g_test, proves, random_table, round_tokens,
+                     seeds, tiny)
 from networks import otherwise
 from published import drafted
-from specref.core.law import exact, normalize, one_hot
-from specref.core.loop import generate, loop_law, rounds
-from specref.core.rng import Enumerator, Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, UnwarpedModel, target_law
-from specref.core.tree import Tree, likeliest_points, to_choices
-from specref.draft.shapes import StaticTree
+from specref import (block, Chain, Enumerator, exact, generate, HFModel, law_of, loop_law, normalize,
+                     one_hot, reject, rounds, Seeded, StaticTree, TableModel, target_law, traversal, Tree,
+                     tv_outcomes)
+from specref.core.target import UnwarpedModel
+from specref.core.tree import likeliest_points, to_choices
 from specref.models.embedded import raw_model
-from specref.models.transformer import HFModel, RowTrie
+from specref.models.transformer import RowTrie
 from specref.train import falcon
-from specref.train.synthetic import chain_tokens, following
-from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_tokens, block_tree, glancing_mask,
-                                  overlap_within, relaxed_causal_mask)
+from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_tokens, block_tree,
+                                  glancing_mask, overlap_within, relaxed_causal_mask)
 from specref.train.harness import StateDataset, TargetModel
-from specref.verify.block import block
-from specref.verify.reject import Chain, reject
-from specref.verify.traversal import traversal
-
+from specref.train.synthetic import chain_tokens, following
 
 def small(V=3, k=2, make=Falcon):
     "An untrained network on a tiny target; and the target"
@@ -117,8 +111,7 @@ nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6)
 visits = st.tuples(nodes, st.integers(0, 6), st.integers(0, 2), st.integers(4, 11))
 
 @proves("thm-in-blocks")
-@given(st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
-@settings(max_examples=15)
+@examples(15, st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
 def test_any_history(k, history):
     """After any trees, whatever of them was accepted, truncated or restarted, the rows are those of plain
     passes"""
@@ -166,8 +159,7 @@ def test_training_blocks_are_those_of_every_place(subject):
         assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
 
 @proves("thm-anywhere")
-@given(st.integers(1, 3), seeds)
-@settings(max_examples=6)
+@examples(6, st.integers(1, 3), seeds)
 def test_stored_rows_do_not_depend_on_k(k, seed):
     "Keys, values and states of rows under networks of the same weights and another k are the same"
     (a, target), (b, _) = small(5, k), small(5, k + 1)
@@ -241,8 +233,7 @@ def a_run_of_the_text(wrong, share): return glancing_mask(torch.ones_like(wrong)
     "a coin for each row": a_coin_for_each, "the misses themselves": the_misses,
     "a share of the text": a_run_of_the_text})
 @proves("prop-glances")
-@given(seeds, st.integers(1, 40), st.floats(0, 1))
-@settings(max_examples=25, **first_failure)
+@examples(25, seeds, st.integers(1, 40), st.floats(0, 1), **first_failure)
 def test_a_run_of_the_misses(subject, seed, T, share):
     "In every text as many as floor(share x misses), in a row; which places were wrong does not matter"
     torch.manual_seed(seed)
@@ -364,8 +355,7 @@ def test_the_best_distributions_enumerated(B, tail, gamma, k):
     assert sum(means) / Fraction(tail + 1) == block_tokens(B, tail, gamma, k)
 
 @proves("thm-within")
-@given(st.integers(2, 5), st.data())
-@settings(max_examples=25)
+@examples(25, st.integers(2, 5), st.data())
 def test_no_better_distributions_for_two(B, data):
     """Any two distributions over the branches in a block of two accept no more than the uniform ones, of one
     draft or of both"""
@@ -420,8 +410,7 @@ def rows_of(q, k=2):
     return TableModel(q.V, law)
 
 @proves("thm-in-blocks")
-@given(seeds)
-@settings(max_examples=6)
+@examples(6, seeds)
 def test_tables_of_fractions(seed):
     """Distributions that do not read their own block, as tables: true edges, and one round and its
     continuation have the target's distribution exactly"""

@@ -1,24 +1,17 @@
 "30c_features: rows are those of plain passes, the layer, what a round feeds, and targets of every kind"
 from functools import partial
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from helpers import added
 from networks import small_llama as tiny
-from specref.core.loop import autoregressive, generate, match, rounds
-from specref.core.rng import Seeded
-from specref.core.tree import Tree
-from specref.models.transformer import HFModel
+from specref import autoregressive, Chain, generate, HFModel, match, reject, rounds, Seeded, Tree
 from specref.train.falcon import BlockDraft, Falcon
 from specref.train.features import DraftLayer, FeatureDraft, causal_attention, layer_config
 from specref.train.harness import DraftNetwork, TargetModel
-from specref.verify.reject import Chain, reject
-
 
 def gpt2():
     torch.manual_seed(0)

@@ -2,23 +2,18 @@
 import math
 from dataclasses import replace
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
-from helpers import faithful, first_failure, proves, random_table, shapes, tiny
+from helpers import examples, faithful, first_failure, proves, random_table, shapes, tiny
 from networks import otherwise
-from specref.core.loop import rounds
-from specref.core.rng import Seeded
-from specref.core.tree import Tree, add_paths
-from specref.models.transformer import HFModel, RowTrie
+from specref import add_paths, Chain, HFModel, reject, rounds, Seeded, Tree
+from specref.models.transformer import RowTrie
 from specref.train.harness import TargetModel
 from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft,
                                  ScaledUnitRMS, module_at, unit_rms)
-from specref.verify.reject import Chain, reject
 
 CTX = (1, 4, 0, 2)
 
@@ -247,8 +242,7 @@ def by_last_token(model, ks, n, exact):
 @faithful("MLP Speculator", part="CandidateTree", plain={
     "every sequence": every_sequence, "the likeliest chain": likeliest_chain,
     "the last token's probability": by_last_token})
-@settings(max_examples=20, **first_failure)
-@given(st.integers(0, 10**6), st.integers(1, 6))
+@examples(20, st.integers(0, 10**6), st.integers(1, 6), **first_failure)
 def test_the_best_sequences_are_chosen(subject, seed, n):
     "Against an enumeration of all sequences: the n of largest probability, a shared prefix once"
     model, ks = random_table(4, seed), (3, 2, 2)

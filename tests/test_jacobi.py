@@ -3,26 +3,20 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 
-import numpy as np
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, torch
+from hypothesis import strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import cold, faithful, models, proves, seeds
+from helpers import cold, examples, faithful, models, proves, seeds
 from published import drafted, having
-from specref.core.law import one_hot
-from specref.core.loop import autoregressive, bounded, generate, loop_law, match, rounds
-from specref.core.rng import Enumerator, Seeded
-from specref.core.target import TableModel, random_table, target_law
-from specref.draft.jacobi import Jacobi, ResampledJacobi, jacobi, jacobi_sweep
-from specref.models.embedded import embedded, prompts
-from specref.verify.block import block
-from specref.verify.reject import reject
+from specref import (autoregressive, block, embedded, Enumerator, generate, Jacobi, loop_law, match,
+                     one_hot, prompts, random_table, reject, rounds, Seeded, TableModel, target_law)
+from specref.core.loop import bounded
+from specref.draft.jacobi import ResampledJacobi, jacobi, jacobi_sweep
 
 tables = st.builds(random_table, st.integers(2, 4), seeds, st.booleans())
 kinds = st.sampled_from([Jacobi, ResampledJacobi])
 by_place = TableModel(3, lambda t: one_hot(len(t) % 3, 3, exact=True))
-
 
 def greedy_text(target, ctx, m):
     "One token after another, by hand"
@@ -30,16 +24,13 @@ def greedy_text(target, ctx, m):
     for _ in range(m): out += (int(np.argmax(target.law(ctx + out))),)
     return out
 
-
 def exact_prefix(y, g): return next((i for i, (a, b) in enumerate(zip(y, g)) if a != b), len(g))
 def starts(V, m): return st.lists(st.integers(0, V - 1), min_size=m, max_size=m).map(tuple)
-
 
 # The iteration
 
 @proves("thm-jacobi")
-@settings(max_examples=80)
-@given(tables, st.integers(1, 6), st.data())
+@examples(80, tables, st.integers(1, 6), st.data())
 def test_the_fixed_point_is_the_greedy_text(target, m, data):
     "A sweep evaluates every equation in one call; from any start the correct prefix grows with each sweep"
     g, start, calls = greedy_text(target, (0,), m), data.draw(starts(target.V, m)), target.meter.calls
@@ -51,20 +42,16 @@ def test_the_fixed_point_is_the_greedy_text(target, m, data):
     assert all(b >= min(a + 1, m) for a, b in zip(prefix, prefix[1:]))
     assert all(ys[i] != ys[i+1] for i in range(len(ys) - 2))
 
-
 @proves("thm-jacobi")
-@settings(max_examples=20)
-@given(st.integers(2, 3), seeds, st.integers(1, 4))
+@examples(20, st.integers(2, 3), seeds, st.integers(1, 4))
 def test_there_is_no_other_fixed_point(V, seed, m):
     target, every = random_table(V, seed), [tuple(y) for y in np.ndindex(*[V] * m)]
     assert [y for y in every if jacobi_sweep(target, (0,), y) == y] == [greedy_text(target, (0,), m)]
 
-
 # The same iteration in the loop
 
 @proves("cor-passes")
-@settings(max_examples=80)
-@given(tables, st.integers(1, 6), st.sampled_from([reject, match]), kinds, st.data())
+@examples(80, tables, st.integers(1, 6), st.sampled_from([reject, match]), kinds, st.data())
 def test_rounds_are_sweeps(table, m, verify, kind, data):
     "Emitted and drafted tokens are the iterate of each round; the numbers of rounds and sweeps agree"
     target, start = cold(table), data.draw(starts(table.V, m))
@@ -80,9 +67,7 @@ def test_rounds_are_sweeps(table, m, verify, kind, data):
     assert t == next(t for t in range(1, len(ys)) if ys[t][:m-1] == ys[t-1][:m-1])
     assert out == ys[-1] and t <= m and len(ys) - 1 == t + (ys[t] != ys[t-1])
 
-
-@settings(max_examples=25)
-@given(tables, st.integers(1, 4), st.integers(0, 6), st.integers(1, 7), st.data())
+@examples(25, tables, st.integers(1, 4), st.integers(0, 6), st.integers(1, 7), st.data())
 def test_blocks(table, b, h, n, data):
     "Blocks in turn, each from the same start, then plain decoding: the rounds add up"
     target, start = cold(table), data.draw(starts(table.V, b))
@@ -94,7 +79,6 @@ def test_blocks(table, b, h, n, data):
         want += next(t for t in range(1, len(ys)) if ys[t][:m-1] == ys[t-1][:m-1])
         ctx += ys[-1]
     assert out == greedy_text(target, (0,), h + n) and len(out.ledger.rounds) == want + n
-
 
 def test_passes_around_an_end_token():
     "A token for each position: a block of four takes two passes, a token after the first end token one"
@@ -109,7 +93,6 @@ def test_passes_around_an_end_token():
     outs = [generate(only, drafter, reject, (0,), 5, Seeded(0)) for drafter in ways]
     assert [len(out.ledger.rounds) for out in outs] == [2, 5]   # the end token was the recovered token
 
-
 def test_a_round_without_a_draft():
     "Near the end of a model's positions the loop drafts nothing; positions in the block advance as before"
     target = TableModel(4, lambda t: one_hot((t[-1] + 1) % 4, 4))
@@ -118,11 +101,9 @@ def test_a_round_without_a_draft():
     text = sum((r.tokens for r in turn), ())
     assert text[:8] == (1, 2, 3, 0, 1, 2, 3, 0)
 
-
 # Exactness
 
-@settings(max_examples=25)
-@given(kinds, models(), st.integers(1, 4), st.integers(0, 3), seeds)
+@examples(25, kinds, models(), st.integers(1, 4), st.integers(0, 3), seeds)
 def test_contract(kind, pair, b, k, seed):
     "After any number of rounds the edges state their true distributions; a state is a value"
     drafter, ctx = kind(3, b, (1, 0), exact=True), (0, 1)
@@ -135,38 +116,31 @@ def test_contract(kind, pair, b, k, seed):
     assert hash(drafter) == hash(replace(drafter)) and drafter != replace(drafter, done=drafter.done + 1)
     verifier_contract(pair[0], drafter, reject, ctx, 2)
 
-
-@settings(max_examples=25, deadline=None)
-@given(models(), kinds, st.sampled_from([(2, (0,)), (3, (2, 1))]), st.sampled_from([reject, match, block]),
-       st.sampled_from([None, 2]), st.sampled_from([(), (2,)]))
+@examples(25, models(), kinds, st.sampled_from([(2, (0,)), (3, (2, 1))]),
+          st.sampled_from([reject, match, block]), st.sampled_from([None, 2]), st.sampled_from([(), (2,)]))
 def test_whole_loops(pair, kind, shape, verify, first, stop):
     "With and without a stop at the end token"
     drafter = kind(3, *shape, first=first, end=(2,), exact=True)
     assert loop_law(pair[0], drafter, verify, (0,), 3, stop=stop) == target_law(pair[0], (0,), 3, stop=stop)
 
-
 # A real model
 
 def fresh(): return embedded("target", dtype=torch.float64, temperature=0)
-
 
 @cache
 def greedy_run(prompt, m):
     "The text of plain decoding, and all Jacobi iterates"
     return autoregressive(fresh(), prompt, m, Seeded(0)), jacobi(fresh(), prompt, m, (0,)*m)
 
-
 class Restarted(Jacobi):
     "Each round drafts the start token at all places"
     def learn(self, round): return replace(super().learn(round), iterate=())
-
 
 class Shifted(Jacobi):
     "The last accepted token's row counts for the next place as well"
     def learn(self, round):
         after = super().learn(round)
         return replace(after, iterate=round.tokens[-1:] + after.iterate[:-1])
-
 
 @faithful("Jacobi", plain={"restarts": drafted(Restarted), "prompt lookup": "prompt lookup",
                            "shifted by one place": drafted(Shifted)})

@@ -3,25 +3,20 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import example, given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers import DRAWS, laws, proves, seeds, shapes
-from specref.core.law import exact, normalize
-from specref.core.rng import Seeded, law_of
-from specref.core.tree import (Tree, ancestor_mask, from_choices, from_links, iid, points,
-                               positions as tree_positions, to_choices, to_links, without_replacement)
+from helpers import DRAWS, examples, laws, proves, seeds, shapes
+from specref import exact, iid, law_of, normalize, points, reject, Seeded, Tree, without_replacement
+from specref.core.tree import (ancestor_mask, from_choices, from_links, positions as tree_positions,
+                               to_choices, to_links)
 from specref.gpu.layout import (ancestor_slots, as_lists, batch_positions, chain_rows, check_batch, flat,
                                 from_bits, from_draft_tokens, from_linked, from_paths, pack, pad_batch,
                                 parents_of, renumber, repeat_batch, to_bits, to_paths, to_slots, unpack)
-from specref.verify.reject import reject
 
 V = 5
 some = settings(max_examples=40)
-
 
 def tree_of(steps, q, seed):
     "A tree grown by steps (which node, which draw or a probe, how many), also below probes"
@@ -32,33 +27,26 @@ def tree_of(steps, q, seed):
         else: tree.grow(u, DRAWS[how](q), rng, k)
     return tree
 
-
 def steps(most=6):
     at, how = st.one_of(st.just("end"), st.integers(0, 90)), st.sampled_from([*sorted(DRAWS), "probe"])
     return st.lists(st.tuples(at, how, st.integers(1, 4)), max_size=most)
-
 
 @st.composite
 def batches(draw, most=6):
     "One to four trees of any sizes, the empty one among them, on distributions with zeros and ties"
     return [tree_of(draw(steps(most)), draw(laws(V)), draw(seeds)) for _ in range(draw(st.integers(1, 4)))]
 
-
 Q = exact(1, 2, 3, 4, 5)
 DEEP = [tree_of([("end", "iid", 1)]*16, Q, 1), Tree((0,)),   # depth 16; the root alone; 97 nodes
         tree_of([(i, "without replacement", 4) for i in range(24)], Q, 2)]
-
 
 def exact_batch(trees):
     lists, q = as_lists(trees)
     return flat(*lists), np.array(q, dtype=object).reshape(len(q), V)
 
-
 def bare(parent): return flat(parent, [0]*len(parent))
 
-
 def contexts(trees): return [t.ctx for t in trees]
-
 
 def reordered(batch, seed):
     "The same nodes, the siblings of each node linked in another order"
@@ -70,7 +58,6 @@ def reordered(batch, seed):
         if kids: child[u] = kids[0]
         for a, b in zip(kids, kids[1:]): sibling[a] = b
     return replace(batch, child=child, sibling=sibling)
-
 
 # Round trip
 
@@ -86,7 +73,6 @@ def test_pack_then_unpack_in_fractions(trees):
     offered = [(t, i) for t in trees for i in range(1, len(t)) if t.law[i] is not None]
     assert batch.height == max((t.depth[i] for t, i in offered), default=0)
     assert batch.width == max((len(t.children(i)) for t in trees for i in range(len(t))), default=0)
-
 
 @proves("thm-flat")
 @some
@@ -106,9 +92,7 @@ def test_pack_then_unpack_in_floats(trees):
         assert drawn == [i for i in range(len(t)) if s.law[i] is not None]
         assert all(np.allclose(t.law[i].astype(float), s.law[i], rtol=1e-12, atol=0) for i in drawn)
 
-
-@settings(max_examples=25)
-@given(laws(V).filter(lambda q: np.count_nonzero(q) > 2), seeds)
+@examples(25, laws(V).filter(lambda q: np.count_nonzero(q) > 2), seeds)
 def test_how_distributions_are_stored(q, seed):
     "Siblings without replacement share one marked row, independent ones one row, point masses have none"
     def stored(draw, k):
@@ -121,7 +105,6 @@ def test_how_distributions_are_stored(q, seed):
     assert stored(iid(q), 3) == ([0]*3, [False]*3, 1)
     assert stored(without_replacement(q), 1) == ([0], [False], 1)   # a single child needs no mark
     assert stored(points([2, 0], V, exact=True), 2) == ([-1]*2, [False]*2, 0)
-
 
 # Masks, positions, bits
 
@@ -142,13 +125,11 @@ def test_masks_and_positions(trees, more):
         assert batch.slot[own].tolist() == [*range(len(t))]
     assert batch.token.tolist() == [x for t in trees for x in (t.ctx[-1], *t.token[1:])]
 
-
 def test_positions_of_padded_trees():
     "Depths as a table, or as one row for all trees"
     lengths, depth = torch.tensor([5, 0]), torch.tensor([[0, 1, 2], [0, 1, 1]])
     assert batch_positions(lengths, depth).tolist() == [[5, 6, 7], [0, 1, 1]]
     assert batch_positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2]]
-
 
 @some
 @given(st.integers(1, 130), st.integers(1, 5), seeds)
@@ -160,7 +141,6 @@ def test_bits_round_trip(N, n, seed):
     assert torch.equal(from_bits(words, N), mask)
     s = torch.arange(N)
     assert torch.equal(words[..., s // 32] >> (s % 32) & 1 == 1, mask)
-
 
 # Fixed shapes
 
@@ -183,7 +163,6 @@ def test_padding_changes_nothing(trees, more):
     def offered(t): return [t.path(i) for i in range(len(t)) if t.law[i] is not None]
     assert [*map(offered, unpack(full, q, contexts(trees)))] == [*map(offered, trees)]
 
-
 @some
 @given(batches(3), st.integers(1, 4), st.booleans())
 def test_repeated(trees, B, own):
@@ -193,7 +172,6 @@ def test_repeated(trees, B, own):
     many = check_batch(repeat_batch(batch, B, len(q)*own), V, len(rows))
     assert many.B == B*batch.B and unpack(many, rows, contexts(trees)*B) == trees*B
     assert {*many.q_row.tolist()} - {-1} == {*range(len(rows))}
-
 
 # Encodings
 
@@ -210,7 +188,6 @@ def test_links_give_parents_and_order(parents, seed):
     again = check_batch(from_linked(token, child, sibling, batch.height, batch.width))
     assert all(torch.equal(x, y) for x, y in zip(again.arrays().values(), batch.arrays().values()))
 
-
 @proves("prop-encodings")
 @some
 @given(shapes(12), seeds)
@@ -220,7 +197,6 @@ def test_masks_and_paths_give_parents_but_no_order(parent, seed):
     mask, probes = ancestor_slots(batch, N), flat(parent, [0]*N, offered=[0]*N)
     assert parents_of(mask).tolist() == parent == from_paths(to_paths(parent))
     assert all(torch.equal(mask, ancestor_slots(check_batch(b), N)) for b in (reordered(batch, seed), probes))
-
 
 @proves("prop-encodings")
 @some
@@ -233,7 +209,6 @@ def test_choices_links_and_flat_agree(parent):
     assert (child, sibling) == to_links(parent) and from_links(child, sibling) == parent
     tree, = unpack(flat([-1, 0, 0], [0, 1, 1]), torch.empty(0, 2), [(0,)])
     assert len(tree) == 3 and len({tree.path(i) for i in range(3)}) == 2
-
 
 # Order
 
@@ -252,7 +227,6 @@ def verified(p, q, how, k, read, below=lambda x: 0):
         return (*out, rng.pick(p))[:2] if len(out) == 1 else out[:2]
     return law_of(run)
 
-
 def redraw(q, how):
     draw = DRAWS[how](q)
     def chance(order): return prod(draw(order[:j])[x] for j, x in enumerate(order))
@@ -261,19 +235,15 @@ def redraw(q, how):
         return orders[rng.pick(normalize(np.array([*map(chance, orders)])))]
     return read
 
-
 ONE_BELOW = [lambda x: 0, lambda x: int(x == 1)]
 
-
 @proves("thm-redrawn")
-@settings(max_examples=8)
-@given(laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
-       st.sampled_from(ONE_BELOW))
+@examples(8, laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
+          st.sampled_from(ONE_BELOW))
 def test_a_redrawn_order_is_exact(p, q, how, k, below):
     "Two tokens, each exactly p, with and without a grandchild that depends on the token of its parent"
     want = {(x, y): p[x]*p[y] for x, y in np.ndindex(3, 3) if p[x]*p[y]}
     assert verified(p, q, how, k, redraw(q, how), below) == want
-
 
 @some
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans(), seeds)
@@ -290,7 +260,6 @@ def test_chains_of_draft_tokens(counts, drawn, seed):
     assert all(torch.equal(x, y) for x, y in zip(again.arrays().values(), want.arrays().values()))
     row, inner = torch.from_numpy(rng.permutation(m + len(counts))), want.child >= 0
     assert torch.equal(chain_rows(again, row[inner], row[~inner]), row)
-
 
 # On the device
 

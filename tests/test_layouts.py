@@ -1,8 +1,7 @@
 "34a_layouts: round trips, checkpoints with public names alone, and invalid checkpoints"
 import json
 
-import pytest
-import torch
+import pytest, torch
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch import nn
@@ -11,17 +10,17 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from helpers import proves, refuses
+from helpers import examples, proves, refuses
 from networks import small_llama
 from specref.train import checkpoints
+from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
+                                       from_layout, read_form, to_folder, to_layout)
 from specref.train.diffusion import DFlash
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
-from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
-                                       from_layout, read_form, to_folder, to_layout)
-from specref.train.medusa import Medusa
 from specref.train.features import DraftLayer
 from specref.train.harness import TargetModel, StateDataset, load_checkpoint, save_network
+from specref.train.medusa import Medusa
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3],
@@ -64,9 +63,8 @@ def equal(a, b): return len(a) == len(b) and all(map(torch.equal, a, b))
 # Round trips
 
 @proves("prop-back")
-@settings(max_examples=5)
-@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]),
-       st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
+@examples(5, st.integers(0, 10**6), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 3)]),
+          st.sampled_from([2, 4, 6]), st.integers(2, 30), st.integers(5, 8), st.data())
 def test_round_trip(seed, heads, size, V, L, data):
     "Every layout, targets of every size: the same weights, names and logits, bit for bit, through JSON"
     base = TargetModel(tiny(V, *heads, size, L, seed))
@@ -87,9 +85,8 @@ def test_round_trip(seed, heads, size, V, L, data):
         assert again[1] == config and all(torch.equal(weights[k], w) for k, w in again[0].items())
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators/eagle3"])
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4),
-       st.sampled_from([{}, dict(fc_norm=True), dict(norm_before_fc=True)]), st.booleans(), st.booleans())
-@settings(max_examples=8)
+@examples(8, st.lists(st.integers(0, 5), min_size=1, max_size=4),
+          st.sampled_from([{}, dict(fc_norm=True), dict(norm_before_fc=True)]), st.booleans(), st.booleans())
 def test_switches_and_layers(layout, reads, norms, norm_output, norm_before_residual):
     """The layers read and the switches are restored: EAGLE-3.1's in both layouts, those of the residual
     stream and of the norm before the fusion in the layout of `speculators` alone"""
@@ -335,8 +332,7 @@ def test_copy_of_the_embedding(layout):
 # The two maps
 
 @proves("prop-twice")
-@settings(max_examples=25)
-@given(st.integers(1, 12), st.data())
+@examples(25, st.integers(1, 12), st.data())
 def test_the_maps_determine_each_other(V, data):
     "They determine each other, and tokens in the place of offsets contradict `t2d`, for two tokens or more"
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, V - 1), min_size=1))))
@@ -453,8 +449,7 @@ def test_the_block_of_dflash(above, inside, block):
 known = st.fixed_dictionaries(dict(a=st.integers(), b=st.lists(st.integers(), max_size=3).map(tuple),
                                    c=st.text(max_size=3)))
 
-@settings(max_examples=25)
-@given(known, st.integers(0, 2))
+@examples(25, known, st.integers(0, 2))
 def test_a_form_is_read_as_it_was_filled_in(facts, first):
     "Filling in and reading are inverse to each other, nested or not, with lists that count from any number"
     assert read_form({"a": Field("x", 5), "b": 1}, {}) == {"x": 5}

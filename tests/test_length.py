@@ -6,30 +6,23 @@ from itertools import product
 from math import sqrt
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import example, given, settings, strategies as st
 from transformers.generation import candidate_generator
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from contracts import drafter_contract, verifier_contract
-from helpers import constant, faithful, laws, models, pairs, proves, seeds
+from helpers import constant, examples, faithful, laws, models, pairs, proves, seeds
 from published import drafted, having, maker
-from specref.speed.cost import Costs
-from specref.core.law import exact, overlap
-from specref.core.loop import Round, Verdict, clip, loop_law, rounds
-from specref.core.rng import Outcomes, Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import Tree, iid
-from specref.draft.length import AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength
-from specref.draft.length import AcceptanceEstimate, GoodputLength, HeuristicLength, Schedule, ScheduledChain
-from specref.draft.length import admit, budget_by_goodput, budget_round, emitted_if_dropped, goodput
-from specref.draft.length import goodput_length, next_threshold, oracle_length, roc_threshold, text_cost
-from specref.verify.block import block
+from specref import (block, Chain, Costs, exact, iid, law_of, loop_law, Outcomes, overlap, random_table,
+                     reject, Round, rounds, Seeded, TableModel, target_law, Tree, tv_outcomes, Verdict)
+from specref.core.loop import clip
+from specref.draft.length import (AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength,
+                                  AcceptanceEstimate, GoodputLength, HeuristicLength, Schedule,
+                                  ScheduledChain, admit, budget_by_goodput, budget_round,
+                                  emitted_if_dropped, goodput, goodput_length, next_threshold,
+                                  oracle_length, roc_threshold, text_cost)
 from specref.verify.lossy import GreedyModel, entropy
-from specref.verify.reject import Chain, reject
-
 
 @dataclass(frozen=True)
 class Arbitrary(Schedule):
@@ -43,18 +36,15 @@ class Arbitrary(Schedule):
     def learn(self, round):
         return replace(self, past=(round.verdict.node, *round.tree.path(len(round.tree) - 1)))
 
-
 SCHEDULES = [HeuristicLength(1), ConfidenceLength(.4), EntropyLength(), AdaEDL(most=2), ConstantLength(2),
              AllOf((HeuristicLength(2), ConfidenceLength(.3, True, (.1, .2, .5, .9, .8), (0, 1, 0, 1, 1)))),
              GoodputLength(Costs({1: 10}, draft=1), decay=.5, most=2)]
 schedules = st.one_of(st.sampled_from(SCHEDULES), seeds.map(Arbitrary))
 
-
 # A schedule decides before the draw
 
 @proves("thm-non-anticipation")
-@settings(max_examples=30, deadline=None)
-@given(models(), schedules, st.sampled_from([reject, block]))
+@examples(30, models(), schedules, st.sampled_from([reject, block]))
 def test_any_schedule_is_exact(pair, schedule, verify):
     "The contract of drafters, one round, and three tokens with all updates of the schedule"
     drafter = ScheduledChain(pair[1], schedule, 2)
@@ -62,10 +52,8 @@ def test_any_schedule_is_exact(pair, schedule, verify):
     verifier_contract(pair[0], drafter, verify, (0,), 2)
     assert loop_law(pair[0], drafter, verify, (0,), 3) == target_law(pair[0], (0,), 3)
 
-
 @proves("prop-drop")
-@settings(max_examples=40)
-@given(pairs(st.just(3)), st.lists(st.fractions(0, 1, max_denominator=4), min_size=3, max_size=3))
+@examples(40, pairs(st.just(3)), st.lists(st.fractions(0, 1, max_denominator=4), min_size=3, max_size=3))
 @example((exact(7, 3, 0), exact(1, 1, 0)), [F(1), F(0), F(0)])
 def test_what_dropping_does(pair, s):
     p, q = TableModel(3, lambda text: pair[0]), pair[1]
@@ -77,7 +65,6 @@ def test_what_dropping_does(pair, s):
     assert [law.get(x, 0) for x in range(3)] == list(stated)
     assert list(emitted_if_dropped(*pair, np.array([s[0]]*3))) == list(pair[0])
 
-
 def test_rows_are_computed_when_read():
     "A schedule on earlier tokens costs one draft call a drawn token, one on the next row at most one more"
     cases = (ConfidenceLength(1.), 0), (EntropyLength(threshold=0.), 0), (AdaEDL(threshold=1.), 1)
@@ -85,7 +72,6 @@ def test_rows_are_computed_when_read():
         draft = random_table(3, 1, zeros=False)
         tree = ScheduledChain(draft, schedule)((0,), Seeded(0))
         assert (len(tree), draft.meter.calls) == (2, 1 + extra)
-
 
 # transformers
 
@@ -95,7 +81,6 @@ def own_roc(matches, probs):
     yes, no = (np.array([p for p, m in zip(probs, matches) if m == k]) for k in (1, 0))
     rate = lambda some: np.array([(some >= t).sum() for t in levels]) / len(some)
     return rate(no), rate(yes), levels
-
 
 class Theirs:
     "The update of transformers' own class, without its models"
@@ -118,7 +103,6 @@ class Theirs:
     @property
     def threshold(self): return self.own.assistant_generation_config.assistant_confidence_threshold
 
-
 def played(seed, n=40):
     "Rounds with random chains and verdicts, and the probabilities of their tokens"
     rng = np.random.default_rng(seed)
@@ -130,13 +114,11 @@ def played(seed, n=40):
         accepted = next((i for i, w in enumerate(probs) if rng.random() > w), drafted)
         yield probs, Round(tree, None, Verdict(accepted, 0))
 
-
 class Halved(HeuristicLength):
     "Half as many draft tokens after a rejection"
     def learn(self, round):
         all_accepted = round.verdict.node == len(round.tree) - 1
         return super().learn(round) if all_accepted else replace(self, k=max(1, self.k//2))
-
 
 @faithful("heuristic length", plain={
     "constant": having(schedule=ConstantLength), "halved": having(schedule=Halved)})
@@ -148,7 +130,6 @@ def test_heuristic_is_transformers(subject, monkeypatch):
         ours = ours.learn(round)
         assert ours.schedule.k == theirs.k == len(ours((0,), Seeded(0))) - 1
 
-
 class Symmetric(ConfidenceLength):
     "False negatives cost as much as false positives"
     def learn(self, round):
@@ -157,11 +138,9 @@ class Symmetric(ConfidenceLength):
         fpr, tpr, levels = own_roc(after.matches, after.probs)
         return replace(after, threshold=float(levels[np.argmin(fpr + 1 - tpr)]))
 
-
 def confidence(change):
     "The rule of confidence changed, beside the most tokens of a round"
     return having(schedule=lambda both: AllOf((both.schedules[0], maker(change)(both.schedules[1]))))
-
 
 @faithful("confidence length", plain={
     "fixed": confidence(lambda rule: replace(rule, adaptive=False)),
@@ -184,7 +163,6 @@ def test_confidence_is_transformers(subject, monkeypatch):
             same = ours.more(cut, None) != stops(torch.tensor([[0, 0]]), scores)
             assert same or abs(w - theirs.threshold) < 1e-9   # at equality the logarithm decides
 
-
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9).map(lambda x: x / 10), st.booleans()), min_size=2, max_size=12))
 def test_the_threshold_of_the_roc(samples):
@@ -196,12 +174,10 @@ def test_the_threshold_of_the_roc(samples):
         return F(fp, matches.count(False)) + 3 * F(fn, matches.count(True))
     assert cost(roc_threshold(probs, matches)) == min(map(cost, probs))
 
-
 # Entropy
 
 @proves("thm-entropy-bound")
-@settings(max_examples=80)
-@given(laws(4), laws(4))
+@examples(80, laws(4), laws(4))
 def test_acceptance_from_divergence(p, q):
     p, q = ((x.astype(float) + .01) / (x.astype(float) + .01).sum() for x in (p, q))
     kl = (q * np.log(q / p)).sum()
@@ -209,21 +185,17 @@ def test_acceptance_from_divergence(p, q):
     kappa = kl / entropy(q)
     assert overlap(p, q) >= 1 - sqrt(kappa / 2 * entropy(q)) - 1e-9
 
-
 def stop_lengths(drafter, rows, most=40):
     "How many tokens are drafted where row i has the distribution rows[i], for 20 seeds"
     draft = TableModel(len(rows[0]), lambda text: rows[(len(text) - 1) % len(rows)])
     drafter = replace(drafter, model=draft, most=most)
     return [len(drafter((0,), Seeded(i))) - 1 for i in range(20)]
 
-
 ROWS = [np.array(w) / sum(w) for w in ([96, 2, 1, 1], [97, 1, 1, 1], [90, 9, .5, .5], [1, 1, 1, 1])]
-
 
 class NextRow(EntropyLength):
     "Tests the next row, before its token is drawn"
     def more(self, tree, q): return sqrt(self.scale * entropy(q(len(tree) - 1))) <= self.threshold
-
 
 @faithful("SVIP", plain={"confidence": having(schedule=lambda rule: ConfidenceLength(.7, False)),
                          "next row": having(schedule=NextRow)})
@@ -235,10 +207,8 @@ def test_svip_keeps_the_token_of_the_uncertain_row(subject):
             .15 * torch.distributions.Categorical(torch.tensor(q)).entropy()) > .3)
         assert stop_lengths(subject(constant(1)).drafter, rows) == [stop + 1] * 20
 
-
 class Fixed(AdaEDL):
     def learn(self, round): return self
-
 
 @faithful("AdaEDL", plain={"fixed": having(schedule=Fixed),
                            "SVIP": having(schedule=lambda rule: EntropyLength(rule.scale, .6))})
@@ -256,16 +226,13 @@ def test_adaedl_adapts_its_threshold(subject):
         stop = 1 if 1 - sqrt(.2 * np.log(4)) < high else 20
         assert stop_lengths(replace(drafter, schedule=schedule), ROWS[2:], 20)[0] == stop
 
-
 def test_the_threshold_stays_where_a_full_draft_was_accepted():
     assert next_threshold(.5, .95, .9, .01, full=True) == .5 > next_threshold(.5, .95, .9, .01, full=False)
-
 
 # The oracle
 
 @proves("thm-bits")
-@settings(max_examples=15, deadline=None)
-@given(models(), st.integers(0, 2))
+@examples(15, models(), st.integers(0, 2))
 def test_bits_of_a_text(pair, k):
     "Tokens and accepted count of a round: from the target's text and its bits, or from speculative sampling"
     p, q = pair
@@ -283,7 +250,6 @@ def test_bits_of_a_text(pair, k):
     if k: assert law_of(by_bits) == law_of(by_rounds)
     else: assert law_of(lambda rng: by_bits(rng)[0]) == target_law(p, (0,), 1)
 
-
 @proves("thm-oracle")
 @pytest.mark.parametrize("c", [0, F(1, 3), 1])
 def test_no_lengths_cost_less_than_the_oracle(c):
@@ -292,12 +258,10 @@ def test_no_lengths_cost_less_than_the_oracle(c):
         best = min(text_cost(bits, choice.__getitem__, c) for choice in product(range(4), repeat=4))
         assert text_cost(bits, oracle_length(bits), c) == best
 
-
 def test_a_text_costs_its_rounds():
     "3 tokens accepted, one recovered, then a round with nothing left to draft"
     assert text_cost((1, 1, 0, 1), lambda at: 3, F(1, 2)) == 1 + F(3, 2) + 1
     assert text_cost((1,) * 4, lambda at: 0, F(1, 2)) == 4
-
 
 # Batches
 
@@ -306,10 +270,9 @@ def costs(draw):
     a, b, d = (F(draw(st.integers(1, 40)), 4) for _ in range(3))
     return a, b, d, Costs({1: a + b, 2: a + 2*b}, draft=d)
 
-
 @proves("thm-goodput")
-@settings(max_examples=60, deadline=None)
-@given(costs(), st.lists(st.fractions(0, F(19, 20), max_denominator=20), min_size=3, max_size=3).map(sorted))
+@examples(60, costs(),
+          st.lists(st.fractions(0, F(19, 20), max_denominator=20), min_size=3, max_size=3).map(sorted))
 @example((F(10), F(1, 10), F(1), Costs({1: F(101, 10), 2: F(102, 10)}, draft=F(1))),
          [F(1, 2), F(4, 5), F(9, 10)])
 def test_the_goodput_length(given_costs, alphas):
@@ -321,7 +284,6 @@ def test_the_goodput_length(given_costs, alphas):
     assert all(list(column) == sorted(column) for column in zip(*table))
     for alpha, row in zip(alphas, table):
         assert [k == 0 for k in row] == [B * b * (1 - alpha) >= alpha*a - d for B in batches]
-
 
 @proves("prop-estimate")
 @pytest.mark.parametrize("alpha", [F(1, 5), F(1, 2), F(4, 5)])
@@ -335,7 +297,6 @@ def test_sums_then_the_quotient(alpha):
     long = 1 + (1 - float(alpha))/float(alpha)*np.log(1 - float(alpha))
     assert abs(sum(float(alpha**i * (1 - alpha)) * i/(i + 1) for i in range(400)) - long) < 1e-12
 
-
 def test_the_estimate_is_the_quotient_of_discounted_sums():
     "Given α it is the start; no update without a tested token but of the rounds that are idle"
     schedule, sums = GoodputLength(Costs({1: 10}, draft=1), decay=.5), [7., 10.]
@@ -346,7 +307,6 @@ def test_the_estimate_is_the_quotient_of_discounted_sums():
         assert (schedule.seen.rate, schedule.seen.weight) == pytest.approx((sums[0]/sums[1], sums[1]))
         assert schedule.idle == (length == 0)
 
-
 class MeanOfShares(GoodputLength):
     "The moving average of the rounds' shares"
     def learn(self, round):
@@ -355,11 +315,9 @@ class MeanOfShares(GoodputLength):
         rate = .95*old + .05*round.verdict.node/tested if tested else old
         return replace(after, seen=AcceptanceEstimate(rate))
 
-
 class Final(GoodputLength):
     "Never drafts again after a length of 0"
     def learn(self, round): return replace(super().learn(round), idle=0)
-
 
 @faithful("goodput", plain={
     "mean of shares": having(schedule=MeanOfShares), "no probe": having(schedule=Final)})
@@ -381,7 +339,6 @@ def test_goodput_is_that_of_the_best_length(subject):
         assert abs(np.mean(rates) - .8) < .03
         assert tokens/seconds > .97*goodput(goodput_length(.8, batch, costs), .8, batch, costs)
 
-
 def joint(p, q, lengths, n=2):
     "The distribution of the first n tokens of two requests, their rounds continued by the target"
     law = law_of(lambda rng: tuple(clip(t, n, ()) for t in budget_round(p, q, ((0,), (1,)), 2, lengths, rng)))
@@ -392,33 +349,27 @@ def joint(p, q, lengths, n=2):
             out[s + x, t + y] = out.get((s + x, t + y), 0) + w*v*u
     return out
 
-
 def surviving(drafts, confidence):
     "Products of confidences along each draft"
     each = [[confidence(d, i) for i in (1, 2)] for d in drafts]
     return [(a, a * b) for a, b in each]
 
-
 def of_row(draft, i): return max(draft.law[i])
 def of_token(draft, i): return draft.law[i][draft.token[i]]
-
 
 BUDGETS = {"stale": lambda drafts: admit([(F(2, 3), F(1, 3)), (F(1, 2), F(1, 2))], 2),
            "fixed": lambda drafts: admit(surviving(drafts, of_row), 2),
            "first drop": lambda drafts: admit(a := surviving(drafts, of_row), budget_by_goodput(
                a, (F(1), F(6, 5), F(3, 2), F(8, 5), F(2)).__getitem__, True))}
 
-
 @proves("thm-budget")
 @pytest.mark.parametrize("rule", BUDGETS)
-@settings(max_examples=6, deadline=None)
-@given(models(2))
+@examples(6, models(2))
 def test_budgets(rule, pair):
     "Two tokens of two requests, jointly"
     want = {(s, t): v*w for s, v in target_law(pair[0], (0,), 2).items()
             for t, w in target_law(pair[0], (1,), 2).items()}
     assert joint(*pair, BUDGETS[rule]) == want
-
 
 @proves("thm-budget")
 def test_biased_budgets():
@@ -434,7 +385,6 @@ def test_biased_budgets():
         law = joint(p, q, lengths, 1).of(lambda o: (o[0][0], o[1][0]))
         assert tv_outcomes(law, want) == distance
 
-
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4).map(lambda x: sorted(x, reverse=True)), max_size=4),
        st.integers(0, 8))
 def test_the_most_probable_tokens_are_admitted(survival, budget):
@@ -445,7 +395,6 @@ def test_the_most_probable_tokens_are_admitted(survival, budget):
     left = [a for row, n in zip(survival, length) for a in row[n:]]
     assert not taken or not left or min(taken) >= max(left)
 
-
 class Warped(ScheduledChain):
     "The schedule reads the rows that tokens are drawn from"
     def __call__(self, ctx, rng):
@@ -455,12 +404,10 @@ class Warped(ScheduledChain):
             tree.grow(node, iid(self.model(tree)[node]), rng)
         return tree
 
-
 FAILS = {   # the rule of each schedule: the row fails it, and it is that of the token after a node
     "confidence length": (lambda row: max(row) < .4, False),
     "SVIP": (lambda row: .15*entropy(row) > .3**2, False),
     "AdaEDL": (lambda row: 1 - sqrt(.2*entropy(row)) < .4, True)}
-
 
 @faithful("confidence length", "SVIP", "AdaEDL", plain={"warped rows": drafted(Warped)})
 def test_a_greedy_draft_is_ended_by_the_rows_before_the_warp(subject):

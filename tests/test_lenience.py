@@ -3,31 +3,29 @@ from dataclasses import replace
 from fractions import Fraction as F
 from math import exp, inf, log
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from contracts import drafter_contract, target_contract
-from helpers import CANON, DRAWS, cold, constant, draws, faithful, laws, models, pairs, proves, seeds, sizes
+from helpers import (CANON, DRAWS, cold, constant, draws, examples, faithful, laws, models, pairs, proves,
+                     seeds, sizes)
 from published import drafted, having, verified
 from verify_helpers import as_dict
-from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
-from specref.core.law import exact, greedy, normalize, overlap, residual, tv
-from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, GreedyModel,
-                                  bild_rollback, cascade, ensemble, entropy, lenient, lenient_greedy,
-                                  position_distances, raw_law, reject_toward, standard_rule, text_law,
-                                  token_ranks, top_beta, typical, warped_law)
-from specref.core.loop import Verdict, generate, loop_law, autoregressive, rounds
-from specref.verify.reject import Chain, capped_geometric, reject
-from specref.verify.siblings import Branching
-from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
-from specref.core.tree import Tree, likeliest_points, points
+from specref import (AcceptanceRule, autoregressive, Branching, capped_geometric, Chain, exact, generate,
+                     greedy, law_of, lenient, loop_law, normalize, overlap, points, random_table, reject,
+                     residual, rounds, Seeded, TableModel, target_law, top_beta, Tree, tv, tv_outcomes,
+                     typical, Verdict)
+from specref.core.rng import verdict_tape
+from specref.core.target import UnwarpedModel
+from specref.core.tree import likeliest_points
+from specref.verify.lossy import (BildDraft, CombinedModel, GreedyModel, bild_rollback, cascade, ensemble,
+                                  entropy, lenient_greedy, position_distances, raw_law, reject_toward,
+                                  standard_rule, text_law, token_ranks, warped_law)
 
 many = settings(max_examples=25)
 some = settings(max_examples=20)
 zero_to_one = st.fractions(0, 1, max_denominator=12)
 ls = st.fractions(F(1, 20), 1, max_denominator=20)
-
 
 def first(rule, p, q):
     "The distribution of (accepted?, token) of a round with one draft token of q"
@@ -36,15 +34,11 @@ def first(rule, p, q):
         return round.verdict.node > 0, round.tokens[0]
     return law_of(run)
 
-
 def token_law(rule, p, q): return first(rule, p, q).of(lambda kx: kx[1])
-
 
 def acceptance(rule, p, q): return first(rule, p, q).of(lambda kx: kx[0]).get(True, 0)
 
-
 def other(l): return lenient(l, left=lambda p, q: residual(p, l * q))
-
 
 @st.composite
 def arbitrary(draw, sizes=st.integers(2, 4)):
@@ -53,7 +47,6 @@ def arbitrary(draw, sizes=st.integers(2, 4)):
     share = np.array(draw(st.lists(zero_to_one, min_size=len(p), max_size=len(p))), dtype=object)
     r = draw(laws(len(p)))
     return p, q, AcceptanceRule(lambda p, q: q * share, lambda p, q: r)
-
 
 RULES = {
     "standard": standard_rule, "lenient": lenient(F(1, 3)), "other residual": other(F(1, 3)),
@@ -73,29 +66,23 @@ contexts, thresholds = st.sampled_from([(0,), (1, 2)]), st.sampled_from([0, .5, 
 gates = st.sampled_from(sorted(GATES)).map(GATES.get)
 at_both = st.sampled_from([lambda model: model, GreedyModel])
 
-
 # One step
 
 with_named = st.tuples(pairs(), named).map(lambda case: (*case[0], case[1]))
 
-
 @proves("thm-one-step")
-@settings(max_examples=50)
-@given(arbitrary() | with_named)
+@examples(50, arbitrary() | with_named)
 def test_any_rule_has_its_stated_distribution(pqr):
     "k + (1 - a) r, by enumeration of a round: arbitrary k and r, and the published rules"
     p, q, rule = pqr
     assert token_law(rule, p, q) == as_dict(rule.law(p, q))
     assert acceptance(rule, p, q) == rule.acceptance(p, q)
 
-
 @proves("thm-price")
-@settings(max_examples=25)
-@given(arbitrary(sizes))
+@examples(25, arbitrary(sizes))
 def test_no_rule_is_below_the_bound(pqr):
     p, q, rule = pqr
     assert rule.bias(p, q) >= rule.acceptance(p, q) - overlap(p, q)
-
 
 @proves("thm-price")
 @many
@@ -107,10 +94,8 @@ def test_no_kernel_is_below_the_bound(pq, data):
     law, accepted = q @ kernel, sum(q[x] * kernel[x][x] for x in range(len(p)))
     assert tv(law, p) >= accepted - overlap(p, q)
 
-
 @proves("thm-fair")
-@settings(max_examples=25)
-@given(pairs(), st.data())
+@examples(25, pairs(), st.data())
 def test_rules_that_attain_the_bound(pq, data):
     "Any share between min(p, q) and q, and the standard residual distribution: bias a - β"
     p, q = pq
@@ -123,7 +108,6 @@ def test_rules_that_attain_the_bound(pq, data):
     own = reject_toward(lambda p, q: law)
     assert (own.law(p, q) == law).all() and own.acceptance(p, q) == k.sum()
     assert ((np.minimum(p, q) <= law) & (law <= np.maximum(p, q))).all()
-
 
 # Lenience
 
@@ -139,10 +123,8 @@ def test_lenience(pq, l):
     assert rule.bias(p, q) == alpha - overlap(p, q) <= wide.bias(p, q)
     assert (rule.law(p, q) <= p / l).all() and (wide.law(p, q) <= p / l).all()
 
-
 @proves("cor-lenience")
-@settings(max_examples=25)
-@given(arbitrary(sizes))
+@examples(25, arbitrary(sizes))
 def test_no_rule_with_this_bound_accepts_more(pqr):
     "If 1/l bounds the ratio of a rule's distribution to p, lenience with l accepts at least as much"
     p, q, rule = pqr
@@ -150,7 +132,6 @@ def test_no_rule_with_this_bound_accepts_more(pqr):
     assume(all(a or not b for a, b in zip(p, law)))
     l = 1 / max(b / a for a, b in zip(p, law) if a)
     assert rule.acceptance(p, q) <= lenient(l).acceptance(p, q)
-
 
 @many
 @given(pairs(), st.integers(1, 4), seeds)
@@ -161,7 +142,6 @@ def test_strict_is_reject(pq, gamma, seed):
         rules = reject, standard_rule, lenient(1), reject_toward(lambda p, q: p), reject_toward(ensemble(1))
         assert len({rule([p] * len(tree), tree, Seeded(seed + 1)) for rule in rules}) == 1
 
-
 def test_lenience_on_a_tape():
     "Token 3 of the four at l = 1/2 is accepted below 1/2, not at it; the recovered token is the tape's"
     p, q = CANON
@@ -170,17 +150,15 @@ def test_lenience_on_a_tape():
     def verdict(u): return lenient(F(1, 2))([p, p], tree, verdict_tape([0, u], [.8, .5]))
     assert verdict(.4999) == Verdict(1, 1) and verdict(.5) == Verdict(0, 1)
 
-
 # Texts
 
 @proves("thm-text")
-@settings(max_examples=25)
-@given(models(), at_both, named, st.integers(1, 3), st.integers(0, 4), st.sampled_from([(0,), (1, 2, 0)]))
+@examples(25, models(), at_both, named, st.integers(1, 3), st.integers(0, 4),
+          st.sampled_from([(0,), (1, 2, 0)]))
 def test_the_distribution_of_a_text(pair, at, rule, gamma, n, ctx):
     "Rounds and their bonus tokens at temperatures 0 and 1, by the loop and predicted by the phases"
     target, draft = at(pair[0]), pair[1]
     assert loop_law(target, Chain(draft, gamma), rule, ctx, n) == text_law(rule, target, draft, gamma, ctx, n)
-
 
 @proves("cor-diluted")
 @some
@@ -193,7 +171,6 @@ def test_the_share_of_bonus_tokens(pq, l, gamma):
     node = law_of(round)
     assert node.get(gamma, 0) == a**gamma and 1 + node.mean() == capped_geometric(a, gamma)
 
-
 # Gates
 
 def support(rule, p):
@@ -201,10 +178,8 @@ def support(rule, p):
     uniform = exact(*[1] * len(p))
     return {int(x) for x in np.flatnonzero(rule.accepted(p, uniform) > 0)}
 
-
 @proves("prop-gate")
-@settings(max_examples=25)
-@given(gates, pairs())
+@examples(25, gates, pairs())
 def test_gates(rule, pq):
     "What is emitted is in G, the acceptance is q(G), the bias against greedy decoding q(G) - q(argmax)"
     p, q = pq
@@ -213,9 +188,7 @@ def test_gates(rule, pq):
     assert good[top] and (law[~good] == 0).all() and rule.acceptance(p, q) == q[good].sum()
     assert tv(law, greedy(p)) == q[good].sum() - q[top] == rule.acceptance(p, q) - overlap(greedy(p), q)
 
-
-@settings(max_examples=25)
-@given(models(), st.integers(1, 3), st.sampled_from(sorted(GREEDY_ENDS)))
+@examples(25, models(), st.integers(1, 3), st.sampled_from(sorted(GREEDY_ENDS)))
 def test_strict_greedy(pair, gamma, how):
     "At their strict ends the greedy rules emit the greedy text with certainty, whatever the draft"
     target, draft = GreedyModel(pair[0]), pair[1]
@@ -226,7 +199,6 @@ def test_strict_greedy(pair, gamma, how):
         p = target(Tree((0,)))
         assert rule.step(p, 0, q)[0].sum() == overlap(p[0], q)
 
-
 @many
 @given(laws(5), st.fractions(F(1, 20), F(19, 20), max_denominator=20))
 def test_greedy_lenience(p, l):
@@ -234,7 +206,6 @@ def test_greedy_lenience(p, l):
     def good(l): return support(lenient_greedy(l), p)
     assert good(l) == {x for x in range(5) if p[x] >= l * max(p)}
     assert good(1) == {int(np.argmax(p))} and good(1) <= good(l) <= good(l / 2)
-
 
 @many
 @given(laws(5), st.integers(1, 5), st.floats(0, 4))
@@ -251,7 +222,6 @@ def test_top_beta(p, beta, tau):
     assert good(beta, tau) <= good(min(beta + 1, 5), tau) and good(beta, tau) <= good(beta, tau + .5)
     if len({*p}) == 5: assert good(beta, 0) == {order[0]}
 
-
 # Typical
 
 @many
@@ -266,11 +236,9 @@ def test_typical(pq, epsilon, delta):
     uniform = exact(*[1] * V)
     assert typical(epsilon, delta).acceptance(uniform, q) == 1 and abs(entropy(uniform) - log(V)) < 1e-12
 
-
 # BiLD
 
-@settings(max_examples=25)
-@given(models(), st.integers(1, 4), st.fractions(0, 1, max_denominator=6), seeds)
+@examples(25, models(), st.integers(1, 4), st.fractions(0, 1, max_denominator=6), seeds)
 def test_confident_drafts(pair, gamma, fallback, seed):
     "The argmax while its weight suffices; correct edges; a higher threshold never drafts more"
     draft = pair[1]
@@ -282,7 +250,6 @@ def test_confident_drafts(pair, gamma, fallback, seed):
         assert tree.token[i] == np.argmax(law) and max(law) >= fallback
     if len(tree) <= gamma: assert max(draft.law(tree.text(len(tree) - 1))) < fallback
     assert len(BildDraft(draft, gamma, fallback + F(1, 6))((0,), Seeded(seed))) <= len(tree)
-
 
 @some
 @given(models(), st.integers(1, 4), st.fractions(0, 2, max_denominator=6), thresholds, contexts)
@@ -299,14 +266,12 @@ def test_the_ends_of_bild(pair, gamma, fallback, rb, ctx):
     assert last == min(gamma, 6 - len(whole) * (gamma + 1))
     assert {step.status for step in free.steps[gamma::gamma + 1]} <= {"B"}
 
-
 @some
 @given(models(), st.integers(1, 4), st.fractions(0, 1, max_denominator=6), contexts)
 def test_the_fallback_is_by_the_unwarped_row(pair, gamma, fallback, ctx):
     "A draft model at temperature 0 and one at temperature 1 have the same drafts"
     trees = [BildDraft(at(pair[1]), gamma, fallback)(ctx, Seeded(0)) for at in (GreedyModel, lambda m: m)]
     assert trees[0] == trees[1]
-
 
 @many
 @given(laws(4), st.floats(0, 5))
@@ -316,7 +281,6 @@ def test_rollback_in_nats(p, rb):
     assume(all(abs(cost(x) - rb) > 1e-9 for x in range(4)))
     assert support(bild_rollback(rb), p) == {x for x in range(4) if cost(x) <= rb} | {int(np.argmax(p))}
 
-
 # Trees
 
 def star(p, tokens):
@@ -324,7 +288,6 @@ def star(p, tokens):
     tree = Tree((0,))
     tree.grow(0, points(tokens, len(p), exact=True), Seeded(0), len(tokens))
     return tree
-
 
 def random_tree(rng, nodes, V):
     "Nodes one by one below a random one, each with a token that its siblings do not have"
@@ -334,15 +297,12 @@ def random_tree(rng, nodes, V):
         tree.grow(int(rng.integers(len(tree))), draw, Seeded(0), 1)
     return tree
 
-
 def passes(rule, p, tree, i):
     "Does every token on the path to node i pass?"
     return all(tree.token[a] in support(rule, raw_law(p, tree.parent[a])) for a in tree.ancestors(i))
 
-
 @proves("prop-longest")
-@settings(max_examples=25)
-@given(gates, models(4), at_both, seeds, st.integers(0, 9))
+@examples(25, gates, models(4), at_both, seeds, st.integers(0, 9))
 def test_the_longest_path(rule, pair, at, seed, nodes):
     "Against all paths of a random tree; at every node a larger tree adds, no accepted token is lost"
     target, rng = at(pair[0]), np.random.default_rng(seed)
@@ -359,7 +319,6 @@ def test_the_longest_path(rule, pair, at, seed, nodes):
         depth.append(grown.depth[rule(target(grown), grown, Seeded(0)).node])
     assert depth == sorted(depth) and depth[-1:] == [best[0]] * (len(tree) > 1)
 
-
 @proves("prop-longest")
 @many
 @given(gates, pairs(), seeds)
@@ -371,7 +330,6 @@ def test_a_tree_of_depth_one(rule, pq, seed):
     verdict = rule([p] * len(tree), tree, Seeded(0))
     assert p[verdict.tokens(tree)[0]] == max(good) if good else not verdict.node
     if np.argmax(p) in tree.token and sum(p == max(p)) == 1: assert verdict.tokens(tree)[0] == np.argmax(p)
-
 
 @proves("prop-longest")
 @many
@@ -385,12 +343,9 @@ def test_a_chain_is_a_tree(rule, pair, at, gamma, how):
         return Verdict(last, rng.pick(rule.step(p, last, 0 * p[last])[1]))
     assert loop_law(target, drafter, rule, (0,), 3) == loop_law(target, drafter, step_by_step, (0,), 3)
 
-
 LIKELIEST = [(2, 1), (1, 2), (3, 2)]
 
-
-@settings(max_examples=25)
-@given(models(), at_both, st.sampled_from(LIKELIEST), st.sampled_from([typical(), typical(.3, .6)]))
+@examples(25, models(), at_both, st.sampled_from(LIKELIEST), st.sampled_from([typical(), typical(.3, .6)]))
 def test_the_distribution_on_trees(pair, at, shape, rule):
     "Trees of the draft's likeliest tokens, deterministic: accepted tokens, then one by the target's row"
     target, drafter = at(pair[0]), Branching(UnwarpedModel(GreedyModel(pair[1])), shape, likeliest_points)
@@ -410,7 +365,6 @@ def test_the_distribution_on_trees(pair, at, shape, rule):
             into[text] = into.get(text, 0) + w * row[x]
     assert loop_law(target, drafter, rule, (0,), 3) == want
 
-
 def test_what_a_chain_lacks():
     "The first child passes and ends there, the second leads further; a chain of the likeliest stops at one"
     sure = {(0, 0): exact(0, 0, 1), (0, 1): exact(0, 1, 0)}
@@ -422,7 +376,6 @@ def test_what_a_chain_lacks():
     assert typical()(p, tree, Seeded(0)) == Verdict(4, 1)
     assert typical()(target(chain), chain, Seeded(0)) == Verdict(1, 2)
     with pytest.raises(ValueError, match="wanted a chain"): standard_rule(p, tree, Seeded(0))
-
 
 # Distances
 
@@ -439,7 +392,6 @@ def test_exact_distances_by_hand():
     hot = loop_law(sampled[0], Chain(sampled[1], 2), lenient(F(1, 2)), (0,), 1)
     assert position_distances(hot, target_law(sampled[0], (0,), 1), 1) == [F(1, 5)]
 
-
 @some
 @given(models(), named, st.integers(1, 3), contexts)
 def test_distances_from_a_text(pair, rule, n, ctx):
@@ -451,7 +403,6 @@ def test_distances_from_a_text(pair, rule, n, ctx):
     share = sum(w * F(sum(a != b for a, b in zip(y, right)), n) for y, w in got.items())
     assert sum(each) / n == share and max(each) <= tv_outcomes(got, want) <= sum(each)
 
-
 def test_lenience_is_strict_at_temperature_zero():
     "It divides 0 by l: the greedy text with certainty; the ensemble mixes two argmaxes"
     target, draft = map(GreedyModel, (random_table(3, 5), random_table(3, 6)))
@@ -460,7 +411,6 @@ def test_lenience_is_strict_at_temperature_zero():
     mixed = loop_law(target, Chain(draft, 2), reject_toward(ensemble(F(1, 2))), (0, 1), 1)
     p, q = (model(Tree((0, 1)))[0] for model in (target, draft))
     assert tv_outcomes(mixed, target_law(target, (0, 1), 1)) == F(1, 2) * tv(p, q)
-
 
 # Temperature 0
 
@@ -473,11 +423,9 @@ def test_greedy_models(pair, seed):
     p, cooled, raw = (m(tree) for m in (GreedyModel(model), cold(model), model))
     assert all((p[i] == cooled[i]).all() and (raw_law(p, i) == raw[i]).all() for i in range(len(tree)))
 
-
 def chains(model): return Chain(model, 4)
 def trees(model): return Branching(UnwarpedModel(model), (3, 2, 1), likeliest_points)
 def bild(model): return BildDraft(model, 4, .3)
-
 
 N = 36
 LENIENT = {"greedy lenience": (chains, lenient_greedy(.5)), "SpecDec": (chains, top_beta(3, 1.)),
@@ -487,7 +435,6 @@ STRICT = {"greedy lenience": (chains, lenient_greedy(1)), "SpecDec, β": (chains
           "SpecDec, τ": (chains, top_beta(3, 0)), "typical": (chains, typical(row=warped_law)),
           "typical, tree": (trees, typical(row=warped_law)), "BiLD": (bild, bild_rollback(0))}
 
-
 @pytest.fixture(scope="module")
 def transformer():
     "The embedded target and draft by temperature, three prompts, the greedy texts"
@@ -496,12 +443,10 @@ def transformer():
     starts = embedded.prompts("english", 2, seed=1)
     return models, starts, [autoregressive(models[0][0], ctx, N, Seeded(0)).tokens for ctx in starts]
 
-
 def decoded(transformer, drafter, rule, t=0):
     target, draft = transformer[0][t]
     if t: target, draft = GreedyModel(target), GreedyModel(draft)
     return [generate(target, drafter(draft), rule, ctx, N, Seeded(0)).tokens for ctx in transformer[1]]
-
 
 @pytest.mark.parametrize("name", LENIENT)
 def test_lenient_at_temperature_zero(transformer, name):
@@ -515,12 +460,10 @@ def test_lenient_at_temperature_zero(transformer, name):
     assert decoded(transformer, drafter, replace(rule, row=warped_law)) == strict
     assert decoded(transformer, drafter, rule, t=1) == texts
 
-
 @pytest.mark.parametrize("name", STRICT)
 def test_strict_at_temperature_zero(transformer, name):
     "At the strict setting of each rule the greedy text"
     assert decoded(transformer, *STRICT[name]) == transformer[2]
-
 
 @some
 @given(gates, models(), st.integers(1, 3))
@@ -531,14 +474,12 @@ def test_the_warped_row_makes_every_gate_strict(rule, pair, gamma):
     law = loop_law(target, Chain(GreedyModel(pair[1]), gamma), replace(rule, row=warped_law), (0,), 3)
     assert law == want
 
-
 # Another target
 
 BLENDS = {"ensemble": ensemble(F(1, 3)), "target": ensemble(1), "draft": ensemble(0),
           "cascade": cascade(F(1, 2)), "squares": lambda p, q: exact(*(p * p + q)),
           "opposite": lambda p, q: p[::-1]}
 blends = st.sampled_from(sorted(BLENDS)).map(BLENDS.get)
-
 
 @proves("thm-another-target")
 @some
@@ -548,7 +489,6 @@ def test_blends_are_targets(pair, f, shape, how, n):
     blend = CombinedModel(*pair, f)
     drafter = Branching(pair[1], shape, DRAWS[how])
     assert loop_law(blend, drafter, reject, (0,), n) == target_law(blend, (0,), n)
-
 
 @proves("thm-another-target")
 @many
@@ -564,7 +504,6 @@ def test_one_step_towards_another_target(pq, data):
         between = ((np.minimum(p, q) <= f) & (f <= np.maximum(p, q))).all()
         assert (rule.bias(p, q) == rule.acceptance(p, q) - overlap(p, q)) == between
     assert token_law(reject_toward(lambda p, q: f), p, q) == as_dict(f)
-
 
 def test_parity_with_transformers():  # noqa: PLR0915  one body: the patches share its names
     "`assistant_ensemble_weight`: the same verdicts from the same uniforms, the same residual and bonus rows"
@@ -588,14 +527,12 @@ def test_parity_with_transformers():  # noqa: PLR0915  one body: the patches sha
             assert rule([p, p], tree, verdict_tape([0, u], [.5, .5])).node == int(n)
             np.testing.assert_allclose(seen[0], p if n else rule.otherwise(p, q), atol=1e-6)
 
-
 # The rules of the table, by name
 
 HALF = F(1, 2)
 ONE_TOKEN = {   # the share of the draft's row that is accepted, and the distribution otherwise
     "lenience": lambda p, q: (np.minimum(q, 2*p), residual(p, q)),
     "ensemble": lambda p, q: (np.minimum(q, HALF*p + HALF*q), residual(HALF*p + HALF*q, q))}
-
 
 @faithful("lenience", "ensemble", plain={
     "the exact rule": "speculative sampling", ("lenience", "half and half"): "ensemble",
@@ -608,7 +545,6 @@ def test_the_sampled_rules_of_the_table(subject):
         want = as_dict(accepted + (1 - accepted.sum()) * otherwise)
         assert loop_law(target, system.drafter, system.verify, (0,), 1).of(lambda text: text[0]) == want
 
-
 @faithful("greedy lenience", plain={
     "the likeliest token": verified(lenient_greedy(1)), "three tokens within a nat": "SpecDec",
     "a threshold of the entropy": "typical acceptance"})
@@ -620,9 +556,7 @@ def test_half_of_the_largest_probability_is_enough(subject):
         assert [*(rule.accepted(p, every) > 0)] == [*(2*p >= p.max())]
         assert [*rule.otherwise(p, every)] == [*greedy(p)]
 
-
 def sharp(seed): return TableModel(5, lambda text: normalize(random_table(5, seed).law(text)**3))
-
 
 @faithful("BiLD", plain={
     "no rollback": verified(bild_rollback(inf)), "the likeliest token alone": verified(bild_rollback(0)),

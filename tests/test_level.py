@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from helpers import laws, proves
+from specref import law_of
 from specref.certify.level import SharedLevel
-from specref.core.rng import law_of
-
 
 @proves("prop-level")
 @given(laws(5), st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=5))
@@ -15,7 +14,6 @@ def test_any_of_the_tests_fails(law, failing):
     some = law_of(lambda rng: rng.pick(law)).of(lambda x: any(x in fails for fails in failing)).get(True, 0)
     assert max(rates) <= some <= len(rates)*max(rates)
     assert (some == sum(rates)) is (sum(law[x] for x in set().union(*failing)) == sum(rates))
-
 
 def test_a_test_more_raises():
     level = SharedLevel(.2, counts=3, bets=1, none=0)

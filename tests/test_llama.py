@@ -2,21 +2,18 @@
 from copy import deepcopy
 from fractions import Fraction
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 
 from helpers import proves, seeds
+from specref import embedded, HFModel, PackedLlama, Tree
 from specref.app.tour import OWN_TARGETS, target_of
-from specref.core.tree import Tree
 from specref.models import llama
-from specref.models.embedded import DATA, embedded, raw_model
-from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, PackedLlama, llama_pass,
-                                   packed_or_plain, packed_product)
-from specref.models.transformer import HFModel
+from specref.models.embedded import DATA, raw_model
+from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, llama_pass, packed_or_plain,
+                                  packed_product)
 
 SCALED = dict(rope_type="llama3", rope_theta=1e4, factor=8., low_freq_factor=1., high_freq_factor=4.,
               original_max_position_embeddings=64)
@@ -25,7 +22,6 @@ KINDS = [("llama", {}), ("llama", dict(attention_bias=True, mlp_bias=True)),
          ("mistral", dict(sliding_window=None)), ("llama", dict(rope_parameters=SCALED)),
          ("llama", dict(rope_parameters=YARN)), ("qwen2", {}), ("qwen3", dict(head_dim=16)),
          ("llama", dict(num_key_value_heads=4, tie_word_embeddings=True))]
-
 
 def module(kind="llama", seed=0, **sizes):
     torch.manual_seed(seed)
@@ -49,7 +45,6 @@ def deviation(one, other, rng):
     pairs = [(one.logits(tree), other.logits(tree)) for tree in history(rng)]
     return max(abs(a - b).max() / abs(b).max() for a, b in pairs)
 
-
 @pytest.mark.parametrize("kind, sizes", KINDS, ids=str)
 @given(seed=seeds)
 @settings(max_examples=5)
@@ -65,7 +60,6 @@ def test_the_pass_is_the_module(kind, sizes, seed):
         mine, own = (m.memory.buffer[name].narrow(-2, 0, m.memory.n) for m in (ours, theirs))
         assert (mine - own).abs().max() < 1e-10 and ours.memory.row_bytes == theirs.memory.row_bytes
     assert (*ours.meter,) == (*theirs.meter,)
-
 
 class Unsigned(PackedLlama):
     "Sines without the signs of the rolled halves"
@@ -87,10 +81,8 @@ def test_a_plain_text_is_read_in_causal_order(m, n):
     tree = torch.zeros(1, 1, m, n + m)
     assert net.seen(tree, m, n) == (tree, False)
 
-
 def test_the_check_at_the_start_compares_with_the_module():
     with pytest.raises(llama.Unservable, match="off its plain passes"): Unsigned(module()).check()
-
 
 @proves("prop-roll")
 @given(st.lists(st.floats(-9, 9, width=32), min_size=8, max_size=8), st.integers(0, 500))
@@ -100,7 +92,6 @@ def test_a_roll_has_the_same_products_and_sums(t, position):
     cos, sin = net.rotary(t, at)
     own, signed = LlamaPass.rotations(net, 501)[position, :, 0]
     assert torch.equal(t*cos[0] + rotate_half(t)*sin[0], t*own.float() + t.roll(4, -1)*signed.float())
-
 
 @proves("prop-hypotenuse")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -115,7 +106,6 @@ def test_the_norm_is_that_of_the_module(dtype, shape, size):
     with torch.inference_mode(): ours, want = llama.RMSNorm(weight, 1e-6)(x), theirs(x)
     if dtype == torch.float32: torch.testing.assert_close(ours, want, rtol=1e-6, atol=0)
     else: assert torch.equal(ours, want)
-
 
 BOUNDS = [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, .05)]
 
@@ -138,7 +128,6 @@ def test_joined_maps_have_the_products(monkeypatch, dtype, bound, bias, m, packe
         assert ways == [packed and large, packed]
         assert (joined(x) - want).abs().max() < bound and joined(x).dtype == dtype
 
-
 @pytest.mark.parametrize("capability, size, dtype, packed", [
     ("AVX512", 8, torch.float32, True), ("AVX2", 8, torch.float32, False),
     ("AVX2", 1025, torch.float32, True),
@@ -151,14 +140,12 @@ def test_where_packing_pays(monkeypatch, capability, size, dtype, packed):
     assert llama.worth_packing(weight) == (packed and torch.backends.mkldnn.is_available())
     assert not llama.worth_packing(weight.to("meta"))
 
-
 def test_rounding_is_that_of_the_module():
     "Embedded target: both single-precision passes have errors of the same size, far below 1e-5"
     exact, single = HFModel(raw_model("target", torch.float64), check=False), raw_model("target")
     errors = [deviation(one, exact, np.random.default_rng(0))
               for one in (PackedLlama(single, check=False), HFModel(single, check=False))]
     assert max(errors) < 1e-5 and Fraction(1, 3) < errors[0]/errors[1] < 3
-
 
 def test_the_memory_grows_with_its_views():
     memory, like = JoinedRows(2, 3, 4), torch.ones(1)
@@ -172,7 +159,6 @@ def test_the_memory_grows_with_its_views():
     assert (memory.buffer[1, "keys"][:, :, :105] == keys).all()
     assert memory.row_bytes == 2*6*4*4
 
-
 class Adapted(torch.nn.Linear):
     "A map with an adapter, whose weight alone is not its function"
     def forward(self, x): return super().forward(x) + 1
@@ -185,7 +171,6 @@ def test_what_no_pass_serves_is_left_to_the_module():
     single.model.layers[1].mlp.up_proj.__class__ = Adapted
     assert type(packed_or_plain(single, check=False)) is HFModel
 
-
 @pytest.mark.parametrize("name", sorted(OWN_TARGETS))
 def test_the_other_targets_of_the_race(name):
     "Also a looped one, whose layers share weights, and one of bfloat16"
@@ -196,17 +181,14 @@ def test_the_other_targets_of_the_race(name):
     layers, own = ours.network.layers, made.model.layers
     assert len({id(x) for x in layers}) == len({id(x.mlp.up_proj) for x in own})
 
-
 def test_a_checkpoint_is_loaded_with_the_options_of_a_model():
     loaded = PackedLlama.load(DATA/"small", top_k=3, keep=(1,))
     assert (loaded.law((1, 2)) > 0).sum() == 3 and loaded.keep == (1,) and loaded.unchecked == loaded.windows
-
 
 def test_a_copy_shares_the_packed_weights():
     net = embedded("small").network
     again = deepcopy(net)
     assert again is not net and again.head is net.head and again.layers[0].qkv is net.layers[0].qkv
-
 
 def test_a_module_that_was_trained_is_packed_again():
     made = module().float()
@@ -216,7 +198,6 @@ def test_a_module_that_was_trained_is_packed_again():
     assert llama_pass(made) is not before
     ours, theirs = PackedLlama(made, check=False), HFModel(made, check=False)
     assert deviation(ours, theirs, np.random.default_rng(0)) < 1e-4
-
 
 def test_modules_are_packed_once():
     assert embedded("small").network is embedded("small", temperature=0).network

@@ -3,29 +3,23 @@ from collections import OrderedDict
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
-import torch
-from hypothesis import example, given, settings, strategies as st
+import numpy as np, torch
+from hypothesis import example, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import cold, faithful, models, proves, seeds
+from helpers import cold, examples, faithful, models, proves, seeds
 from published import drafted
-from specref.core.loop import Round, Verdict, autoregressive, bounded, loop_law, match
-from specref.core.loop import rounds
-from specref.core.rng import Enumerator, Seeded
-from specref.core.target import random_table, target_law
-from specref.core.tree import Tree, ancestor_mask, positions
-from specref.draft.lookahead import Lookahead, NgramPool, ngrams, window_probes
-from specref.models.embedded import embedded, prompts
-from specref.verify.reject import reject
+from specref import (autoregressive, embedded, Enumerator, Lookahead, loop_law, match, prompts,
+                     random_table, reject, Round, rounds, Seeded, target_law, Tree, Verdict)
+from specref.core.loop import bounded
+from specref.core.tree import ancestor_mask, positions
+from specref.draft.lookahead import NgramPool, ngrams, window_probes
 
 tokens = st.integers(0, 2)
 contexts = st.lists(tokens, min_size=1, max_size=4).map(tuple)
 sizes = st.tuples(st.integers(1, 4), st.integers(2, 5), st.integers(1, 3))   # W, N, G
 
-
 def runs(k): return st.lists(tokens, min_size=k, max_size=k).map(tuple)
-
 
 @st.composite
 def states(draw):
@@ -36,18 +30,15 @@ def states(draw):
     grams = draw(st.lists(st.tuples(tokens, runs(N - 1)), max_size=8))
     return Lookahead(3, W, N, G, draw(st.booleans()), True, rows, NgramPool().add(grams, G))
 
-
 def run(target, drafter, ctx, k, seed=0):
     "The first k rounds, each with the drafter of its tree and the updated one"
     for _, round in zip(range(k), rounds(target, drafter, reject, ctx, Seeded(seed))):
         yield drafter, round, (drafter := drafter.learn(round))
 
-
 # The window as a tree
 
 @proves("thm-comb")
-@settings(max_examples=40)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
+@examples(40, st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_the_window_as_a_tree(R, C, t, data):
     "Mask and position of each cell of the window are those of the paper"
     rows = [data.draw(runs(k)) for k in (C - 1, *[C]*(R - 1))]
@@ -57,7 +48,6 @@ def test_the_window_as_a_tree(R, C, t, data):
     for i, (r, c) in enumerate(cells): assert tree.path(i) == (*rows[0][:c], *(row[c] for row in rows[1:r+1]))
     assert not any(map(tree.children, range(len(tree))))
 
-
 def chains(tree, rows):
     "Each row reads itself, from the context on"
     for row in rows:
@@ -65,14 +55,12 @@ def chains(tree, rows):
         for x in row: u = tree.add(u, x)
     return tree
 
-
 def columns(tree, rows):
     "Each column reads itself, without the part of row 0 before it"
     for x in rows[0]: tree.add(0, x)
     for row in rows[1:]:
         for x in row: tree.add(len(tree) - len(row), x)
     return tree
-
 
 @proves("thm-comb")
 @faithful("Lookahead", part="window_probes", plain={"rows as chains": chains, "columns as chains": columns})
@@ -87,7 +75,6 @@ def test_a_cell_has_the_logits_of_its_text(subject, monkeypatch):
         for c in range(3):
             text = (*tree.ctx, *rows[0][:c], *(rows[i][c] for i in range(1, r + 1)))
             assert abs(logits[3*r + c] - model.alone(text)).max() < 1e-9
-
 
 # The window and the pool
 
@@ -118,9 +105,7 @@ class FromPaper:
             text = (*ctx, *emitted[:i + 1])[-self.N:]
             if len(text) == self.N: self.write(text[0], text[1:])
 
-
-@settings(max_examples=30, deadline=None)
-@given(seeds, sizes, contexts, st.booleans())
+@examples(30, seeds, sizes, contexts, st.booleans())
 def test_window_and_pool_are_the_papers(seed, size, ctx, from_prompt):
     "In each round the same rows, the same n-grams in the same order, at most G; N - 2 passes offer nothing"
     target, (W, N, _) = random_table(3, seed), size
@@ -132,9 +117,7 @@ def test_window_and_pool_are_the_papers(seed, size, ctx, from_prompt):
         assert after.pool == {key: tuple(v) for key, v in paper.pool.items()}
         assert k >= N - 1 or all(q is None for q in round.tree.law)
 
-
-@settings(max_examples=25)
-@given(states(), contexts)
+@examples(25, states(), contexts)
 def test_the_window_and_then_the_pool(drafter, ctx):
     "The window first; then the pool's n-grams of the current token, from a full window only"
     tree, cells = drafter(ctx, Enumerator()), (len(drafter.rows[0]) + 1)*len(drafter.rows)
@@ -145,7 +128,6 @@ def test_the_window_and_then_the_pool(drafter, ctx):
     assert len(tree) <= (drafter.W + drafter.G)*(drafter.N - 1)
     drafter_contract(drafter, ctx)
 
-
 def test_a_round_without_a_window():
     drafter, tree, target = Lookahead(3, 2, 3, 2), Tree((0, 1)), random_table(3, 0)
     assert drafter.learn(Round(tree, target(tree), Verdict(0, 0))) == drafter
@@ -153,11 +135,9 @@ def test_a_round_without_a_window():
     turn = [*islice(rounds(target, bounded(target, drafter), reject, (0,), Seeded(0)), 14)]
     assert len(turn[0].tree) > len(turn[-1].tree) == 1
 
-
 class Still(Lookahead):
     "The window is always the prompt's tokens"
     def learn(self, round): return replace(super().learn(round), rows=self.with_window(round.tree.ctx).rows)
-
 
 class Unshifted(Lookahead):
     "The window stays where it is when a token is emitted"
@@ -165,10 +145,8 @@ class Unshifted(Lookahead):
         after = super().learn(round)
         return replace(after, rows=((round.tokens[0], *after.rows[0][:-1]),))
 
-
 @faithful("Lookahead", plain={"the prompt": drafted(Still), "not shifted": drafted(Unshifted)})
-@settings(max_examples=20, deadline=None)
-@given(seeds, st.integers(1, 6), contexts)
+@examples(20, seeds, st.integers(1, 6), contexts)
 @example(0, 4, (0, 1))
 def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
     "N = 2: row 0 of the next round is the Jacobi iterate of this one, without the emitted token"
@@ -179,12 +157,10 @@ def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
         iterate = [int(np.argmax(target.law((*round.tree.ctx, *y[:i])))) for i in range(W)]
         assert after.rows == (tuple(iterate[1:]),) and iterate[0] == round.tokens[0]
 
-
 # The distribution
 
 @proves("thm-lookahead")
-@settings(max_examples=25, deadline=None)
-@given(models(), states(), contexts, st.sampled_from([reject, match]))
+@examples(25, models(), states(), contexts, st.sampled_from([reject, match]))
 def test_exact_from_any_state(pair, drafter, ctx, verify):
     "One round, and three tokens with all updates of the state; a state is a value"
     verifier_contract(pair[0], drafter, verify, ctx, 3)
@@ -193,13 +169,11 @@ def test_exact_from_any_state(pair, drafter, ctx, verify):
     a, b = drafter.learn(round), replace(drafter).learn(round)
     assert a == b and hash(a) == hash(b)
 
-
 # At size
 
 class NoPool(Lookahead):
     "The window alone"
     def __call__(self, ctx, rng): return window_probes(Tree(ctx), self.with_window(ctx).rows)
-
 
 @faithful("Lookahead", plain={"no pool": drafted(NoPool), "prompt lookup": "prompt lookup"})
 def test_one_call_a_round(subject):

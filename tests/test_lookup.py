@@ -1,23 +1,18 @@
 "Chapter 21: prompt lookup against searches by hand and the generator of transformers, and its exactness"
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, models, proves, seeds
+from helpers import examples, faithful, models, proves, seeds
 from published import having
-from specref.core.law import one_hot
-from specref.core.loop import as_drafter, loop_law, match, rounds
-from specref.core.rng import Enumerator, Seeded, law_of
-from specref.core.target import target_law
-from specref.core.tree import Tree
-from specref.draft.lookup import IncrementalReader, MostFrequent, NgramPlaces, PromptLookup, continuation
-from specref.draft.lookup import first_place, last_place, longest_ending
-from specref.models.embedded import embedded, prompts
-from specref.verify.reject import reject
+from specref import (embedded, Enumerator, law_of, loop_law, match, one_hot, PromptLookup, prompts, reject,
+                     rounds, Seeded, target_law, Tree)
+from specref.core.loop import as_drafter
+from specref.draft.lookup import (IncrementalReader, MostFrequent, NgramPlaces, continuation, first_place,
+                                  last_place, longest_ending)
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
-
 
 def by_search(text, most, fewest=1, hits=1, tail=1, forbidden=()):
     "The longest ending with enough occurrences, and their places, by exhaustive search"
@@ -26,7 +21,6 @@ def by_search(text, most, fewest=1, hits=1, tail=1, forbidden=()):
         places = [e for e in ends if text[e] not in forbidden]
         if len(places) >= hits: return k, places
     return 0, []
-
 
 # The longest ending, three ways
 
@@ -38,23 +32,20 @@ class Counted:
         Counted.seen += 1
         return self.x == other.x
 
-
 def comparisons(text, fewest, most):
     Counted.seen = 0
     longest_ending([Counted(x) for x in text], fewest, most)
     return Counted.seen
 
-
 @proves("thm-failure-table")
-@settings(max_examples=300)
-@given(st.lists(st.integers(0, 1), max_size=40).map(tuple) | texts, st.integers(1, 8), st.integers(0, 3))
+@examples(300, st.lists(st.integers(0, 1), max_size=40).map(tuple) | texts, st.integers(1, 8),
+          st.integers(0, 3))
 def test_failure_table(text, most, short):
     "The longest ending within the bounds and its first place, in three comparisons a token"
     fewest = max(1, most - short)
     k, places = by_search(text, most, fewest)
     assert longest_ending(text, fewest, most) == (k, places[0] if places else len(text))
     assert comparisons(text, fewest, most) <= 3 * len(text)
-
 
 @proves("thm-failure-table")
 def test_failure_table_is_linear_on_hard_texts():
@@ -64,9 +55,7 @@ def test_failure_table_is_linear_on_hard_texts():
     for text in ("a" * 2000, ("a" * 40 + "b") * 50, "b" + "a" * 2000, b):
         for most in (2, 5, 1000): assert comparisons(text, 1, most) <= 3 * len(text)
 
-
-@settings(max_examples=150)
-@given(texts, st.integers(1, 4), st.integers(1, 6))
+@examples(150, texts, st.integers(1, 4), st.integers(1, 6))
 def test_three_implementations_agree(text, most, wanted):
     "The quadratic search on tuples and strings, the index and brute force give the same draft"
     places = by_search(text, most)[1]
@@ -74,19 +63,16 @@ def test_three_implementations_agree(text, most, wanted):
     assert continuation(text, most, wanted) == want == PromptLookup(3, most, wanted).find(text)
     assert "".join(continuation("".join(map(str, text)), most, wanted)) == "".join(map(str, want))
 
-
 # The index, read token by token
 
-@settings(max_examples=150)
-@given(texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
-       st.sampled_from([(), (0,), (0, 2)]))
+@examples(150, texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
+          st.sampled_from([(), (0,), (0, 2)]))
 def test_places(text, most, fewest, hits, tail, forbidden):
     "The places of an exhaustive search, with at most `most` n-grams and `most` places a token"
     index = NgramPlaces(most, tail, forbidden)
     for x in text: index.add(x)
     assert index.longest(fewest, hits) == by_search(text, most, fewest, hits, tail, forbidden)
     assert len(index.below) <= most * len(text) and sum(map(len, index.places.values())) <= most * len(text)
-
 
 class Noted:
     "The tokens read, with a count of all that were ever read"
@@ -96,9 +82,7 @@ class Noted:
         self.seen.append(x)
         Noted.work += 1
 
-
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6))
+@examples(60, st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6))
 def test_the_reader(steps):
     "Texts that continue, go back, fork or repeat: it holds the last; a continued one costs its new tokens"
     reader, before = IncrementalReader(Noted), ()
@@ -107,7 +91,6 @@ def test_the_reader(steps):
         assert tuple(reader(list(text)).seen) == text
         assert Noted.work - work == len(text) - len(before) * (text[:len(before)] == before)
         before = text
-
 
 # The drafter
 
@@ -119,9 +102,7 @@ def variants(draw):
                         draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 1.5, 10])),
                         draw(st.sampled_from([(), (2,)])), draw(st.sampled_from([(), (0,), (1, 2)])))
 
-
-@settings(max_examples=200)
-@given(variants(), texts)
+@examples(200, variants(), texts)
 def test_variants(d, text):   # noqa: PLR0915  one exhaustive search
     "Every argument, against an exhaustive search; a chain of point masses"
     most, fewest = d.max_matching_ngram_size, d.min_matching_ngram_size
@@ -140,10 +121,9 @@ def test_variants(d, text):   # noqa: PLR0915  one exhaustive search
     assert tree.parent == list(range(-1, cut)) and tuple(tree.token[1:]) == want[:cut]
     assert all(tuple(q) == tuple(one_hot(x, 3)) for q, x in zip(tree.law[1:], tree.token[1:]))
 
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=30).map(tuple), st.integers(1, 4), st.integers(1, 8),
-       st.sets(st.integers(0, 4), min_size=1, max_size=2), st.sets(st.integers(0, 4), max_size=2))
+@examples(50, st.lists(st.integers(0, 4), min_size=2, max_size=30).map(tuple), st.integers(1, 4),
+          st.integers(1, 8), st.sets(st.integers(0, 4), min_size=1, max_size=2),
+          st.sets(st.integers(0, 4), max_size=2))
 def test_transformers_drafts_the_same(text, most, wanted, stop, forbidden):
     "With its end tokens and its forbidden tokens, on any text"
     import torch
@@ -155,7 +135,6 @@ def test_transformers_drafts_the_same(text, most, wanted, stop, forbidden):
     theirs = tuple(generator.get_candidates(torch.tensor([text]))[0][0, len(text):].tolist())
     assert theirs == PromptLookup(5, most, wanted, stop=stop, forbidden=forbidden).find(text)
 
-
 def test_a_drafter_is_a_value():
     "Equal, with equal hashes, after any text; a list that changes later does not change it"
     a, b, text = PromptLookup(5, take=MostFrequent()), PromptLookup(5, take=MostFrequent()), [0, 1, 2, 0, 1]
@@ -165,12 +144,10 @@ def test_a_drafter_is_a_value():
     assert a == b and hash(a) == hash(b) and a != PromptLookup(5) and repr(a) == repr(b)
     assert hash(PromptLookup(3, stop=[1, 0, 1])) == hash(PromptLookup(3, stop=(0, 1)))
 
-
 # The distribution
 
 @proves("thm-lookup")
-@settings(max_examples=25)
-@given(models(), contexts, variants(), st.integers(1, 3))
+@examples(25, models(), contexts, variants(), st.integers(1, 3))
 def test_lookup_is_exact(pair, ctx, lookup, n):
     "Under both verifiers the distribution is the target's; a draft token is accepted with its probability"
     target = pair[0]
@@ -184,10 +161,8 @@ def test_lookup_is_exact(pair, ctx, lookup, n):
             assert sum(w for k, w in ends.items() if k >= i) == weight
     assert loop_law(target, lookup, reject, (0, 1, 0) + ctx, n) == target_law(target, (0, 1, 0) + ctx, n)
 
-
 @proves("thm-lookup")
-@settings(max_examples=25)
-@given(models(), seeds)
+@examples(25, models(), seeds)
 def test_any_function_of_the_context(pair, seed):
     "A tree of point masses that is any function of the text: both verifiers give the same distribution"
     def draft(ctx, rng):
@@ -201,14 +176,12 @@ def test_any_function_of_the_context(pair, seed):
     assert tokens(reject) == tokens(match)
     assert loop_law(pair[0], draft, reject, (0,), 2) == target_law(pair[0], (0,), 2)
 
-
 # Thresholds and a real model
 
 def test_a_share_at_equality():
     "7 of 100 are a share of .07, though .07 * 100 > 7"
     text = (0,)*7 + tuple(range(1, 94))
     assert [MostFrequent(100, share)(range(100), text, 1) for share in (.07, .08)] == [0, None]
-
 
 @faithful("n-gram map", plain={
     "prompt lookup": "prompt lookup", "the first place": having(take=lambda most_frequent: first_place),

@@ -4,29 +4,22 @@ from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import partial
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings
+import numpy as np, pytest, torch
 
-from helpers import faithful, pairs, proves, round_tokens, tiny
+from helpers import examples, faithful, pairs, proves, round_tokens, tiny
 from networks import random_texts
 from published import drafted, having, verified
-from specref.core.law import exact
-from specref.core.loop import generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of
-from specref.core.target import ModelView, random_table, target_law
-from specref.core.tree import Tree
+from specref import (Chain, exact, generate, HFModel, law_of, loop_law, random_table, reject, rounds,
+                     Seeded, target_law, Tree)
+from specref.core.target import ModelView
 from specref.models.embedded import DATA, raw_model
 from specref.models.recipe import llama
-from specref.models.transformer import HFModel
-from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
-                                 group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
-                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
-                                 with_mask)
-from specref.verify.reject import Chain, reject
+                                 group_labels, group_logits, mask_overlaps, random_cuts, random_span,
+                                 redraw, redraw_distance, slot_chain, space_evaluation, space_loss,
+                                 space_target, with_mask)
+from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 
 V, L = 5, 3
 
@@ -230,8 +223,7 @@ def test_the_text_of_space_is_its_models(subject):
         assert loop_law(target, system.drafter, system.verify, (0,), 4) == target_law(target, (0,), 4)
 
 @proves("thm-redraw")
-@settings(max_examples=60)
-@given(pairs())
+@examples(60, pairs())
 def test_the_distance_of_the_released_rule(pair):
     "The distribution of the token after a rejection or acceptance, enumerated in fractions"
     p, q = pair

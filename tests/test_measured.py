@@ -1,7 +1,5 @@
 "Chapter 45: what is counted, the inputs of verifiers, the clocks, what a run writes and what its table shows"
-import json
-import subprocess
-import sys
+import json, subprocess, sys
 from fractions import Fraction as F
 from functools import partial
 from itertools import permutations, product
@@ -9,13 +7,12 @@ from pathlib import Path
 from time import time
 from types import SimpleNamespace
 
-import pytest
-import torch
+import pytest, torch
 from helpers import proves
 from test_verify import noted
 from specref.core.check import read_record, record_files
-from specref.gpu.bench import clocks as ck, measured as me, tasks as tk
 from specref.gpu import verify
+from specref.gpu.bench import clocks as ck, measured as me, tasks as tk
 from specref.gpu.bench.decoding import random_pair
 from specref.gpu.verify import Logits, verify_trees, verify_chains
 
@@ -30,7 +27,6 @@ def at_once(monkeypatch):
 def small(device, temperature):
     return random_pair(device, temperature, layers=4, hidden_size=32, intermediate_size=64,
                        num_attention_heads=4, num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
-
 
 # The floor
 
@@ -67,7 +63,6 @@ def test_half_a_row(V):
     means = {F(sum(reads(order, v) for v in range(V)), V) for order in permutations(range(V))}
     assert means == {F(V + 1, 2) - F(1, V)}
 
-
 @pytest.mark.parametrize("regime", ck.AGREEMENT)
 @pytest.mark.parametrize("tree", ["chain 5", "16 nodes"])
 def test_bytes_are_the_rows_that_are_read(tree, regime):
@@ -84,7 +79,6 @@ def test_logits_cost_every_visited_row():
     given = ck.make_cases(ck.TREE_SHAPES["chain 5"], 40, 4, 2, 1., CPU, logits=True)
     size, tokens = ck.bytes_read(given, verify_trees)
     assert tokens == 6 and size == 4 * (6 + 5) * 40 * 2 and given[0].p.x.dtype == torch.bfloat16
-
 
 # The inputs
 
@@ -151,7 +145,6 @@ def test_the_joint_distribution_fits_and_a_mutants_does_not(at_once):
     found = tk.joint_law(dict(kernel=verify_trees, mutant=shared), 200_000, CPU, chunk=70_000)
     right = found["kernel"]
     assert right["fits"] and right["draws"] == 200_000 and right["sees"] < .02 and not found["mutant"]["fits"]
-
 
 # The clocks and the parts
 
@@ -257,7 +250,6 @@ def test_inputs_are_laid_out_alike():
             for x in (c.batch.token, c.coins, c.picks):
                 assert x.storage_offset() == 0 and x.is_contiguous()
                 assert x.untyped_storage().nbytes() == x.nbytes
-
 
 # The file and the table
 
@@ -529,7 +521,6 @@ def test_the_stored_runs_are_readable():
         if name not in record_files(): continue
         got = read_record(name)
         assert len(list(table(got))) > 3 and all(r["same"] for r in me.valid_rows(got, "twin") if "same" in r)
-
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_on_a_gpu():

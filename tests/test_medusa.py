@@ -3,31 +3,27 @@ from dataclasses import replace
 from itertools import combinations
 from math import log
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers import cold, constant, faithful, laws, models, proves, seeds
+from helpers import cold, constant, examples, faithful, laws, models, proves, seeds
 from networks import batch_of, otherwise
 from published import verified
 from helpers import tiny as tiny_llama
-from specref.core.law import exact, one_hot, overlap, tv
-from specref.core.loop import loop_law, rounds
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import Rows, TableModel, Target, random_table, target_law
-from specref.core.tree import Tree, from_choices, points
+from specref import (Chain, embedded, exact, HFModel, loop_law, one_hot, overlap, points, prompts,
+                     random_table, reject, rounds, Rows, Seeded, TableModel, target_law, Tree, tv,
+                     tv_outcomes, typical)
+from specref.core.target import Target
+from specref.core.tree import from_choices
 from specref.draft.shapes import skip_accuracy, top_tokens
-from specref.models.embedded import DOMAINS, embedded, prompts, raw_model
-from specref.models.transformer import HFModel
+from specref.models.embedded import DOMAINS, raw_model
 from specref.train.harness import StateDataset, TargetModel, evaluate
 from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa, Medusa2, MedusaDraft,
                                   MedusaHead, MedusaTree, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
-from specref.verify.lossy import lenient_greedy, typical
-from specref.verify.reject import Chain, reject
+from specref.verify.lossy import lenient_greedy
 
 @pytest.fixture(scope="module")
 def base(): return TargetModel(raw_model("target"))
@@ -48,8 +44,7 @@ def random_batch(base, n=3, T=12): return batch_of(base, np.random.default_rng(0
 # Heads that do not read a token
 
 @proves("thm-blind")
-@settings(max_examples=25)
-@given(laws(3), laws(6), st.tuples(*[laws(2)] * 3))
+@examples(25, laws(3), laws(6), st.tuples(*[laws(2)] * 3))
 def test_the_bound_for_heads_that_do_not_read_a_token(P, q, inner):
     "Disjoint next distributions: one that ignores b overlaps by max P at most, n points have the n largest"
     # tokens 2b, 2b + 1
@@ -134,8 +129,7 @@ def test_choices_come_from_the_unwarped_rows():
 
 paths = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
-@settings(max_examples=25)
-@given(seeds, st.lists(paths, unique=True, min_size=1, max_size=9), st.booleans())
+@examples(25, seeds, st.lists(paths, unique=True, min_size=1, max_size=9), st.booleans())
 def test_ranks_become_tokens(seed, some, short):
     "A path of ranks is the path of the heads' choices of these ranks"
     choices = sorted({v[:i] for v in some for i in range(1, len(v) + 1)}, key=lambda v: (len(v), v))
@@ -210,8 +204,7 @@ def test_the_threshold_falls_with_the_entropy(subject):
     assert [many(exact(*w)) for w in ((97, 1, 1, 1), (5, 2, 1, 1, 1), [1]*50)] == [1, 5, 50]
 
 @proves("prop-typical")
-@settings(max_examples=15)
-@given(models(3), seeds)
+@examples(15, models(3), seeds)
 def test_typical_is_greedy_where_the_target_is(both, seed):
     "Rows that are point masses: the longest typical path is plain greedy decoding"
     target, rows = cold(both[0]), HeadMarginals(Table(3, seed), 2)
@@ -326,8 +319,7 @@ def test_which_weights_are_trained(subject):
     assert abs(got[0] - evaluate(net, b, batch, 2)[0]) > 1e-4
 
 @proves("prop-other")
-@settings(max_examples=20)
-@given(models(3))
+@examples(20, models(3))
 def test_distance_of_two_targets_by_their_steps(both):
     "TV of three tokens is at most the mean, over p's texts, of the sum of the steps' TV"
     p, q = both

@@ -1,21 +1,15 @@
 "The embedded models: shipped files, a corpus with a held-out part, and training that resumes"
-import hashlib
-import json
-import lzma
+import hashlib, json, lzma
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from helpers import proves
 from safetensors.torch import load_file
 
+from specref import HFModel, tokenizer
 from specref.models import recipe
-from specref.models.embedded import DATA, DOMAINS, END_TEXT, corpus, ids_of, tokenizer, windows
-from specref.models.transformer import HFModel
-
+from specref.models.embedded import DATA, DOMAINS, END_TEXT, corpus, ids_of, windows
 
 def counting(n=4000): return {d: np.arange(n, dtype=np.uint16) * 7 % 50 for d in DOMAINS}
-
 
 def test_shipped_files():
     "Beside the trained drafters: each checkpoint names what made it; all files stay below an index's 100 MB"
@@ -27,7 +21,6 @@ def test_shipped_files():
     assert sum(f.stat().st_size for f in weights) < 58e6
     assert sum(f.stat().st_size for f in DATA.glob("**/*") if f.is_file()) < 100e6
     assert "PSF" in (DATA/"LICENSE-PSF.txt").read_text()
-
 
 def test_cards(tmp_path):
     "Model and network are written in half precision, each with its recipe, the corpus, versions and notes"
@@ -41,7 +34,6 @@ def test_cards(tmp_path):
     assert torch.equal(weights["weight"], net.weight.half()) and net.weight.dtype == torch.float32
     assert HFModel.load(tmp_path/"model").V == 512
 
-
 def test_held_out_files_are_disjoint_and_tokens_encode_every_byte():
     names = {h: {r["name"] for r in corpus() if r["held_out"] == h} for h in (True, False)}
     assert names[True] and not names[True] & names[False]
@@ -51,9 +43,7 @@ def test_held_out_files_are_disjoint_and_tokens_encode_every_byte():
     text = "def f(x):\n\treturn x  # é ∑ 漢\0" + "".join(map(chr, range(1, 400)))
     assert tok.decode(tok.encode(text)) == text
 
-
 WORDS = "This function adds the numbers that it is given, one after another, and returns their sum. "
-
 
 def write_library(lib, prose, code):
     pages = "HISTORY.txt NEWS.txt NEWS2x.txt README.txt TODO.txt help.html".split()
@@ -63,7 +53,6 @@ def write_library(lib, prose, code):
     for name, text in files.items():
         (lib/name).parent.mkdir(parents=True, exist_ok=True)
         (lib/name).write_text(text, "utf-8")
-
 
 def test_a_written_corpus_reads_back(tmp_path):
     "`write_corpus` on a tiny library: prose and code separated, nothing twice, no skipped or broken file"
@@ -81,7 +70,6 @@ def test_a_written_corpus_reads_back(tmp_path):
     assert len(found) == len(rows) and [f.name for f in out.parent.iterdir()] == [out.name]
     assert all(r["held_out"] == recipe.held_out(r["name"]) and len(r["text"]) > 200 for r in rows)
 
-
 @proves("thm-resume")
 @pytest.mark.parametrize("stops", [(1, None), (2, 3, None)])
 def test_training_resumes_to_the_same_weights(tmp_path, stops):
@@ -93,7 +81,6 @@ def test_training_resumes_to_the_same_weights(tmp_path, stops):
             model = recipe.fit(recipe.llama(2, 32, 64), loss, 5, 1e-2, path, until=until)
         return model.state_dict().values()
     assert all(torch.equal(x, y) for x, y in zip(run("a", [None]), run("b", stops)))
-
 
 @proves("thm-deepen")
 def test_deepening_has_the_same_logits_and_trains_every_layer(layers=3):
@@ -112,7 +99,6 @@ def test_deepening_has_the_same_logits_and_trains_every_layer(layers=3):
     for step in range(2): recipe.train_step(deep, opt, loss_of, step, 1e-2)
     assert not any(torch.equal(before[k], v) for k, v in deep.state_dict().items())
 
-
 def test_whole_recipe_runs(tmp_path, monkeypatch):
     "Every stage of `train_models`, tiny: its files can be loaded, and a second call changes nothing"
     side = {d: [r for r in corpus() if r["domain"] == d and not r["held_out"]][:12] for d in DOMAINS}
@@ -125,7 +111,6 @@ def test_whole_recipe_runs(tmp_path, monkeypatch):
     recipe.train_models(tmp_path, tiny)
     assert len(first) == 3 and all(f.read_bytes() == b for f, b in first.items())
     assert not list(tmp_path.rglob("*.part")) and HFModel.load(tmp_path/"data"/"small").V == 512
-
 
 def test_windows_are_addressed_by_step():
     "The same step gives the same windows, another step others; the domains have their shares"

@@ -3,25 +3,19 @@ from copy import deepcopy
 from functools import partial
 from weakref import WeakSet
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 from helpers import faithful, proves, refuses
 from networks import otherwise, random_texts, small_llama, states_of
-from specref.core.loop import rounds
-from specref.core.rng import Seeded
-from specref.core.tree import Tree
+from specref import Chain, HFModel, reject, rounds, Seeded, Tree
 from specref.models.embedded import raw_model
-from specref.models.transformer import HFModel
 from specref.train.features import causal_attention
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft,
                                backward_in_turn, first_head_loss, load_released, released_weights,
                                row_positions, shifted_loss, trunk)
-from specref.verify.reject import Chain, reject
 
 V, WIDTH = 61, 32
 

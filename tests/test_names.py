@@ -1,25 +1,16 @@
 "Chapter 60a: names of models, pairs, and systems that are built on them"
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
+from specref import autoregressive, embedded, HFModel, prompts, Seeded, sequoia, SYSTEMS, Tree, warp
 from specref.app import loading, paired
 from specref.app.loading import ModelOptions, text_difference, fresh_copy, rounding_reach
-from specref.core.registry import SYSTEMS
-from specref.speed import causes
-from specref.core.law import warp
-from specref.core.loop import autoregressive
-from specref.core.rng import Seeded
-from specref.core.tree import Tree
 from specref.draft.early_exit import trained_exit
-from specref.draft.shapes import sequoia
-from specref.models.embedded import corpus, embedded, prompts
-from specref.models.transformer import HFModel
+from specref.models.embedded import corpus
+from specref.speed import causes
 from specref.train.consistency import consistency_model
 from specref.train.masks import space_model
 from specref.train.registry import load_drafter
-
 
 def test_a_name_is_the_embedded_model_and_a_path_the_folder(folder, monkeypatch, capsys):
     "Where a folder has the name of an embedded model or drafter, one line says which is meant"
@@ -38,7 +29,6 @@ def test_a_name_is_the_embedded_model_and_a_path_the_folder(folder, monkeypatch,
     assert capsys.readouterr().err == words.format("drafter", "eagle")
     with pytest.raises(ValueError, match="^drafter: got"): load_drafter("./eagle")
 
-
 def test_a_pair_at_another_temperature_shares_the_weights():
     "Its target and its draft have the distributions of models loaded with that temperature"
     cold, ids = pair_of(top_k=5), (101, 262, 8)
@@ -51,7 +41,6 @@ def test_a_pair_at_another_temperature_shares_the_weights():
     own = pair_of(draft_temperature=.5).at(2.)
     assert (own.target.temperature, own.draft.temperature) == (2, .5)
 
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounding_reaches_as_far_as_its_type(dtype):
     "A text in one pass and token by token: within the reach, which is at most 100 times as far"
@@ -61,7 +50,6 @@ def test_rounding_reaches_as_far_as_its_type(dtype):
         for end in range(30, 51): last = steps.logits(Tree(ids[:end]))[0]
         offs.append(abs(whole - last).max() / abs(whole).max())
     assert max(offs) < rounding_reach(target, 1) < 100*max(offs)
-
 
 def test_the_first_difference():
     "Both logits after the common text, and how far the smaller lies below the largest, in doubt or not"
@@ -75,14 +63,12 @@ def test_the_first_difference():
     low = text_difference(target, ids, (5, last), (5, second))   # neither is the likeliest
     assert low.margin == pytest.approx(z[best] - z[last])
 
-
 def test_a_system_without_a_model_is_built_once():
     "With new copies of the target; one with a draft model is built each time"
     for system, once in ("prompt lookup", True), ("speculative sampling", False):
         build = loading.system_builder(pair_of(), system, (1, 2, 3))
         (p, a), (q, b) = build(), build()
         assert p is not q and p.model is q.model and (a is b) == once
-
 
 def test_every_system_decodes_the_same_text():
     "At temperature 0, on copies of the embedded pair; two systems tune the target, and decode as it does"
@@ -93,7 +79,6 @@ def test_every_system_decodes_the_same_text():
         target, system = loading.build_system(pair, name, None if name == "autoregressive" else 2)
         wanted = plain.setdefault("autoregressive", system(target, ids, 6, Seeded(0)))
         assert system(target, ids, 6, Seeded(0)) == plain.get(name, wanted) and len(wanted) == 6, name
-
 
 def test_a_pair_of_two_tokenizers_is_for_the_systems_that_translate(folder):
     "Its vocabularies are those of the models, and no other system is built on it"
@@ -106,9 +91,7 @@ def test_a_pair_of_two_tokenizers_is_for_the_systems_that_translate(folder):
     with pytest.raises(ValueError, match="^system: got 'SpecHub', wanted one of universal"):
         loading.build_system(pair, "SpecHub")
 
-
 SHARED = {"LayerSkip": 1e-9, "Kangaroo": .02}   # whose adapter reads some tokens twice
-
 
 @pytest.mark.parametrize("system", SHARED)
 def test_shared_layers_are_counted_once(monkeypatch, system):
@@ -129,7 +112,6 @@ def test_shared_layers_are_counted_once(monkeypatch, system):
     predicted = paired.predicted_speedup(pair, ids, ledger, costs, system)
     assert predicted == pytest.approx(plain / counted, rel=SHARED[system]) and costs.plain() == 24
 
-
 def test_the_exit_that_was_best_where_it_was_trained():
     "LayerSkip's share of layers and its gamma, which another one overrides"
     exit, gamma = trained_exit()
@@ -138,13 +120,11 @@ def test_the_exit_that_was_best_where_it_was_trained():
         target, built = loading.build_system(pair_of(), "LayerSkip", given)
         assert (target.exit, built.drafter.gamma) == (exit * target.layers // 8, drafted)
 
-
 def test_a_system_has_caches_of_its_own():
     "Two builds never share a cache"
     pair = pair_of()
     a, b = (loading.build_system(pair, "speculative sampling")[1].drafter.model for _ in range(2))
     assert a is not b and a.model is b.model
-
 
 def test_each_model_has_its_warps():
     "The likeliest tokens keep their ratios; the draft has the target's warps where it has none"
@@ -157,7 +137,6 @@ def test_each_model_has_its_warps():
     given = ModelOptions(temperature=.5, top_k=7, top_p=.9, draft_temperature=0., draft_top_p=1.)
     assert given.draft_warps() == dict(temperature=0., top_k=7, top_p=1.)
 
-
 def test_what_ends_a_text(folder):
     "The tokenizer's end token, and those of the model's settings that the tokenizer has added"
     pair = pair_of(target=str(folder/"padded"))
@@ -166,14 +145,12 @@ def test_what_ends_a_text(folder):
     pair.target.model.generation_config.eos_token_id = [7, pad]
     assert set(pair.stop) == {end, pad}
 
-
 def test_a_message_goes_through_the_chat_template(folder):
     pair = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"), chat=True)
     assert pair.tok.decode(loading.encode_prompt(pair, "abc", pair.target, 1)) == "abc?"
     pair.tok.chat_template = "{{ nothing.at.all }}"
     with pytest.raises(ValueError, match="^chat: got a template that fails"):
         loading.encode_prompt(pair, "abc", pair.target, 1)
-
 
 def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
     "Sequoia's size is the best for the measured rates and costs, or gamma; each plan is made once"
@@ -189,7 +166,6 @@ def test_a_tree_is_planned_from_what_was_measured(monkeypatch):
     (rates, costs), = asked
     assert costs == "costs" and sorted(rates, reverse=True) == list(rates) and 0 < sum(rates) <= 1
     assert first == tree() == sequoia(rates, 5, 3)[0] and larger == sequoia(rates, 7, 6)[0]
-
 
 def test_earlier_texts_are_the_corpus_in_the_tokens_of_the_model(folder):
     "Of another tokenizer too"

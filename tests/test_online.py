@@ -6,29 +6,23 @@ from fractions import Fraction as Fr
 from math import prod
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings
+import numpy as np, pytest, torch
 
-from helpers import faithful, models, proves, random_table, refuses, round_tokens, seeds, tiny, twins
+from helpers import (examples, faithful, models, proves, random_table, refuses, round_tokens, seeds, tiny,
+                     twins)
 from published import drafted, having
-from specref.core.law import exact, overlap, tv
-from specref.core.loop import autoregressive, generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of
-from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree, iid, without_replacement
-from specref.models.embedded import DOMAINS, embedded, prompts, windows
-from specref.models.transformer import HFModel
+from specref import (autoregressive, Branching, Chain, embedded, exact, generate, HFModel, iid, law_of,
+                     loop_law, overlap, prompts, reject, rounds, Seeded, TableModel, target_law, Tree, tv,
+                     without_replacement)
+from specref.models.embedded import DOMAINS, windows
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.online import (REPLAYS, SERIES, CountedDraft, MergedDrafts, NetworkVersion, OnlineDrafter,
-                                  ReplayItem, accepted_nodes, agrees, boost_record, coverage,
+from specref.train.online import (REPLAYS, SERIES, CountedDraft, MergedDrafts, NetworkVersion,
+                                  OnlineDrafter, ReplayItem, accepted_nodes, agrees, boost_record, coverage,
                                   decode_and_learn, draft_series, first_to_last, kept_loss, merged_tree,
-                                  no_drop, no_nodes, one_domain_draft, rejected_nodes, replay_batch, retrace,
-                                  sampled_domains, serve, shift_record, shifting_order, sibling_acceptance,
-                                  soft_kl, stream_record, uniform_order)
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, acceptance_prob_iid
+                                  no_drop, no_nodes, one_domain_draft, rejected_nodes, replay_batch,
+                                  retrace, sampled_domains, serve, shift_record, shifting_order,
+                                  sibling_acceptance, soft_kl, stream_record, uniform_order)
+from specref.verify.siblings import acceptance_prob_iid
 
 V = 5
 
@@ -55,8 +49,7 @@ def test_texts_are_exact_while_the_draft_learns(subject):
             found = loop_law(p, system.drafter, system.verify, (0,), 3, careful=True)
             assert found == target_law(p, (0,), 3)
 
-@settings(max_examples=10)
-@given(models(3), seeds)
+@examples(10, models(3), seeds)
 @proves("thm-online-exact")
 def test_two_requests_are_independent(pair, seed):
     "The joint distribution of two requests, an update between them, is the product of the target's"
@@ -222,8 +215,7 @@ def test_greedy_text_is_plain_text(subject):
 
 # A stream from its texts
 
-@settings(max_examples=4)
-@given(models(3))
+@examples(4, models(3))
 @proves("thm-given-text")
 def test_rounds_given_the_text(pair):
     "The joint distribution of text and statuses is that of the loop, for chains of 1 and 2"

@@ -2,29 +2,24 @@
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import example, given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import example, strategies as st
 
 from contracts import drafter_contract
-from helpers import faithful, killer, models, proves, round_tokens
+from helpers import examples, faithful, killer, models, proves, round_tokens
 from published import drafted, having
-from specref.core.loop import Round, Verdict, autoregressive, bounded, loop_law, match, rounds
-from specref.core.rng import Enumerator, Seeded, law_of
-from specref.core.target import random_table, target_law
-from specref.core.tree import Tree, add_paths
-from specref.draft.lookahead import Lookahead, NgramPool, ngrams
-from specref.draft.ouroboros import Ouroboros, child_with_token, corrected_phrase, fast_chain, target_answers
-from specref.models.embedded import DOMAINS, embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref import (add_paths, autoregressive, Chain, embedded, Enumerator, law_of, Lookahead, loop_law,
+                     match, Ouroboros, prompts, random_table, reject, Round, rounds, Seeded, target_law,
+                     Tree, Verdict)
+from specref.core.loop import bounded
+from specref.draft.lookahead import NgramPool, ngrams
+from specref.draft.ouroboros import child_with_token, corrected_phrase, fast_chain, target_answers
+from specref.models.embedded import DOMAINS
 
 tokens = st.integers(0, 2)
 contexts = st.lists(tokens, min_size=1, max_size=3).map(tuple)
 
-
 def runs(k): return st.lists(tokens, min_size=k, max_size=k).map(tuple)
-
 
 @st.composite
 def inners(draw, most=3):
@@ -34,21 +29,17 @@ def inners(draw, most=3):
     grams = draw(st.lists(st.tuples(tokens, runs(N - 1)), max_size=8))
     return Lookahead(3, W, N, G, draw(st.booleans()), True, rows, NgramPool().add(grams, G))
 
-
 def fast(draft, inner, gamma, ctx, rng):
     tree = Tree(ctx)
     fast_chain(tree, draft, inner, gamma, rng)
     return tree
 
-
 def mean(target, drafter, ctx): return round_tokens(target, drafter, ctx=ctx).mean()
-
 
 # The fast chain
 
 @proves("thm-fast-chain")
-@settings(max_examples=25, deadline=None)
-@given(models(), inners(), contexts, st.integers(1, 3), st.integers(0, 999))
+@examples(25, models(), inners(), contexts, st.integers(1, 3), st.integers(0, 999))
 def test_the_same_tree(pair, inner, ctx, gamma, seed):
     "From the same noise the tree of `Chain`, with no more calls; the same distribution"
     draft, chain = pair[1], Chain(pair[1], gamma)
@@ -56,10 +47,8 @@ def test_the_same_tree(pair, inner, ctx, gamma, seed):
     assert draft.meter.calls - before <= gamma and tree == chain(ctx, Seeded(seed))
     assert law_of(lambda rng: fast(draft, inner, gamma, ctx, rng)) == law_of(lambda rng: chain(ctx, rng))
 
-
 @proves("thm-fast-chain")
-@settings(max_examples=25, deadline=None)
-@given(models(), inners(), contexts, st.integers(1, 3))
+@examples(25, models(), inners(), contexts, st.integers(1, 3))
 def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
     "The inner drafter's state is that of the loop with `match`, cut where the draft ends"
     draft, tree = pair[1], Tree(ctx)
@@ -73,11 +62,10 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
         inner, text = inner.learn(Round(guess, draft(guess), Verdict(last, emitted[-1]))), text + emitted
     assert inner == after
 
-
 # State after a round
 
-@settings(max_examples=40)
-@given(st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4), st.integers(0, 99))
+@examples(40, st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4),
+          st.integers(0, 99))
 def test_target_continuations_and_corrected_phrases(paths, n, seed):
     "A continuation is the greedy path in the tree and one step more; a phrase is corrected place by place"
     tree, target = add_paths(Tree((0,)), paths, 3, Enumerator(), exact=True), random_table(3, seed)
@@ -90,11 +78,9 @@ def test_target_continuations_and_corrected_phrases(paths, n, seed):
     for g in paths:
         assert corrected_phrase(tree, p, 0, g) == tuple(greedy((0,) + g[:k]) for k in range(len(g)))
 
-
 class Unrecycled(Ouroboros):
     "Phrases are corrected, rejected drafts are not recycled"
     def learn(self, round): return super().learn(replace(round, verdict=Verdict(self.gamma, 0)))
-
 
 class OwnPhrases(Unrecycled):
     "The n-grams of the draft become phrases, not the target's continuations"
@@ -102,11 +88,9 @@ class OwnPhrases(Unrecycled):
         after, grams = super().learn(round), ngrams(round.tree.path(self.gamma), self.inner.N)
         return replace(after, inner=replace(after.inner, pool=after.inner.pool.add(grams, self.inner.G)))
 
-
 @faithful("Ouroboros", plain={
     "not recycled": drafted(Unrecycled), "the draft's n-grams": drafted(OwnPhrases)})
-@settings(max_examples=25, deadline=None)
-@given(models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
+@examples(25, models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
 @example(killer(), Lookahead(3, 2, 3, 2, False, True, ((0,), (1, 0))), (0,), 3, 1, 0)
 def test_rejected_drafts_become_phrases(subject, pair, inner, ctx, gamma, phrases, seed):
     "Each rejected token gets the target's continuation, at most G phrases; the window is that of drafting"
@@ -125,7 +109,6 @@ def test_rejected_drafts_become_phrases(subject, pair, inner, ctx, gamma, phrase
     if not rejected: assert others(after.pool) == others(tree.inner.pool)
     assert hash(drafter.learn(round)) == hash(drafter.learn(round))
 
-
 def test_a_round_without_a_draft():
     target, draft = random_table(3, 0), random_table(3, 1)
     drafter, tree = Ouroboros(draft, 2, Lookahead(3, 2, 3, 2)), Tree((0,))
@@ -134,22 +117,19 @@ def test_a_round_without_a_draft():
     turn = [*islice(rounds(target, bounded(target, drafter), reject, (0,), Seeded(0)), 16)]
     assert len(turn[0].tree) > len(turn[-1].tree) == 1
 
-
 # The distribution
 
 @proves("thm-ouroboros")
-@settings(max_examples=5, deadline=None)
-@given(models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2), st.sampled_from([reject, match]))
+@examples(5, models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2),
+          st.sampled_from([reject, match]))
 def test_exact(pair, inner, ctx, gamma, phrases, verify):
     "Correct edges, and three tokens in fractions with all updates of the state"
     drafter = Ouroboros(pair[1], gamma, inner, phrases)
     drafter_contract(drafter, ctx)
     assert loop_law(pair[0], drafter, verify, ctx, 3) == target_law(pair[0], ctx, 3)
 
-
 @proves("thm-ouroboros")
-@settings(max_examples=20, deadline=None)
-@given(models(), inners(), contexts, st.integers(1, 2), st.integers(1, 3))
+@examples(20, models(), inners(), contexts, st.integers(1, 2), st.integers(1, 3))
 def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
     "The mean of a round is that of speculative sampling and the sum of the theorem"
     (target, draft), gain = pair, 0
@@ -165,14 +145,12 @@ def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
     want = mean(target, ours, ctx) - gain
     assert mean(target, alone, ctx) == mean(target, Chain(draft, gamma), ctx) == want
 
-
 # At size
 
 class Sampled(Ouroboros):
     "Speculative sampling"
     def __call__(self, ctx, rng): return Chain(self.model, self.gamma)(ctx, rng)
     def learn(self, round): return self
-
 
 @faithful("Ouroboros", plain={"speculative sampling": drafted(Sampled)})
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -190,9 +168,7 @@ def test_fewer_draft_calls_at_size(subject, temperature):
     assert alone == chain and alone.ledger.column("accepted") == chain.ledger.column("accepted")
     assert temperature or ours == autoregressive(target, prompt, 32, Seeded(0))
 
-
-@faithful("Ouroboros", plain={
-    "no phrases": having(phrases=lambda n: 0), "not recycled": drafted(Unrecycled)})
+@faithful("Ouroboros", plain={"no phrases": having(phrases=lambda n: 0), "not recycled": drafted(Unrecycled)})
 def test_phrases_at_size(subject):
     "Greedy: some calls emit more than gamma + 1 tokens; fewer calls; phrases from rejected drafts alone"
     target, draft = (embedded(name, temperature=0) for name in ("target", "small"))

@@ -4,9 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
-import specref
-import versions
+import pytest, specref, versions
 from helpers import LONG
 from book import MAIN, references
 from house import ROOT, anchors, foreign, tracked, undescribed
@@ -24,7 +22,6 @@ def test_editors_find_the_lazy_names():
     "`__init__.pyi` has what the chapters mark as public, and `dir` lists the same names"
     assert STUB.read_text(encoding='utf-8') == stub(), '`python tests/written.py` writes it again'
     assert {*specref.__all__, 'require', 'install_hint'} <= {*dir(specref)}
-
 
 def run_without(packages, code):
     "What `code` prints where some packages are not installed"
@@ -44,12 +41,10 @@ def test_the_error_for_a_missing_package_names_its_extra():
     with pytest.raises(ModuleNotFoundError, match="^No module named 'specref.nothing'"):
         specref.require('specref.nothing')
 
-
 def test_every_extra_installs_what_it_is_named_for():
     for extra, packages in specref.EXTRAS.items():
         wanted = {re.match(r'[\w-]+', need)[0] for need in PYPROJECT['optional-dependencies'][extra]}
         assert {p.replace('_', '-') for p in packages.split()} <= wanted, extra
-
 
 OF_MODELS = ' '.join(PYPROJECT['optional-dependencies']['models'])
 INCLUDED = re.search(r'specref\[([\w,]+)\]', OF_MODELS)[1].split(',')   # other extras
@@ -109,7 +104,6 @@ def test_records_are_read_in_a_clone_and_from_the_wheel(monkeypatch, tmp_path):
     assert {*clone} == {*record_files()} and clone != record_files() and read_record('noise')
     folders['specref_models'] = tmp_path
     with pytest.raises(ImportError, match=r'specref\[models\]'): read_record('noise')
-
 
 def test_without_the_weights(monkeypatch):
     "The folder need not exist until a file of it is read; then the error says what to install"
@@ -189,7 +183,6 @@ def test_code_and_weights_are_apart():
     assert f'{MODELS["name"]}=={version}.*' in PYPROJECT['optional-dependencies']['models']
     assert (ROOT/'models'/'LICENSE').read_bytes() == (ROOT/'LICENSE').read_bytes()
 
-
 def build(project, out):
     "The source distribution of what git tracks in a folder, and the wheel that is built from that"
     source = out/f'source of {MODELS["name"] if project != ROOT else PYPROJECT["name"]}'
@@ -203,13 +196,11 @@ def build(project, out):
     call = [sys.executable, '-m', 'build', '--no-isolation', '-o', out/'dist', source]
     subprocess.run(call, check=True, capture_output=True, cwd=out)
 
-
 @pytest.fixture
 def dist(tmp_path):
     "The folder with both source distributions and both wheels"
     for project in ROOT, ROOT/'models': build(project, tmp_path)
     return tmp_path/'dist'
-
 
 @pytest.fixture
 def empty(tmp_path):
@@ -223,7 +214,6 @@ def empty(tmp_path):
         return done.stdout
     yield run
     shutil.rmtree(tmp_path/'venv')   # a gigabyte
-
 
 CORE = """
 import specref

@@ -7,7 +7,6 @@ from checkpoints import pair_of
 from specref.app import paired
 from specref.app.paired import PairedRuns, median_interval, paired_runs
 
-
 def test_the_interval_contains_the_median_as_often_as_it_states():
     "Counted over all signs of up to ten numbers; the next narrower interval would fail too often"
     for m in range(1, 11):
@@ -17,7 +16,6 @@ def test_the_interval_contains_the_median_as_often_as_it_states():
         assert {x.confidence for x in found} == {inside} and (inside >= .99) == (m >= 8)
     assert median_interval(range(12))[:2] == (1, 10) and median_interval(range(11))[:2] == (0, 10)
     assert median_interval([3.]) == (3., 3., 0.)
-
 
 def test_pairs_cancel_what_order_and_time_do():
     "The first run of a pair takes longer, and all become slower: 1 and 1.5 are in their intervals"
@@ -37,7 +35,6 @@ def test_pairs_cancel_what_order_and_time_do():
         assert ("not distinguishable" in found.words) == (true == 1)
         assert sum(map(sum, found.whole)) == pytest.approx(now[0]) and 40 <= now[0] < 50
 
-
 def test_an_order_that_is_fixed_finds_a_difference_where_there_is_none():
     "The first run of each pair takes a third longer: alternating pairs have 1 in their interval, others not"
     def missed(pairs):
@@ -48,7 +45,6 @@ def test_an_order_that_is_fixed_finds_a_difference_where_there_is_none():
     found, _ = paired_runs(*slow_start(2), 40, iter(range(100)).__next__)
     assert {*found.ratios} == {4/3, 3/4} and found.interval.low <= 1 <= found.interval.high
 
-
 def slow_start(each):
     "Two functions alike; of every `each` calls the first takes a third longer"
     calls = []
@@ -56,7 +52,6 @@ def slow_start(each):
         calls.append(0)
         return (0,), 3 + (len(calls) % each == 1)
     return run, lambda: run()
-
 
 def test_runs_end_with_a_narrow_interval_or_with_the_time():
     "Eight equal pairs are enough; in no time there is one pair; the run with the median time is returned"
@@ -69,7 +64,6 @@ def test_runs_end_with_a_narrow_interval_or_with_the_time():
     times = iter((5., 1., 3.))
     _, run = paired_runs(lambda: ("a", 2.), lambda: ("b", next(times)), 3, iter((0, 1, 2, 3)).__next__)
     assert run == ("b", 3.)
-
 
 def test_calls_of_a_drafter_are_priced_by_what_they_predict():
     "One call for each token of a chain, or one for all of Medusa's four"

@@ -3,26 +3,19 @@ from fractions import Fraction as F
 from itertools import islice, product
 from math import prod
 
-import numpy as np
-import pytest
-from hypothesis import example, given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import example, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import constant, faithful, laws, models, pairs, proves, seeds
+from helpers import constant, examples, faithful, laws, models, pairs, proves, seeds
 from published import drafted, verified
-from specref.core.law import overlap, residual
-from specref.core.loop import generate, loop_law, match, rounds
-from specref.core.rng import Seeded, law_of, mean_of
-from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import iid
-from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, SaguaroSSD, SSD, fan_out
-from specref.draft.parallel import lines_of, outcome_weights, pearl_tokens, reject_ahead, remaining, simulate
-from specref.draft.parallel import whole_fan_out
-from specref.models.embedded import embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref import (Chain, embedded, generate, iid, law_of, loop_law, match, mean_of, overlap, prompts,
+                     random_table, reject, residual, rounds, Seeded, TableModel, target_law)
+from specref.draft.parallel import (Amusd, AheadTree, EventLog, Pearl, Saguaro, SaguaroSSD, SSD, fan_out,
+                                    lines_of, outcome_weights, pearl_tokens, reject_ahead, remaining,
+                                    simulate, whole_fan_out)
 
 times = st.fractions(F(1, 4), 2, max_denominator=5)
-
 
 def overlapped(model):
     "Drafters that write ahead, with a verifier that each goes with"
@@ -34,22 +27,18 @@ def overlapped(model):
                             st.tuples(st.integers(0, 1), st.integers(0, 2)),
                             C=st.sampled_from([F(1, 2), F(1)])), st.just(reject)))
 
-
 @st.composite
 def systems(draw):
     target, model = draw(models())
     return target, *draw(overlapped(model))
 
-
 def first(target, drafter, verify, ctx, k, seed=0):
     return [*islice(rounds(target, drafter, verify, ctx, Seeded(seed)), k)]
-
 
 # The distribution
 
 @proves("thm-ahead", "thm-in-flight", "thm-never-slower", "thm-saguaro")
-@settings(max_examples=40, deadline=None)
-@given(systems())
+@examples(40, systems())
 def test_exact(system):
     "One round, and three tokens with all that is carried over"
     target, drafter, verify = system
@@ -57,10 +46,8 @@ def test_exact(system):
     verifier_contract(target, drafter, verify, (0, 1), 2)
     assert loop_law(target, drafter, verify, (0, 1), 3) == target_law(target, (0, 1), 3)
 
-
 @proves("thm-ahead")
-@settings(max_examples=25, deadline=None)
-@given(systems())
+@examples(25, systems())
 def test_what_is_prepared_has_the_distribution_that_it_states(system):
     "Given the emitted text, and that something is prepared: the product of the distributions on its edges"
     target, drafter, verify = system
@@ -75,7 +62,6 @@ def test_what_is_prepared_has_the_distribution_that_it_states(system):
         total = sum(w for _, w in group)
         for tree, w in group: assert w / total == prod(q[x] for x, q in zip(tree.token[1:], tree.law[1:]))
 
-
 def test_a_line_is_compared_with_the_text():
     line = Chain(random_table(3, 0), 3)((0, 1), Seeded(0))
     text = line.text(3)
@@ -84,13 +70,11 @@ def test_a_line_is_compared_with_the_text():
     lines = (remaining(line, text[:3]), line)
     assert AheadTree(line, ready=2, lines=lines) == line
 
-
 # The clock
 
 @proves("thm-two-clocks", "thm-in-flight")
 @faithful("PEARL", plain={"in turn": "speculative sampling", "a bonus token of its own": verified(reject)})
-@settings(max_examples=20, deadline=None)
-@given(pairs(st.just(3)), seeds, st.integers(1, 3), times)
+@examples(20, pairs(st.just(3)), seeds, st.integers(1, 3), times)
 @example(pair=(random_table(3, 0).law((0,)), random_table(3, 1).law((0,))), seed=0, gamma=2, c=F(1, 2))
 def test_pearl(subject, pair, seed, gamma, c):
     """Both devices begin together; the block in flight survives with the overlap of p and q; after a wrong
@@ -109,10 +93,8 @@ def test_pearl(subject, pair, seed, gamma, c):
     assert law_of(survives).get(True, 0) == overlap(p, q)
     assert all(len(round.tokens) == 1 for round in ran if not round.tree.ready)
 
-
 @proves("thm-pearl-tokens")
-@settings(max_examples=15, deadline=None)
-@given(laws(2), laws(2), st.integers(1, 2), st.integers(1, 3))
+@examples(15, laws(2), laws(2), st.integers(1, 2), st.integers(1, 3))
 def test_tokens_of_pearl(p, q, gamma, k):
     "The mean over k rounds of the loop is that of the two modes, whose limit is the formula"
     a, target = overlap(p, q), constant(*p)
@@ -129,10 +111,8 @@ def test_tokens_of_pearl(p, q, gamma, k):
         limit = a / (1 + a - a**gamma)   # of `post`
         assert pearl_tokens(a, gamma) == 1 - limit + limit*each
 
-
 @proves("thm-never-slower")
-@settings(max_examples=25, deadline=None)
-@given(models(), times, st.integers(1, 6), seeds)
+@examples(25, models(), times, st.integers(1, 6), seeds)
 def test_never_slower(pair, c, most, seed):
     "Every round takes one target call, so n tokens take at most n; with c = 1/k it is PEARL with k tokens"
     ran = first(pair[0], Amusd(pair[1], c, most), reject_ahead, (0,), 8, seed)
@@ -140,7 +120,6 @@ def test_never_slower(pair, c, most, seed):
     run = [generate(pair[0], d, reject_ahead, (0,), 8, Seeded(seed))
            for d in (Pearl(pair[1], most), Amusd(pair[1], F(1, most), 3*most))]
     assert run[0] == run[1]
-
 
 @faithful("AMUSD", plain={"a barrier": drafted(lambda amusd: Pearl(amusd.model, int(1 / amusd.c))),
                           "in turn": drafted(lambda amusd: Chain(amusd.model, int(1 / amusd.c)))})
@@ -156,12 +135,10 @@ def test_neither_device_waits(subject, c):
     assert log.end == 7 and written == int(7 / c)
     assert log.busy("draft") == written*c and log.busy("target") == 7
 
-
 # The speculation cache
 
 def one_outcome(drafter): return SSD(drafter.model, drafter.gamma, (0,)*drafter.gamma + (1,))
 def missing(drafter): return SSD(drafter.model, drafter.gamma, (0,)*(drafter.gamma + 1))
-
 
 @proves("thm-hits")
 @faithful("SSD", plain={"one outcome": drafted(one_outcome), "no cache": drafted(missing)})
@@ -181,23 +158,18 @@ def test_hits_save_the_draft(subject, seed, gamma):
         assert len(set(seen)) == len(seen) <= 4*gamma
         assert all(tree.text(n)[:len(text)] != text for n in range(len(tree)) for text in seen)
 
-
 class LeastLikely(SaguaroSSD):
     def outcomes(self, chain, n, q):
         given, k = [chain.token[c] for c in chain.children(n)], len(super().outcomes(chain, n, q))
         return [int(x) for x in np.argsort(q) if x not in given][:k]
 
-
 class SameRate(SaguaroSSD):
     alpha = .6
-
 
 class Unscaled(SaguaroSSD):
     def draw_at(self, n, q): return iid(q)
 
-
 def ranked(row): return sorted(range(len(row)), key=lambda x: (-row[x], x))
-
 
 @faithful("SSD", plain={
     "the least likely outcomes": drafted(LeastLikely), "a constant acceptance rate": drafted(SameRate),
@@ -221,7 +193,6 @@ def test_where_the_cache_looks_and_how_the_draft_is_drawn(subject):
         accepted, tested = accepted + end, tested + min(end + 1, len(tree) - 1)
     assert len(set(fans)) > 3
 
-
 def test_a_backup_drafts_after_a_miss():
     "Its chain may have another length, and it counts as a model of the drafter"
     model, other = random_table(3, 1), random_table(3, 2)
@@ -230,10 +201,8 @@ def test_a_backup_drafts_after_a_miss():
     tree = drafter((0,), Seeded(0))
     assert len(tree) == 4 and [len(line) for line in tree.lines] == [2] and tree.ready == 0
 
-
 @proves("thm-fan-out")
-@settings(max_examples=30)
-@given(st.floats(.05, .95), st.integers(1, 4), st.floats(.3, 3), seeds)
+@examples(30, st.floats(.05, .95), st.integers(1, 4), st.floats(.3, 3), seeds)
 def test_fan_out(alpha, gamma, r, seed):
     "The stated ratios and sum, and no other fan-out misses less; the whole numbers are the best ones"
     fan, w = np.array(fan_out(alpha, gamma, 12, r)), outcome_weights(alpha, gamma)
@@ -247,10 +216,8 @@ def test_fan_out(alpha, gamma, r, seed):
     options = [f for f in product(range(1, 5), repeat=gamma + 1) if sum(f) == most]
     assert sum(whole) == most and np.isclose(misses(whole), min(map(misses, options)))
 
-
 @proves("thm-saguaro")
-@settings(max_examples=40)
-@given(pairs(st.just(4)), st.integers(1, 3))
+@examples(40, pairs(st.just(4)), st.integers(1, 3))
 def test_saguaro(pair, top):
     "The smaller C, the larger the share of the residual on the heaviest tokens; C = 1 changes nothing"
     p, q = pair
@@ -262,7 +229,6 @@ def test_saguaro(pair, top):
     shares = [share for share in shares if share is not None]
     assert shares == sorted(shares)
 
-
 # The log, and the ledger
 
 def test_a_device_runs_one_call_at_a_time():
@@ -272,7 +238,6 @@ def test_a_device_runs_one_call_at_a_time():
     assert log.add("target", 1, after=6, text="x").start == 6 and log.busy("target") == 4
     assert log.bars("target") == [("plain", 1., "", ""), ("target", 3., "", ""), ("plain", 2., "", ""),
                                   ("target", 1., "x", "")]
-
 
 def test_the_ledger_counts_calls_ahead():
     "PEARL's target reads what was ready and its own last token, not what is being written"

@@ -3,37 +3,28 @@ import json
 from copy import deepcopy
 from itertools import pairwise
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 
 from contracts import drafter_contract
-from helpers import faithful, models, proves, tiny
+from helpers import examples, faithful, models, proves, tiny
 from published import Published, having
-from specref.core.loop import autoregressive, generate, loop_law, match
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import target_law
-from specref.core.tree import Tree
+from specref import (autoregressive, Chain, generate, HFModel, loop_law, match, reject, Seeded, target_law,
+                     Tree, tv_outcomes)
 from specref.draft.parallel import reject_ahead
-from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, exit_logits, flight_latency
-from specref.draft.pipeline import layer_stages, looped, looped_model, match_rates, most_in_flight, schedule
-from specref.draft.pipeline import train_looped
+from specref.draft.pipeline import (InFlight, LoopedRecipe, Pipeline, exit_logits, flight_latency,
+                                    layer_stages, looped, looped_model, match_rates, most_in_flight,
+                                    schedule, train_looped)
 from specref.draft.shapes import drawn_at
 from specref.models.embedded import stored
-from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
 
 CTX, N, V = (3, 1, 4, 1, 5), 12, 11
-
 
 def net(seed=0, layers=4): return tiny(V, layers, seed)
 def ring(seed=0, loops=4): return looped(net(seed, 1), loops).eval()   # of one layer
 
-
 def greedy(model):
     return tuple(autoregressive(HFModel(model, temperature=0, check=False), CTX, N, Seeded(0)))
-
 
 def guessed(model, text, exit, k):
     "Is each token after the first among the k best of the exit one token earlier?"
@@ -42,10 +33,8 @@ def guessed(model, text, exit, k):
     best = model.lm_head(model.model.norm(states))[0].topk(k).indices.tolist()
     return [y in best[len(CTX) - 1 + i] for i, y in enumerate(text[:-1])]
 
-
 @proves("thm-flight-exact", "thm-flight-latency")
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 5), st.integers(1, 4), st.integers(1, 3), st.booleans())
+@examples(12, st.integers(0, 5), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_the_greedy_text_in_the_ticks_of_the_formula(seed, exit, k, shared):
     "Layers of their own or shared, any exit, any number of guesses"
     model = ring(seed) if shared else net(seed)
@@ -54,7 +43,6 @@ def test_the_greedy_text_in_the_ticks_of_the_formula(seed, exit, k, shared):
     assert flown.tokens == text and flown.hits == tuple(right)
     assert list(flown.ends) == schedule(flown.hits, exit, 4).ends
     assert flown.passes >= 4*N and (flown.passes == 4*N or exit < 4)
-
 
 @proves("thm-flight-latency")
 def test_how_many_are_in_flight():
@@ -69,7 +57,6 @@ def test_how_many_are_in_flight():
         Counting(model, layer_stages(model), exit).decode(CTX[:1], N, k)
         assert most == most_in_flight(exit, 4, k) and most_in_flight(exit, 4) == -(-4 // exit)
 
-
 def timed(target, system):
     "The text of a system, and the ticks of the target's pipeline after each token"
     assert isinstance(system.drafter, InFlight)
@@ -78,10 +65,8 @@ def timed(target, system):
                     watch=lambda new: ticks.append(target.pipeline.ticks))
     return tuple(text), ticks
 
-
 def at_0(model): return HFModel(model, 0, check=False)
 WAITING = having(ahead=lambda several: 0)   # no token starts before the one above it is complete
-
 
 @faithful("PPD", plain={"an early exit's chain": "LayerSkip", "no overlap": WAITING,
                         "a single guess": having(k=lambda several: 1)})
@@ -93,13 +78,11 @@ def test_ppd(subject):
     assert text == greedy(model) and early == guessed(model, text, exit, 4) and any(early)
     assert early != guessed(model, text, exit, 1)
 
-
 def unshared(model):
     "The same numbers, stored for every layer"
     own = deepcopy(model)
     own.model.layers = torch.nn.ModuleList(map(deepcopy, own.model.layers))
     return own
-
 
 @proves("thm-loads")
 @faithful("SPEED", plain={"an early exit's chain": "LayerSkip", "no overlap": WAITING})
@@ -116,10 +99,8 @@ def test_speed(subject):
     assert target.meter.tokens == len(CTX) + N - 1
     assert sum(view.meter.layer_tokens for view in (target, line.draft)) == line.passes
 
-
 @proves("thm-flight-law")
-@settings(max_examples=12, deadline=None)
-@given(models(), st.integers(0, 2), st.integers(1, 2))
+@examples(12, models(), st.integers(0, 2), st.integers(1, 2))
 def test_guesses_are_lossless(pair, ahead, k):
     "Tables in fractions: any number of guesses, points or drawn; nothing is offered to the target"
     target, draft = pair
@@ -128,7 +109,6 @@ def test_guesses_are_lossless(pair, ahead, k):
         drafter_contract(drafter, (0,))
         assert drafter((0,), Seeded(0)) == Tree((0,))
         assert loop_law(target, drafter, verify, (0,), 3) == target_law(target, (0,), 3)
-
 
 @proves("thm-flight-law")
 @pytest.mark.parametrize("name", ["PPD", "SPEED"])
@@ -140,7 +120,6 @@ def test_a_pipeline_has_the_models_distribution(name, temperature):
     found = loop_law(target, system.drafter, system.verify, (0, 1), 3)
     assert tv_outcomes(found, target_law(plain, (0, 1), 3)) < 1e-9
 
-
 def test_a_view_reads_any_tree():
     "Chains and trees, in any order of contexts, by the target's view alone: the rows of the model"
     plain, line = HFModel(net(3), 0, check=False), Pipeline(net(3), layer_stages(net(3)), 2)
@@ -151,10 +130,8 @@ def test_a_view_reads_any_tree():
     text = generate(line.target, Chain(line.draft, 2), reject, CTX, N, Seeded(0))
     assert tuple(text) == greedy(net(3))
 
-
 @proves("thm-flight-latency")
-@settings(max_examples=60)
-@given(st.lists(st.booleans(), max_size=12), st.integers(1, 8), st.data())
+@examples(60, st.lists(st.booleans(), max_size=12), st.integers(1, 8), st.data())
 def test_the_schedule(hits, stages, data):
     "The formula; no call waits for its device; with one device fewer, one would"
     exit = data.draw(st.integers(1, stages))
@@ -166,7 +143,6 @@ def test_the_schedule(hits, stages, data):
     if n:
         mean = (log.ends[-1] - stages) / (n*stages)
         assert abs(mean - flight_latency(sum(hits) / n, exit, stages)) < 1e-9
-
 
 def test_a_looped_decoder_is_a_llama_with_shared_layers():
     "Its exits are those of the layers of the core, run again and again"
@@ -182,7 +158,6 @@ def test_a_looped_decoder_is_a_llama_with_shared_layers():
             h = layer(h, attention_mask=mask, position_ids=at, position_embeddings=turned)
         assert torch.allclose(core.lm_head(core.model.norm(h)), logits)
 
-
 def test_match_rates():
     "Counted by hand; more guesses are right more often; the last exit always is"
     model, x = net(0), torch.randint(V, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -193,7 +168,6 @@ def test_match_rates():
     assert abs(rates[1][1] - (top == best[..., None]).any(-1).float().mean().item()) < 1e-6
     assert rates[2] == [1, 1, 1] and all(a <= b <= c == 1 for a, b, c in rates)
 
-
 def test_the_recipe_runs(tmp_path, monkeypatch):
     "Two steps; the weights that are stored give the model back, in half precision"
     monkeypatch.setattr("specref.draft.pipeline.domain_ids", lambda domain, held_out: np.arange(400) % 99)
@@ -202,7 +176,6 @@ def test_the_recipe_runs(tmp_path, monkeypatch):
     again, card = looped_model(tmp_path/"data"/"looped"), tmp_path/"data"/"looped"/"recipe.json"
     assert torch.allclose(model(input_ids=x).logits, again(input_ids=x).logits, atol=1e-2)
     assert json.loads(card.read_text())["recipe"]["loops"] == 2
-
 
 def test_the_shipped_decoder():
     "It was made by the recipe of the chapter"

@@ -1,35 +1,24 @@
 "Chapter 17f: pytest's fixture `certify` in a project of its own, its shares, its demands, and programs"
-import os
-import re
-import shutil
-import subprocess
-import sys
-import tomllib
+import os, re, shutil, subprocess, sys, tomllib
 from contextlib import nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
-import numpy as np
-import pytest
-import yaml
+import numpy as np, pytest, yaml
 from hypothesis import given, strategies as st
 
 from helpers import laws, proves, refuses
 from house import ROOT, Notebook
+from specref import (certify_rows, certify_sampler, certify_sequentially, Chain, exact, law_of,
+                     random_table, reject, save_log, System, TableModel, tv, Verdict)
 from specref.certify import plugin
 from specref.certify.counts import ALPHA, partition
-from specref.certify.plugin import CheckedSession, Certifier, exit_status, program_texts, runs_within
-from specref.certify.plugin import SESSION_ALPHA, setting, share_of, visible_distance
+from specref.certify.plugin import (CheckedSession, Certifier, exit_status, program_texts, runs_within,
+                                    SESSION_ALPHA, setting, share_of, visible_distance)
 from specref.certify.sampler_mutants import nan_spreads, padded_choice
-from specref.certify.samplers import CASES, Interface, certify_rows, certify_sampler
-from specref.certify.sequential import certify_sequentially, sample_rounds
-from specref.certify.logs import save_log
-from specref.core.law import exact, tv
-from specref.core.loop import System, Verdict
-from specref.core.rng import law_of
-from specref.core.target import TableModel, random_table
-from specref.verify.reject import Chain, reject
+from specref.certify.samplers import CASES, Interface
+from specref.certify.sequential import sample_rounds
 
 # A project: two right samplers, three wrong ones, a test without power, one that cannot run, plain ones
 
@@ -92,7 +81,6 @@ def test_late(request): request.getfixturevalue("certify").program("./decode", b
 def test_plain(): assert False
 """
 
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     "Runs pytest in a folder with the program and the tests: exit status, what is printed, {test: properties}"
@@ -111,7 +99,6 @@ def project(tmp_path_factory):
                  for case in xml}
         return done.returncode, done.stdout, found
     return run
-
 
 def test_a_project(project):
     "The wrong samplers are rejected with a witness, and all numbers stand in the XML file"
@@ -138,7 +125,6 @@ def test_a_project(project):
         assert words in printed, words
     assert "differs in the case 'different rows'" in printed and "all checks together: 1e-09" in printed
 
-
 def test_a_test_without_power_has_its_own_status(project):
     "Too weak for any distance or for the one that is demanded, or not run"
     status, printed, found = project("-k", "weak or scipy or test_rows", "--specref-sees", "0.05")
@@ -147,7 +133,6 @@ def test_a_test_without_power_has_its_own_status(project):
     weak = r"too weak: rows\(padded_choice\) detects a distance of 0\.\d+ or more, demanded 0\.05"
     assert re.search(weak, printed)
 
-
 def test_a_correct_rule_that_is_not_robust_has_its_own_status(project):
     "Where robustness is demanded: a textbook rule accepts what it divides by NaN"
     status, printed, found = project("-v", "-k", "test_textbook", "--specref-robust", "1")
@@ -155,7 +140,6 @@ def test_a_correct_rule_that_is_not_robust_has_its_own_status(project):
     assert "not robust: rows(textbook) fails nan" in printed
     numbers = dict(found["test_textbook"])
     assert numbers["specref_verdict"] == "not robust" and numbers["specref_not_robust"] == "nan"
-
 
 def test_the_workflow_of_the_page(project):
     "It parses, and pytest takes the options of its command"
@@ -167,7 +151,6 @@ def test_the_workflow_of_the_page(project):
     assert status == 0 and "test_rows" in printed
     assert "stats" in tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-
 def test_a_right_sampler_gives_0_also_with_workers(project):
     "With pytest-xdist and a demand in the configuration file: all is taken from the reports"
     status, printed, found = project("-p", "xdist", "-n", "1", "-k", "test_program", "-o", "specref_sees=0.4")
@@ -175,14 +158,12 @@ def test_a_right_sampler_gives_0_also_with_workers(project):
     assert re.search("no difference +1,000 runs.*test_program\n", printed)
     assert float(dict(found["test_program"])["specref_alpha"]) == ALPHA/2
 
-
 def test_loading_costs_nothing():
     "No numpy, scipy or torch before a method is called"
     code = "import sys, specref.certify.plugin; print(*{m.partition('.')[0] for m in sys.modules})"
     env = os.environ | dict(PYTHONPATH=str(ROOT))
     done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
     assert "specref" in (loaded := done.stdout.split()) and not {"numpy", "scipy", "torch"} & {*loaded}
-
 
 # Shares and visible distances
 
@@ -201,7 +182,6 @@ def test_shares(tests, most, alpha):
     assert alarm <= alpha and sum(share_of(alpha, tests, k) for k in range(1, 100)) < alpha/tests
     assert alarm >= share_of(alpha, tests, 1)*(1 if tests == 1 else 2 - share_of(alpha, tests, 1))
 
-
 @proves("prop-visible")
 @given(laws(6), laws(6), st.integers(1, 60))
 def test_visible_distance(p, s, runs):
@@ -211,7 +191,6 @@ def test_visible_distance(p, s, runs):
     for x in range(6): got[cells.of((x,))] = got.get(cells.of((x,)), 0) + s[x]
     on_cells = sum(max(w - got.get(c, 0), 0) for c, w in cells.weight.items())
     assert tv(p, s) <= on_cells + shared
-
 
 @pytest.mark.parametrize("n, runs", [(1, 1500), (2, 1500)])
 def test_what_is_visible_is_rejected(n, runs):
@@ -226,9 +205,7 @@ def test_what_is_visible_is_rejected(n, runs):
         return y
     assert not any(certify_sampler(off, fair, (0,), n=n, runs=runs, seed=k).passes for k in range(5))
 
-
 def test_the_rate_of_a_session_is_that_of_a_report(): assert SESSION_ALPHA == ALPHA
-
 
 # The methods, without a session of pytest
 
@@ -291,7 +268,6 @@ def test_a_budget_in_seconds_becomes_runs(monkeypatch):
         if runs > 25 and tries: attempt(runs)
         clock.now -= fixed + 1/64   # of the first run
         assert not tries or seconds < 1 or seconds - 1/64 < clock.now <= seconds
-
 
 def test_seconds_in_a_test(monkeypatch):
     "The numbers of runs differ by the clock; the counted runs have other random numbers than the attempts"
@@ -360,7 +336,6 @@ def test_exit_statuses(verdicts, status):
     found = [(test, dict(verdict=v)) for test, some in verdicts.items() for v in some]
     assert exit_status({*verdicts}, [*found, ("passed", dict(verdict="rejected"))]) == status
 
-
 # Programs
 
 @pytest.fixture
@@ -397,7 +372,6 @@ def test_a_program_that_is_none():
     with pytest.raises(ValueError, match="^command: ./no-such-program: got No such file"):
         [*program_texts("./no-such-program", [1], 2, (0,))]
     refuses("command", lambda: [*program_texts([], [1], 2, (0,))])
-
 
 # Adapters of the page, run with stand-ins that have the engines' arguments
 

@@ -1,13 +1,10 @@
 "Chapter 64a: the programs of a launch run together, with the integers of Triton's own interpreter"
-import os
-import subprocess
-import sys
+import os, subprocess, sys
 
 import pytest
 
 from helpers import proves
 from house import ROOT
-
 
 @proves("prop-together")
 def test_the_integers_of_one_program_after_another():

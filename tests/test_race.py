@@ -1,16 +1,15 @@
 "Chapter 44a: early layers as a draft of any acceptance rate, and timed runs in alternating order"
 import pytest, torch
+from specref import Engine, prompts
 from specref.gpu.bench import decoding as r
-from specref.gpu.engine import Engine
 from specref.gpu.verify import verify_trees
-from specref.models.embedded import raw_model, prompts
+from specref.models.embedded import raw_model
 
 CPU = torch.device("cpu")
 SIZES = dict(layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=4,
              num_key_value_heads=2, vocab_size=600, dtype=torch.float32)
 def small(device, temperature=1., wanted=.8): return r.random_pair(device, temperature, wanted, **SIZES)
 def tokens(seed=1): return torch.randint(600, (4, 64), generator=torch.Generator().manual_seed(seed))
-
 
 def test_early_layers_are_a_draft():
     "The draft shares the target's weights: an eighth of the bytes at full size, about a billion parameters"

@@ -1,38 +1,27 @@
 "07c_recurrent: states of texts on any history, the wrong ways to keep them, and what feeding again costs"
-import random
-import warnings
+import random, warnings
 from collections import Counter
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from fractions import Fraction
 from unittest.mock import patch
 
-import numpy as np
-import pytest
-import torch
-import transformers
-from hypothesis import given, settings
+import numpy as np, pytest, torch, transformers
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 import architectures as sweep
-from helpers import proves, refuses, tiny
-from specref.core.loop import generate, loop_law
+from helpers import examples, proves, refuses, tiny
+from specref import (block, Branching, Chain, generate, HFModel, loop_law, PromptLookup, reject, Seeded,
+                     target_law, Tree)
+from specref.core.check import read_record
+from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, load_served,
+                                      recurrent_speedup, refed_a_round, refed_merged, refeeding,
+                                      serve_model, tensors_in)
+from specref.models.transformer import Unservable, warpers
 from house import ROOT
 from recurrent import CHAINS, deviation, histories, line
-from specref.core.check import read_record
-from specref.core.rng import Seeded
-from specref.core.target import target_law
-from specref.core.tree import Tree
-from specref.draft.lookup import PromptLookup
-from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, load_served,
-                                      recurrent_speedup, refed_a_round, refed_merged, refeeding, serve_model,
-                                      tensors_in)
-from specref.models.transformer import HFModel, Unservable, warpers
-from specref.verify.block import block
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
 
 V = 16
 BASE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2)
@@ -56,7 +45,6 @@ STEPWISE = dict(   # one token a pass
     RecurrentGemma=dict(lru_width=32, attention_window_size=16, num_attention_heads=4, head_dim=8,
                         block_types=["recurrent", "attention"], intermediate_size=64, **BASE))
 
-
 def bare(name, dtype=torch.float64, scale=.3):
     "A tiny random model, by default with large weights"
     options, text = {**FAMILIES, **STEPWISE}[name], "TextConfig" if name == "Qwen3_5" else "Config"
@@ -67,7 +55,6 @@ def bare(name, dtype=torch.float64, scale=.3):
         for w in model.parameters(): w.normal_(0, scale) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     return model
 
-
 @contextmanager
 def in_double():
     "Where a network computes in float32 whatever its dtype, it computes in float64"
@@ -76,17 +63,14 @@ def in_double():
           patch.object(torch, "float32", torch.float64),
           patch.object(scan, "__defaults__", (torch.float64,))): yield
 
-
 def state_of(model, text):
     "The tensors of the state after a text"
     model.feed(Tree(text))
     state = model.trie.states[len(text)]
     return [x.double() for x in tensors_in([state.cache, state.inside]) if x.is_floating_point()]
 
-
 def served(name, make=RecurrentModel, **kw):
     return make(bare(name), check=False, stepwise=name in STEPWISE, **kw)
-
 
 # ---- states on any history, and the wrong ways to keep them
 
@@ -104,11 +88,9 @@ class ToyPasses(RecurrentModel):
         self.trie.answers.update((n, read[:n]) for n in range(first, end + 1))
         self.passes.append((start, end))
 
-
 @proves("thm-state-text")
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 9), st.sampled_from([None, 2, 3]), st.sampled_from([1, 3, 99]),
-       st.booleans())
+@examples(80, st.integers(0, 10**9), st.integers(0, 9), st.sampled_from([None, 2, 3]),
+          st.sampled_from([1, 3, 99]), st.booleans())
 def test_answers_are_those_of_the_text(seed, lag, slots, chunk, stepwise):
     "Whatever is kept, and wherever passes begin: the answer after a node is that of the node's text"
     toy = ToyPasses(lag, slots, chunk, stepwise)
@@ -117,7 +99,6 @@ def test_answers_are_those_of_the_text(seed, lag, slots, chunk, stepwise):
         assert toy.answers(tree) == [tree.text(i) for i in range(len(tree))]
         assert all((state.cache or ()) == toy.trie.text[:n] for n, state in toy.trie.states.items())
         assert len(toy.trie.states) <= 1 + (slots or (2 if not stepwise else 99))
-
 
 class ByReference(CachedState):
     "Wrong: a kept state is the object that the next pass changes"
@@ -156,10 +137,8 @@ class KeyedByLength(RecurrentModel):
         self.trie.states |= held
         return super().feed(tree, with_answers)
 
-
 def fails(*wrong): return [pytest.param(x, marks=pytest.mark.xfail(strict=True, raises=AssertionError))
                            for x in wrong]
-
 
 @proves("thm-state-text", "cor-recurrent-law")
 @pytest.mark.parametrize("name", ["Mamba2", "Qwen3_5"])
@@ -169,7 +148,6 @@ def test_wrong_states_are_detected(make, name):
     with in_double():
         model = served(name, make)
         assert max(deviation(model, histories(seed)) for seed in range(3)) < 1e-10
-
 
 @proves("thm-state-text")
 @pytest.mark.parametrize("name", [*FAMILIES, *STEPWISE])
@@ -185,12 +163,9 @@ def test_every_family_on_any_history(name):
                 kept = [x for x in tensors_in([state.cache, state.inside]) if x.is_floating_point()]
                 assert fresh and all(abs(a - b).max() < 1e-9 for a, b in zip(kept, fresh, strict=True))
 
-
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from(["Mamba2", "Lfm2", "Rwkv"]), st.integers(0, 6))
+@examples(12, st.integers(0, 10**9), st.sampled_from(["Mamba2", "Lfm2", "Rwkv"]), st.integers(0, 6))
 def test_any_history(seed, name, lag):
     with in_double(): assert deviation(served(name, lag=lag), histories(seed, rounds=5)) < 1e-10
-
 
 def test_a_window_of_attention_is_passed():
     "RecurrentGemma hides what is more than 16 tokens back; a check is made when a text is first longer"
@@ -198,7 +173,6 @@ def test_a_window_of_attention_is_passed():
         model = RecurrentModel(bare("RecurrentGemma"), stepwise=True)
         rounds = [(tuple(i % V for i in range(n)), (3, 5)[:n % 3]) for n in (12, 15, 18, 24, 20)]
         assert model.unchecked == [16] and deviation(model, rounds) < 1e-10 and not model.unchecked
-
 
 def test_rows_are_shared_and_states_are_copied():
     model = served("Bamba")
@@ -212,7 +186,6 @@ def test_rows_are_shared_and_states_are_copied():
     assert state.row_bytes == 2 * 2 * 8 * 8   # keys and values, heads, width, bytes
     assert state.copied_bytes == sum(x[0].nbytes for x in (recurrent.conv_states, recurrent.recurrent_states))
 
-
 def test_a_failed_pass_leaves_an_empty_cache(monkeypatch):
     model = served("Mamba2")
     model.feed(line((1, 2, 3), (4,)))
@@ -221,7 +194,6 @@ def test_a_failed_pass_leaves_an_empty_cache(monkeypatch):
     with pytest.raises(KeyboardInterrupt): model.feed(line((1, 2, 5), (4,)))
     monkeypatch.undo()
     assert list(model.trie.states) == [0] and deviation(model, histories(2)) < 1e-5
-
 
 @pytest.mark.parametrize("name", ["Mamba2", "Qwen3_5", "Jamba"])
 def test_hidden_states(name):
@@ -234,13 +206,11 @@ def test_hidden_states(name):
             for k in got: assert (got[k] - plain.hidden_states[k][0]).abs().max() < 1e-4
         assert list(model.states(ctx)) == [0, 2]
 
-
 def test_what_is_fed_again():
     "Of the example of the chapter"
     toy = ToyPasses(0, None, 99, False)
     for ctx, drafted in (((1, 1, 0), (1, 1)), ((1, 1, 0, 1, 0), (1,))): toy.feed(line(ctx, drafted))
     assert toy.passes == [(0, 2), (2, 5), (2, 4), (4, 6)] and toy.refed == 2
-
 
 # ---- systems
 
@@ -256,7 +226,6 @@ def test_the_law_of_generation_is_the_targets(name):
         law = loop_law(target, drafter, verify, (0, 1), n=3)
         assert law.keys() == want.keys() and all(abs(law[text] - want[text]) < 1e-6 for text in want)
 
-
 @pytest.mark.parametrize("name", ["Bamba", "Lfm2", "Mamba"])
 def test_greedy_text_is_that_of_generate(name):
     model = bare(name)
@@ -266,7 +235,6 @@ def test_greedy_text_is_that_of_generate(name):
     for make in CHAINS.values():
         draft = RecurrentModel(sweep.noisy(model), check=False, stepwise=name in STEPWISE)
         assert list(make(draft)(target, sweep.PROMPT, 16, Seeded(0))) == own[0, len(sweep.PROMPT):].tolist()
-
 
 def test_trees_are_refused_or_read_by_paths():
     model, draft = served("Mamba2"), served("Rwkv")
@@ -280,7 +248,6 @@ def test_trees_are_refused_or_read_by_paths():
     want = np.stack([by_paths.alone(tree.text(i)) for i in range(len(tree))])
     assert abs(by_paths.logits(tree) - want).max() < 1e-5
 
-
 # ---- what is served, and how
 
 def test_who_serves_a_model(tmp_path):
@@ -291,7 +258,6 @@ def test_who_serves_a_model(tmp_path):
         assert type(got) is type(serve_model(model)) is cls and got.temperature == .5
         assert np.allclose(got.logits(line((1, 2)))[0], HFModel.alone(got, (1, 2)), atol=1e-5)
         assert keeps_state(model) == (cls is RecurrentModel)
-
 
 def test_what_is_refused():
     t5 = transformers.T5Config(vocab_size=V, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
@@ -304,7 +270,6 @@ def test_what_is_refused():
     refuses("ctx", model, Tree(()))
     refuses("token", model, Tree((1, V)))
 
-
 @pytest.mark.parametrize("name, dtype", [("Mamba", torch.float64), ("Jamba", torch.float32),
                                          ("RecurrentGemma", torch.float64)])
 def test_the_check_finds_models_that_read_one_token_a_pass(name, dtype):
@@ -315,7 +280,6 @@ def test_the_check_finds_models_that_read_one_token_a_pass(name, dtype):
     wrong = RecurrentModel(net, check=False)
     assert deviation(wrong, histories(5)) > 1e-2
 
-
 def test_the_check_finds_a_small_error():
     "Small weights hardly use the state: a pass that ignores it is off by less than what other checks allow"
     net = bare("Mamba", torch.float32, scale=.05)
@@ -323,13 +287,11 @@ def test_the_check_finds_a_small_error():
     with pytest.warns(UserWarning, match="It reads one token a pass"): model = RecurrentModel(net)
     assert model.stepwise and deviation(model, histories(5)) < 16 * 2**-23
 
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_check_is_silent_about_the_others(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not RecurrentModel(bare(name, torch.float32)).stepwise
-
 
 def test_two_formulas_are_reported():
     "A step of one token that has no lower limit of the time step, where the scan has one"
@@ -341,7 +303,6 @@ def test_two_formulas_are_reported():
     with pytest.raises(Unservable, match="off its plain passes; wanted the same of both; its own `generate`"):
         RecurrentModel(limited(.05))
 
-
 def test_a_copy_with_other_warps_forgets():
     "What the commands do for a second temperature"
     model = served("Mamba2", temperature=1.)
@@ -350,7 +311,6 @@ def test_a_copy_with_other_warps_forgets():
     other.temperature, other.processors = .5, LogitsProcessorList(warpers(.5, None, None))
     for m in (model, other, model): assert np.isclose(m.law((1, 2)).max(), served(
         "Mamba2", temperature=m.temperature).law((1, 2)).max())
-
 
 # ---- what feeding again costs
 
@@ -365,7 +325,6 @@ def simulated(alpha, gamma, lag, rounds, rng):
         ctx = ctx + drafted[:accepted] + (-token,)
     return toy.refed / rounds, len(toy.passes) / rounds
 
-
 @proves("thm-refed", "thm-lag")
 @pytest.mark.parametrize("alpha, gamma", [(.5, 3), (.8, 4), (.9, 1)])
 @pytest.mark.parametrize("lag", [0, 3, 8, 10**6])
@@ -377,7 +336,6 @@ def test_refeeding_is_what_is_counted(alpha, gamma, lag):
     if lag == 0: assert np.allclose(want, (refed_a_round(alpha, gamma), 2 - alpha**gamma))
     if lag > 8: assert np.allclose(want, (refed_merged(alpha, gamma), 1))
 
-
 @proves("thm-refed")
 @pytest.mark.parametrize("gamma", [1, 2, 4])
 def test_refed_by_enumeration(gamma):
@@ -387,7 +345,6 @@ def test_refed_by_enumeration(gamma):
     assert refed_a_round(alpha, gamma) == sum((a + 1) * w for a, w in enumerate(share))
     assert refed_a_round(Fraction(1, 2), 3) == Fraction(11, 8) and refed_merged(Fraction(1, 2), 3) == 11
     assert refed_a_round(0, gamma) == 1 and refed_a_round(1, gamma) == 0 and refed_merged(0, gamma) == np.inf
-
 
 @proves("thm-refed")
 def test_a_run_feeds_again_what_it_accepted():
@@ -402,7 +359,6 @@ def test_a_run_feeds_again_what_it_accepted():
     assert generate(merged, Chain(draft, 3), reject, (1, 2, 3), 40, Seeded(0)) == run
     assert merged.meter.calls == len(run.ledger.rounds) and merged.refed > target.refed
 
-
 @proves("prop-pays")
 def test_when_it_pays():
     "With one draft token: exactly where alpha > (1 + c) / 2"
@@ -413,7 +369,6 @@ def test_when_it_pays():
     assert np.isclose(recurrent_speedup(.8, 4, .05, lag=300), 3.3616 / 1.2)
     assert recurrent_speedup(.5, 4, .05, lag=300, per_token=.1) < recurrent_speedup(.5, 4, .05, per_token=.1)
 
-
 # ---- the stored sweep
 
 def as_stored(record): return record
@@ -421,7 +376,6 @@ def one_wrong(record):
     rows = record["architectures"]
     return record | dict(architectures=rows | dict(mamba=rows["mamba"] | dict(outcome="wrong")))
 def outdated(record): return record | dict(versions=record["versions"] | dict(transformers="5.0.0"))
-
 
 @pytest.mark.parametrize("change", [as_stored, *fails(one_wrong, outdated)])
 def test_the_stored_sweep(change):

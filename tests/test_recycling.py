@@ -4,35 +4,26 @@ from fractions import Fraction
 from itertools import islice, product
 from math import prod
 
-import numpy as np
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, torch
+from hypothesis import strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, models, proves, seeds
+from helpers import examples, faithful, models, proves, seeds
 from published import drafted
-from specref.core.law import one_hot
-from specref.core.loop import Drafter, Round, Verdict, loop_law, match, rounds
-from specref.core.rng import Enumerator, Seeded
-from specref.core.target import target_law
-from specref.core.tree import Tree
-from specref.draft.recycling import RANK_RATES, Recycling, rank_template
-from specref.models.embedded import embedded, prompts
-from specref.verify.reject import reject
+from specref import (Drafter, embedded, Enumerator, loop_law, match, one_hot, prompts, Recycling, reject,
+                     Round, rounds, Seeded, target_law, Tree, Verdict)
+from specref.draft.recycling import RANK_RATES, rank_template
 
 shapes = st.sampled_from([((0,),), ((0,), (1,), (0, 0)), ((0,), (0, 0), (0, 1), (1,), (1, 0))])
 rows = st.lists(st.integers(0, 2), max_size=2, unique=True).map(tuple)
 matrices = st.just(()) | st.tuples(rows, rows, rows)
 
-
 def best(p, k): return tuple(sorted((x for x in range(len(p)) if p[x] > 0), key=lambda x: (-p[x], x))[:k])
 def small(shape, matrix=()): return Recycling(3, 2, shape, exact=True, matrix=matrix)
 
-
 # The template and the tree
 
-@settings(max_examples=40)
-@given(st.integers(1, 10), st.lists(st.integers(1, 9), min_size=2, max_size=3))
+@examples(40, st.integers(1, 10), st.lists(st.integers(1, 9), min_size=2, max_size=3))
 def test_the_template_has_the_heaviest_paths(n, weights):
     "Against all paths: the same weights, every node with its parent and its earlier siblings"
     ranks = tuple(Fraction(x, 10) for x in sorted(weights, reverse=True))
@@ -45,9 +36,7 @@ def test_the_template_has_the_heaviest_paths(n, weights):
     assert all(not r or (*p, r - 1) in paths for *p, r in shape)
     assert sum(RANK_RATES) <= 1 and Recycling(3, 2, [[0], [0, 1]]) == Recycling(3, 2, ((0,), (0, 1)))
 
-
-@settings(max_examples=80)
-@given(shapes, matrices, st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
+@examples(80, shapes, matrices, st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
 def test_the_tree_is_looked_up(shape, matrix, ctx):
     "Every path of ranks, followed through the matrix by hand; level by level; siblings by rank; point masses"
     tree, want = small(shape, matrix)(ctx, Enumerator()), []
@@ -61,11 +50,9 @@ def test_the_tree_is_looked_up(shape, matrix, ctx):
     assert all(tuple(tree.law[u]) == tuple(one_hot(tree.token[u], 3)) for u in range(1, len(tree)))
     assert max(tree.depth) <= small(shape).depth == max(map(len, shape))
 
-
 # State after a round
 
-@settings(max_examples=40)
-@given(models(), shapes, matrices, seeds)
+@examples(40, models(), shapes, matrices, seeds)
 def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
     "Against a dictionary: rejected and unreached nodes too, a token's last node, other rows unchanged"
     drafter = small(shape, matrix)
@@ -76,16 +63,13 @@ def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
         assert after == replace(drafter, matrix=(rows[0], rows[1], rows[2])) and hash(after)
         drafter = after
 
-
 @proves("thm-learning")
-@settings(max_examples=20, deadline=None)
-@given(models(), shapes, matrices, st.sampled_from([reject, match]))
+@examples(20, models(), shapes, matrices, st.sampled_from([reject, match]))
 def test_the_distribution_is_the_targets(pair, shape, matrix, verify):
     drafter, ctx = small(shape, matrix), (0, 1)
     drafter_contract(drafter, ctx)
     verifier_contract(pair[0], drafter, verify, ctx, 2)
     assert loop_law(pair[0], drafter, verify, ctx, 4, stop={2}) == target_law(pair[0], ctx, 4, stop={2})
-
 
 @dataclass(frozen=True)
 class Anything(Drafter):
@@ -103,14 +87,11 @@ class Anything(Drafter):
         verdict = round.verdict
         return Anything(hash((self.state, *round.tree.token[1:], verdict.node, verdict.token, *rows)) % 1000)
 
-
 @proves("thm-learning")
-@settings(max_examples=15, deadline=None)
-@given(models(), seeds)
+@examples(15, models(), seeds)
 def test_a_drafters_state_may_be_any_function(pair, seed):
     for verify in (reject, match):
         assert loop_law(pair[0], Anything(seed % 1000), verify, (0,), 3) == target_law(pair[0], (0,), 3)
-
 
 # A real model
 
@@ -118,11 +99,9 @@ class AcceptedOnly(Recycling):
     "Stores the rows of accepted tokens, as an n-gram pool of the text does"
     def read_nodes(self, round): return 0, *round.tree.ancestors(round.verdict.node)
 
-
 class FirstCounts(Recycling):
     "Of the nodes with one token the first counts, not the last"
     def read_nodes(self, round): return reversed(range(len(round.tree)))
-
 
 class FirstRows(Recycling):
     "A row is stored once and never overwritten"
@@ -130,7 +109,6 @@ class FirstRows(Recycling):
         new = super().learn(round)
         before = self.matrix or [()] * self.V
         return replace(new, matrix=tuple(old or row for old, row in zip(before, new.matrix)))
-
 
 @faithful("Token Recycling", plain={
     "accepted tokens": drafted(AcceptedOnly), "the first node": drafted(FirstCounts),
@@ -153,11 +131,9 @@ def test_rejected_nodes_update_the_matrix_and_are_drafted_later(subject):
         assert target.meter.calls == k + 1 and len(r.tree) <= 25
     assert from_rejected > 0
 
-
 class Warped(Recycling):
     "Stores the likeliest tokens at the temperature of decoding"
     def learn(self, round): return super().learn(replace(round, p=[*round.p]))
-
 
 @faithful("Token Recycling", plain={"warped rows": drafted(Warped)})
 def test_temperature_does_not_change_the_matrix(subject):

@@ -9,16 +9,13 @@ TABLES = sorted(f.stem for f in Path(__file__).parent.glob("refusals_*.py"))
 KINDS = [(table, *row) for table in TABLES for row in getattr(import_module(table), "KINDS", [])]
 ROWS = [(table, i, *row) for table in TABLES for i, row in enumerate(import_module(table).ROWS)]
 
-
 def named(argument): return pytest.raises(ValueError, match=f"^{re.escape(argument)}: ")
-
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].removeprefix('refusals_')}-{row[1]}-{row[2]}")
 def test_the_error_names_the_argument(row):
     _, _, argument, call, *words = row
     with named(argument) as error: call()
     assert not words or re.search(words[0], str(error.value)), f"{error.value} does not contain {words[0]!r}"
-
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: f"{row[0].removeprefix('refusals_')}-{row[1][:2]}")
 def test_values_of_another_kind(row):

@@ -1,25 +1,19 @@
 "Chapter 17aa: rules with an exception are wrong on some rows only, and the rows of every door have these"
 from fractions import Fraction as F
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import given, strategies as st
 
 from gates import Gate, judged_rows, random_gate, random_rows
 from helpers import laws, long, proves
-from specref.certify.certificates import certificate
-from specref.certify.judge import judge_rule
+from specref import certificate, Chain, judge_rule, overlap, residual, System
+from specref.certify.calls import Plan
 from specref.certify.mutants import accept_by_ratio, reject_from
 from specref.certify.regions import REGION_ODDS, THRESHOLDS, RegionBets, token_features
-from specref.certify.calls import Plan
 from specref.certify.samplers import Kit
-from specref.core.law import overlap, residual
-from specref.core.loop import System
 from specref.core.target import pointed_table
-from specref.verify.reject import Chain
 
 TABLES = pointed_table(4, 1), pointed_table(4, 2)
-
 
 @proves("prop-gates")
 @given(laws(4), laws(4), st.sets(st.integers(0, 3)))
@@ -35,7 +29,6 @@ def test_the_distance_of_a_gate(p, q, gate):
     missing = sum(p[x] for x in gate if q[x] >= p[x])
     if overlap(p, q) < 1: assert distance(lambda x: 0 if x in gate else usual(x)) >= missing
 
-
 def test_the_features_of_a_token():
     "By hand, of two rows; a class of ten tokens has the features of one of them"
     p, q = np.array([[.7, .1, .2], [.5, .5, 0]]), np.array([[.6, .4, 0], [.25, .25, .5]])
@@ -48,9 +41,7 @@ def test_the_features_of_a_token():
     of_class = token_features(p[:1], q[:1], np.zeros(1), np.ones(1), np.array([1, 1, 10]))
     assert np.isclose(of_class["p(x)"][0, 2], .02) and of_class["rank in p"][0].tolist() == [0, 1, 2]
 
-
 def bets_on(p, q, counts): return RegionBets(p, q, counts, np.zeros(len(p)), np.ones(len(p)))
-
 
 @proves("thm-bets")
 def test_the_bets_are_fair():
@@ -62,7 +53,6 @@ def test_the_bets_are_fair():
         assert np.allclose(sum(p[0, x]*p[1, y]*after[x, y][i] for x, y in after), 1)
     one = bets_on(p, q, np.eye(4)[[0, 0]])
     assert one.bettors == sum(log.size for log in one.logs) and len(REGION_ODDS) == one.logs[0].shape[-1]
-
 
 def test_the_stated_share_is_detected():
     "Of the drafts where a condition holds, the stated share accepted unverified exceeds the limit"
@@ -78,7 +68,6 @@ def test_the_stated_share_is_detected():
     assert all(bets_on(p, q, rng.multinomial(20, rows.clip(0)/rows.sum(1, keepdims=True))).wealth > limit
                for _ in range(5))
 
-
 def test_no_gate_escapes_the_judge():
     "All gates made at random whose mean distance on rows of all kinds is .001 or more are wrong on its rows"
     rng, mine = np.random.default_rng(long(3, 4)), judged_rows()
@@ -86,7 +75,6 @@ def test_no_gate_escapes_the_judge():
     every = [random_gate(rng) for _ in range(long(200, 5000))]
     gates = [gate for gate in every if gate.distances(*rows).mean() >= .001]
     assert len(gates) > len(every)/2 and all(gate.distances(*mine).max() >= 1e-9 for gate in gates)
-
 
 SGLANG = Gate((("p(x)", .6, True),), "accept")
 LIKELY = Gate((("max p", .8, True),), "argmax")
@@ -110,7 +98,6 @@ def test_narrow_gates_are_wrong_on_rows_of_the_judge():
     mine = judged_rows()
     for gate in NARROW: assert gate.distances(*mine).max() > .005, gate
 
-
 @pytest.mark.parametrize("gate", [SGLANG, LIKELY, SKIPPED], ids=str)
 def test_gates_are_convicted(gate):
     "By the judge in fractions, and by the kit, which names the region; their formula is the judge's distance"
@@ -120,11 +107,9 @@ def test_gates_are_convicted(gate):
     failed = Kit(gate.verify, Plan(runs=1500, depth=5)).finding("gates")
     assert failed.passes is False and "tokens where" in failed.words
 
-
 def test_no_gate_passes():
     right = Kit(Gate((("p(x)", 2., True),), "accept").verify, Plan(runs=500, depth=5)).finding("gates")
     assert right.passes and "conditions" in right.words
-
 
 @pytest.mark.parametrize("least", [.3, .5, .6, .7, .8, .9])
 def test_the_default_certificate_finds_gates(least):

@@ -2,18 +2,15 @@
 from itertools import product
 from math import prod
 
-import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import strategies as st
 
-from helpers import CANON, killer, models, pairs, proves
+from helpers import CANON, examples, killer, models, pairs, proves
 from verify_helpers import as_dict
-from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
-from specref.core.law import exact, overlap
-from specref.core.loop import Verdict, rounds
-from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject, rejection_sampling_rate
-from specref.core.target import TableModel
-from specref.core.tree import Tree
+from specref import (capped_geometric, Chain, exact, law_of, overlap, reject, rounds, Seeded, TableModel,
+                     Tree, tv_outcomes, Verdict)
+from specref.core.rng import verdict_tape
+from specref.verify.reject import accepted_at_least, rejection_sampling_rate
 
 def one(p, q, x, rng):  # -> Verdict on one child x from q
     tree = Tree((0,))
@@ -26,8 +23,7 @@ def step(p, q, rng):  # -> accepted?, the first token
     return verdict.node, x if verdict.node else verdict.token
 
 @proves("thm-reject")
-@settings(max_examples=50)
-@given(pairs())
+@examples(50, pairs())
 def test_one_step(pq):
     "Distribution p, acceptance β; in floats too, also for q one ulp from p"
     p, q = pq
@@ -50,8 +46,7 @@ def accepted(target, draft, gamma):  # -> Outcomes of a round
     return law_of(lambda rng: next(rounds(target, Chain(draft, gamma), reject, (0,), rng)).verdict.node)
 
 @proves("thm-accepted")
-@settings(max_examples=25)
-@given(models(), st.integers(1, 3))
+@examples(25, models(), st.integers(1, 3))
 def test_accepted_tokens(pair, gamma):
     "P(at least i accepted), by enumeration, is the sum over texts of the product of the smaller weights"
     got = accepted(*pair, gamma)
@@ -61,8 +56,7 @@ def test_accepted_tokens(pair, gamma):
         assert sum(w for k, w in got.items() if k >= i) == accepted_at_least(*pair, (0,), i) == want
 
 @proves("cor-capped-geometric")
-@settings(max_examples=20)
-@given(pairs(st.integers(2, 4)), st.integers(1, 3))
+@examples(20, pairs(st.integers(2, 4)), st.integers(1, 3))
 def test_capped_geometric(pq, gamma):
     "With the same β after every text, rows rotated by it: (1 - α^(γ+1))/(1 - α) tokens a round"
     rotated = [TableModel(len(law), lambda text, law=law: np.roll(law, sum(text))) for law in pq]
@@ -70,8 +64,7 @@ def test_capped_geometric(pq, gamma):
     assert got == capped_geometric(α, gamma) == (gamma + 1 if α == 1 else (1 - α**(gamma + 1)) / (1 - α))
 
 @proves("thm-rejection-sampling")
-@settings(max_examples=50)
-@given(pairs())
+@examples(50, pairs())
 def test_rejection_sampling(pq):
     "One try accepts with probability 1/M <= β, and the accepted token has distribution p"
     (p, q), rate = pq, rejection_sampling_rate(*pq)

@@ -15,16 +15,13 @@ PUBLISHED = {   # total variation on the four tokens, one draft token, from the 
     "transformers#32867": F(5, 16), "transformers#47932": F(11, 70), "xllm#2175": F(7, 60),
     "transformers#28508": F(2, 5), "vllm#40149": 0, "mlx-swift-lm#459": 0, "dflash#74": 0, "EAGLE#183": 0}
 
-
 def by_report(reports): return pytest.mark.parametrize("report", reports, ids=lambda r: r.id)
-
 
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_published_distances(id):
     "Of the first token, by enumeration: the distances that were computed for these bugs before"
     rule, draw = BY_ID[id].parts
     assert judge_rule(rule, draw, cases=[FOUR], known=()).tv == PUBLISHED[id]
-
 
 @by_report([r for r in REPORTS if r.source])
 def test_a_bug_is_off_and_a_correct_rule_is_not(report):
@@ -34,7 +31,6 @@ def test_a_bug_is_off_and_a_correct_rule_is_not(report):
     assert report.distance == found.tv and (found.tv > 0) is (report.wrong and report.id != "sglang#35771")
     edge = report.verdict.startswith("0, but where a random number is exactly 0")
     assert edge is (report.id == "sglang#35771")
-
 
 @by_report(REPORTS)
 def test_an_entry_has_a_thread(report):
@@ -46,7 +42,6 @@ def test_an_entry_has_a_thread(report):
     assert [*map(bool, (report.source, report.sampler, report.of_texts))].count(True) == 1
     assert report.said and report.bug and (report.source or report.off is None or report.off > 0)
 
-
 def test_the_reports_are_in_order_and_none_is_lost():
     months = [r.date[:7] for r in REPORTS]
     assert months == sorted(months) and len(BY_ID) == len(REPORTS) == 21
@@ -54,7 +49,6 @@ def test_the_reports_are_in_order_and_none_is_lost():
     assert right == {"EAGLE#183", "vllm#40149", "dflash#74", "mlx-swift-lm#459"}
     asked = "32867 47932 49036 40149 54282 35771 4190 7807 74 459".split()
     assert set(asked) <= {r.id.partition("#")[2] for r in REPORTS}
-
 
 def test_reported_rules_are_recognised():
     "The late rejection of OpenVINO, written otherwise"
@@ -70,11 +64,9 @@ def rule(p, q, draft, u):
     assert found.distance == 0 and found.nearest == (
         "recovered token from the row after the rejected one (openvino.genai#4190)",)
 
-
 def test_shared_noise_is_off_by_the_proposition():
     "The distance of reused times on the four tokens, by the published Monte Carlo value of .034"
     assert isinstance(NOISE_OFF, F) and abs(float(NOISE_OFF) - .034) < .001 and SharedRace().times == {}
-
 
 def test_releases_are_read_from_a_record():
     "Nothing was run where the record says nothing; else what it says"
@@ -85,7 +77,6 @@ def test_releases_are_read_from_a_record():
     said = still_in_releases(dict(reported=runs))
     assert said["vllm#54282"] == "gone in 0.33.0: counts" and said["xllm#2175"] == "still there in 1: a test"
     assert said["dflash#74"].startswith("not run in 2") and said["sglang#35771"] == "not run"
-
 
 def test_the_four_tokens_have_the_law_of_their_rule():
     "The argmax of the target is the only text that SGLang's rule emits"

@@ -2,20 +2,18 @@
 from fractions import Fraction as F
 from itertools import combinations, product
 
-import pytest
-import torch
+import pytest, torch
 from hypothesis import given, strategies as st
 from transformers import (AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MixtralConfig, Qwen2MoeConfig,
                           Qwen3Config, Qwen3MoeConfig)
 
 from helpers import proves
 from specref.speed.cost import Machine, ModelSize, pass_seconds
-from specref.speed.roofline import (DEVICES, SHAPES, Device, MixtureSize, Workload, critical_batch, crossings,
-                                    fit_engine, model_size, pays, prefill_seconds, slack, touched_experts,
-                                    transfer_seconds)
+from specref.speed.roofline import (DEVICES, SHAPES, Device, MixtureSize, Workload, critical_batch,
+                                    crossings, fit_engine, model_size, pays, prefill_seconds, slack,
+                                    touched_experts, transfer_seconds)
 
 small = st.integers(1, 9)
-
 
 @proves("thm-free-tokens")
 @given(*[small]*8)
@@ -28,12 +26,10 @@ def test_what_is_free(W, w, r, a, bandwidth, flops, m, B):
     same = pass_seconds(attention, machine, 5, m, B) == pass_seconds(attention, machine, 5, 1, B)
     assert same == (m == 1 or m <= R*r/a)
 
-
 def chain_speedup(size, machine, rows, gamma, tau, c, batch):
     "Drafts read no rows and take the share `c` of a plain pass without rows"
     plain, verify = (pass_seconds(size, machine, rows, m, batch) for m in (1, gamma + 1))
     return tau*plain / (gamma*c*pass_seconds(size, machine, 0, 1, batch) + verify)
-
 
 @proves("thm-critical-batch")
 @given(small, st.integers(1, 6), st.fractions(0, 1, max_denominator=9), st.fractions(0, 1, max_denominator=9))
@@ -50,7 +46,6 @@ def test_the_critical_batch(w, gamma, high, c):
     if at: assert gain(at) == 1 and at <= room
     if tau == gamma + 1 and not c: assert gain(2*room) == 1
 
-
 @proves("thm-critical-context")
 @given(st.integers(0, 40), st.integers(1, 6), st.fractions(0, 1, max_denominator=9),
        st.fractions(0, F(1, 2), max_denominator=9))
@@ -63,7 +58,6 @@ def test_the_critical_context(S, gamma, high, c):
     kappa, one = F(1, 12)/reading, chain_speedup(size, machine, S, gamma, tau, c, 1) > 1
     assert everywhere == (one and S*kappa*(tau - 1) > (gamma + 1 + gamma*c - tau)/room)
 
-
 @proves("thm-experts")
 @pytest.mark.parametrize("E, k, t", [(4, 2, 2), (5, 2, 3), (4, 1, 3), (3, 3, 2)])
 def test_experts_by_enumeration(E, k, t):
@@ -72,7 +66,6 @@ def test_experts_by_enumeration(E, k, t):
     read = [len(frozenset().union(*some)) for some in product(sets, repeat=t)]
     assert abs(touched_experts(E, k, t) - F(sum(read), len(read))) < 1e-12
     if 1 < k < E: assert E*(1 - (1 - 1/E)**(k*t)) < touched_experts(E, k, t) - .05 < min(E, k*t)
-
 
 @proves("thm-experts")
 def test_favourites_and_topics_read_fewer():
@@ -89,7 +82,6 @@ def test_favourites_and_topics_read_fewer():
     assert read(both) == sum(1 - (1 - p)**t for p in both)
     assert sum(map(read, topics))/2 < read(both) < touched_experts(3, 1, t)
 
-
 @proves("prop-shared-slack")
 @given(small, st.integers(0, 60))
 def test_the_slack_is_shared(w, verified):
@@ -98,7 +90,6 @@ def test_the_slack_is_shared(w, verified):
     if not room: return
     def step(tokens): return pass_seconds(size, machine, 0, 1, tokens)
     assert step(verified + room) == step(1) < step(verified + room + 1)
-
 
 LAYERS = dict(vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
               num_key_value_heads=2, head_dim=6, tie_word_embeddings=False)
@@ -116,7 +107,6 @@ CONFIGS = {
                                   kv_lora_rank=5, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=8),
 }
 
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_sizes_are_those_of_the_network(name):
     "Its matrices, without the embeddings and Qwen2Moe's gate of one row; the experts of a token are `used`"
@@ -131,17 +121,14 @@ def test_sizes_are_those_of_the_network(name):
     assert size.used == size.held - mixed*(1 - share)
     assert size.read(1) == pytest.approx(size.used) and size.read(10**6) == pytest.approx(size.held)
 
-
 def test_rows_are_those_of_the_cache():
     "Grouped heads and latent vectors, two layers' more with each; four operations a query head and number"
     grouped, latent = model_size(CONFIGS["Llama"], kv_bytes=1), model_size(CONFIGS["DeepseekV3"], kv_bytes=1)
     assert (grouped.row_bytes, grouped.row_flops) == (3*2*2*6, 3*4*4*6)
     assert (latent.row_bytes, latent.row_flops) == (3*(5 + 4), 3*4*(4*5 + 2*4))
 
-
 DEVICE, SIZE, DRAFT = Device(10**3, 4., 8., "by hand"), ModelSize(10, 2, 3, 5), ModelSize(2, 2, 1, 1)
 WORK = Workload(batch=3, context=6, gamma=2, tau=2., nodes=5)
-
 
 def test_pays():
     "Its parts by hand; a tree verifies its nodes; what is in memory, and whether it fits"
@@ -160,11 +147,9 @@ def test_pays():
     assert both[0] - both[1] == 2*32000*4096
     assert Workload(gamma=1, nodes=7, tau=4.).read == 7   # a block of seven in one pass
 
-
 def test_devices_and_shares_scale():
     one, four = pays(SIZE, DEVICE, WORK, DRAFT), pays(SIZE, DEVICE, WORK, DRAFT, share=.5, number=4)
     assert (four.plain, four.round) == (one.plain/2, one.round/2)
-
 
 def test_the_other_functions():
     mixed = MixtureSize(10, 2, 3, 5, expert=4, experts=2, chosen=1)

@@ -1,36 +1,25 @@
 "All rules on the same input: exact on rows of the embedded transformer, and the memory of a verdict"
 import tracemalloc
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 
 from contracts import continued
 from helpers import Recorder
-from specref.core.loop import loop_law, match, rounds
-from specref.core.rng import Seeded, Tape, law_of, tv_outcomes
-from specref.core.target import Rows, TableModel, target_law
-from specref.core.tree import Tree, iid, points, without_replacement
-from specref.models.embedded import embedded, prompts
-from specref.verify.block import block
-from specref.verify.coupled import PositionKeyed, coupled
-from specref.verify.lossy import bild_rollback, ensemble, lenient, lenient_greedy
-from specref.verify.lossy import reject_toward, text_law, top_beta, typical
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-from specref.verify.kseq import kseq
-from specref.verify.transport import greedy_draft, hub_pairs, importance, spechub, transport, transport_iid
-from specref.verify.traversal import all_donors, layer_donors, traversal
-
+from specref import (block, Branching, Chain, coupled, embedded, hub_pairs, iid, kseq, law_of, lenient,
+                     loop_law, match, points, PositionKeyed, prompts, reject, rounds, Rows, Seeded, spechub,
+                     TableModel, Tape, target_law, top_beta, transport, transport_iid, traversal, Tree,
+                     tv_outcomes, typical, without_replacement)
+from specref.verify.lossy import bild_rollback, ensemble, lenient_greedy, reject_toward, text_law
+from specref.verify.transport import greedy_draft, importance
+from specref.verify.traversal import all_donors, layer_donors
 
 def top(q):
     "The three likeliest tokens, as points"
     return points([int(x) for x in np.argsort(-q, kind="stable")[:3]], len(q))
 
-
 def chain(q): return Chain(q, 3)
 def keyed(q): return PositionKeyed(Chain(q, 3))
 def siblings(draw, shape=(2, 1)): return lambda q: Branching(q, shape, draw)
-
 
 LOSSLESS = {
     "match, chain": (chain, match), "match, tree": (siblings(without_replacement), match),
@@ -53,14 +42,12 @@ LOSSY = {
     "typical": typical(.3, .6), "rollback": bild_rollback(1.5), "mixture": reject_toward(ensemble(.5)),
 }
 
-
 @pytest.fixture(scope="module")
 def pair():
     "Target and small draft on a held-out text, both with top-k 3, evaluated once for each text"
     warp, prompt = dict(temperature=1.5, top_k=3), prompts("english", 1, seed=1)[0]
     models = embedded("target", **warp), embedded("small", **warp)
     return (*(TableModel(m.V, lambda text, m=m: m(Tree(text))[0]) for m in models), prompt)
-
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_round_of_the_transformer(name, pair):
@@ -71,7 +58,6 @@ def test_a_round_of_the_transformer(name, pair):
     law = law_of(lambda rng: next(rounds(target, drafter, verify, ctx, rng)).tokens)
     assert tv_outcomes(continued(law, target, ctx, n), target_law(target, ctx, n)) < 1e-12
 
-
 @pytest.mark.parametrize("name", LOSSY)
 def test_three_tokens_of_a_lossy_rule(name, pair):
     "The loop on chains of two has the rule's computed distribution, which is far from the target's"
@@ -79,7 +65,6 @@ def test_three_tokens_of_a_lossy_rule(name, pair):
     law = loop_law(target, Chain(draft, 2), LOSSY[name], ctx, 3)
     assert tv_outcomes(law, text_law(LOSSY[name], target, draft, 2, ctx, 3)) < 1e-12
     assert tv_outcomes(law, target_law(target, ctx, 3)) > .1
-
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_tape_replays_a_round(name, pair):
@@ -91,13 +76,11 @@ def test_a_tape_replays_a_round(name, pair):
         first, again = (next(rounds(target, build(draft), verify, ctx, noise)) for noise in noises)
         assert first.verdict == again.verdict and first.tree == again.tree
 
-
 V = 4_000
 ON_BOTH = {"match": match, "reject": reject, "traversal": traversal, "layered": layer_donors}
 ON_TREES = ON_BOTH | {"all donors": all_donors}
 ON_CHAINS = ON_BOTH | dict(block=block, lenience=lenient(.5), coupled=coupled)
 SIZES = [*((rule, (1,) * 8) for rule in ON_CHAINS), *((rule, (4, 2, 2)) for rule in ON_TREES)]
-
 
 def peak(tree, verify, seed):
     "Rows that were read, and the peak memory of a verdict beyond them, in rows"
@@ -109,7 +92,6 @@ def peak(tree, verify, seed):
     tracemalloc.stop()
     return len(seen), held / (8 * V)
 
-
 def grown(shape):
     "A tree of independent siblings on V tokens, one distribution a level"
     tree, level = Tree((0,)), [0]
@@ -117,7 +99,6 @@ def grown(shape):
         q = np.random.default_rng([9, d]).dirichlet([.5] * V)
         level = [c for u in level for c in tree.grow(u, iid(q), Seeded(0, (d,)), k)]
     return tree
-
 
 @pytest.mark.parametrize("name,shape", SIZES)
 def test_no_rule_copies_all_rows(name, shape):

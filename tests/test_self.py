@@ -3,36 +3,28 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations, islice
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract
-from helpers import constant, faithful, models, proves, seeds, shapes, tiny
+from helpers import constant, examples, faithful, models, proves, seeds, shapes, tiny
 from published import drafted, having
-from specref.core.law import exact
-from specref.core.loop import Round, Verdict, generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree
+from specref import (Chain, embedded, exact, generate, HFModel, law_of, loop_law, prompts, reject, Round,
+                     rounds, Seeded, TableModel, target_law, Tree, tv_outcomes, Verdict)
 from specref.draft import skipping
 from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
                                     SkippedModel, Swift, attention_share, bayesian_search, found_mask,
                                     hand_made_masks, inner_blocks, mask_score, matchness, modelled_speedup,
                                     random_mask, random_search, skip_mask, stored_search, upper_bounds,
                                     whole_layers, write_search)
-from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
-from specref.models.transformer import HFModel, RowAnswer, cache_name
-from specref.verify.reject import Chain, reject
+from specref.models.embedded import DOMAINS, domain_ids, windows
+from specref.models.transformer import RowAnswer, cache_name
 from test_embedded import SEEN, Once, plain_law
 
 L = 3
 MASKS = ((0, 1, 0, 0, 1, 1), (1, 0, 0, 0, 0, 1), (1, 1, 1, 1, 1, 1), (0, 0, 1, 1, 0, 0))
 
-
 def toy(temperature=1.): return HFModel(tiny(3, L), temperature, check=False)
-
 
 @torch.inference_mode()
 def skipped_row(model, skip, ctx, path):
@@ -47,7 +39,6 @@ def skipped_row(model, skip, ctx, path):
     for hook in hooks: hook.remove()
     return out.logits[0, -1].softmax(-1).numpy()
 
-
 def check_target_rows(target):
     "The target's cache is that of a fresh pass over its text"
     fresh, n = HFModel(target.model, check=False), len(target.trie.text)
@@ -55,17 +46,14 @@ def check_target_rows(target):
     for k, rows in fresh.memory.buffer.items():
         assert (rows[..., :n, :] - target.memory.buffer[k][..., :n, :]).abs().max() < 1e-10
 
-
 class OwnRows(SkippedModel):
     "Reads the text itself"
     def feed(self, tree, with_answers=True): return PartialModel.feed(self, tree, with_answers)
-
 
 class KeepsRows(SkippedModel):
     "Keeps its rows of accepted tokens"
     def feed(self, tree, with_answers=True):
         return (PartialModel if self.trie.text else SkippedModel).feed(self, tree, with_answers)
-
 
 class LeavesRows(SkippedModel):
     "Leaves its rows in the target's cache, with its answers, so that they are not computed again"
@@ -82,13 +70,11 @@ class LeavesRows(SkippedModel):
         target.trie.answers.update((r, RowAnswer(z.logits)) for r, z in self.trie.answers.items())
         return rows
 
-
 class WholeLayers(SkippedModel):
     "Skips whole layers"
     def __init__(self, target, skip):
         either = [a or m for a, m in zip(skip[:L], skip[L:])]
         super().__init__(target, either * 2)
-
 
 @proves("thm-lent-rows")
 @faithful("Draft & Verify", part="SkippedModel", plain={
@@ -105,7 +91,6 @@ def test_rows_are_lent(subject):
                 want = skipped_row(target.model, mask, tree.ctx, tree.path(i)[:-1])
                 assert abs(tree.law[i] - want).max() < 1e-9
             check_target_rows(target)
-
 
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), shapes(5)), min_size=2,
@@ -125,7 +110,6 @@ def test_rows_of_trees(seed, calls, mask):
     target(tree)
     check_target_rows(target)
 
-
 def test_all_blocks_are_the_model():
     "With no block skipped the draft is the target, and everything is accepted"
     target = toy(0)
@@ -133,11 +117,9 @@ def test_all_blocks_are_the_model():
     assert generate(target, drafter, reject, (0, 1), 12, Seeded(0)).ledger.draft_acceptance_rate == 1
     with pytest.raises(ValueError, match="^model: "): PartialModel(tiny_gpt2(), whole_layers(0, 1))
 
-
 def tiny_gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
     return GPT2LMHeadModel(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=1, n_positions=16))
-
 
 def test_the_ledger_counts_blocks():
     "A drafted token is fed once, costs its blocks' share of the weights, and reads the KV rows above it"
@@ -155,12 +137,10 @@ def test_the_ledger_counts_blocks():
         n += emitted + 1
     assert draft.meter.kv_bytes == 2*one*sum(starts)
 
-
 # The threshold
 
 class Fixed(AdaptiveExit):
     def learn(self, round): return self
-
 
 class LastRound(AdaptiveExit):
     def learn(self, round):
@@ -169,13 +149,11 @@ class LastRound(AdaptiveExit):
     @staticmethod
     def accepted(round): return round.tree.depth[round.verdict.node] / max(round.tree.depth)
 
-
 class AtOnce(AdaptiveExit):
     def learn(self, round):
         "Moves by the whole step"
         after = super().learn(round)
         return type(self)(self.threshold + 10*(after.threshold - self.threshold), after.rate)
-
 
 class FullDraftsLower(AdaptiveExit):
     def learn(self, round):
@@ -183,7 +161,6 @@ class FullDraftsLower(AdaptiveExit):
         after = super().learn(round)
         same = after.threshold == self.threshold
         return type(self)(self.threshold - self.step/10, after.rate) if same else after
-
 
 @faithful("Draft & Verify", plain={
     "a fixed threshold": having(schedule=Fixed), "the last round alone": having(schedule=LastRound),
@@ -205,9 +182,7 @@ def test_the_published_recurrence(subject):
         assert schedule.rate == pytest.approx(rate, abs=1e-12)
         assert schedule.threshold == pytest.approx(threshold, abs=1e-12)
 
-
-@settings(max_examples=15, deadline=None)
-@given(models(), st.sampled_from((0, .2, .4, .6, 1)))
+@examples(15, models(), st.sampled_from((0, .2, .4, .6, 1)))
 def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
     "It keeps the token; no other token is the last but that of a draft of full length"
     drafter = ScheduledChain(pair[1], AdaptiveExit(threshold, most=3), 3)
@@ -215,7 +190,6 @@ def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
     for tree in law_of(lambda rng: drafter((0,), rng)):
         likely = [tree.law[i][tree.token[i]] >= threshold for i in range(1, len(tree))]
         assert all(likely[:-1]) and (len(likely) == 3 or not likely[-1])
-
 
 @proves("thm-skipping")
 @pytest.mark.parametrize("temperature", (1., 2.))
@@ -226,7 +200,6 @@ def test_three_tokens_of_a_transformer(temperature):
     drafter = ScheduledChain(draft, AdaptiveExit(.6, most=2), 2)
     found = loop_law(target, drafter, reject, ctx, 3)
     assert tv_outcomes(found, plain_law(ctx, 3, temperature)) <= SEEN
-
 
 # The search
 
@@ -245,7 +218,6 @@ def test_the_search_beats_random_masks(subject):
     assert score(found_mask()) == pytest.approx(max(s for _, s in searched), rel=1e-6)
     assert [mask for mask, _ in searched[:3]] == [*hand_made_masks(24)]
 
-
 def test_the_stored_search_is_what_was_written(tmp_path, monkeypatch):
     "Masks and scores come back from the card, which names recipe, corpus and versions"
     found = dict(bayesian=[(skip_mask(2, [0]), 1.5)], random=[(skip_mask(2), .5), (skip_mask(2, [1]), 1.)])
@@ -256,7 +228,6 @@ def test_the_stored_search_is_what_was_written(tmp_path, monkeypatch):
     assert {name: made[name] for name in found} == found and made["recipe"]["trials"] == 2
     assert made["corpus_sha256"]
 
-
 def test_modelled_speed():
     "Emitted tokens by target calls, and the share of the layers of every draft call"
     target = toy(0)
@@ -264,7 +235,6 @@ def test_modelled_speed():
                       Seeded(0)).ledger
     calls = len(ledger.rounds) + ledger.num_draft_tokens*2/3
     assert modelled_speedup(ledger, L) == pytest.approx(9 / calls)
-
 
 def test_the_searches():
     "Both return every mask with its score; the probes come first"
@@ -276,13 +246,11 @@ def test_the_searches():
     found = bayesian_search(score, 6, 8, [probe])
     assert len(found) == 8 and found[0] == (probe, 1) and all(s == score(mask) for mask, s in found)
 
-
 # SWIFT
 
 def swift(temperature=0, **kw):
     target = HFModel(tiny(3, 5), temperature, check=False)
     return target, Swift.of(target, **{"window": 3, "most": 2, "threshold": .5} | kw)
-
 
 def learned(target, drafter, n, seed=0):
     "The drafter after each of n rounds, and their texts"
@@ -290,27 +258,22 @@ def learned(target, drafter, n, seed=0):
         drafter = drafter.learn(round)
         yield drafter, round.tree.ctx + round.tokens
 
-
 class AnyLayer(Swift):
     "Skips the first and the last layer too"
     def proposal(self):
         rng = np.random.default_rng((self.seed, self.tried))
         return tuple((rng.random(2*self.layers) < self.ratio).tolist())
 
-
 class NewestMask(Swift):
     "Takes every mask that is proposed"
     def learn(self, round): return Swift.learn(replace(self, score=0.), round)
 
-
 class NeverEnds(Swift):
     searching = True
-
 
 class RandomMasks(Swift):
     def proposal(self):
         return random_mask(self.layers, self.ratio, np.random.default_rng((self.seed, self.tried)))
-
 
 @faithful("SWIFT", plain={"any layer skipped": drafted(AnyLayer), "every mask taken": drafted(NewestMask),
                           "a search without an end": drafted(NeverEnds)})
@@ -326,7 +289,6 @@ def test_the_mask_is_found_while_decoding(subject):
     assert scores == sorted(scores) and scores[-1] > 0
     assert drafter.tried < 38 and (drafter.score > .99 or drafter.stale == 7)
 
-
 def test_matchness():
     "One parallel pass of the skipping model, by transformers' own pass; charged to the draft's meter"
     target = toy()
@@ -338,7 +300,6 @@ def test_matchness():
     before = target.meter.copy()
     matchness(draft, text, 4)
     assert target.meter == before   # its rows of a longer text are enough
-
 
 def test_the_search_is_on_the_ledger():
     "The draft's tokens are those of its chains, and a window for each mask that was tried"
@@ -352,9 +313,7 @@ def test_the_search_is_on_the_ledger():
     assert drafter.tried > 5 and meter.calls == steps + drafter.tried
     assert meter.tokens == steps + 3*drafter.tried   # no token for siblings
 
-
-@settings(max_examples=10, deadline=None)
-@given(models(), st.integers(0, 20))
+@examples(10, models(), st.integers(0, 20))
 def test_swifts_tree(pair, seed):
     "True edges, and the target's distribution, by tables; siblings as published, greedy and sampled"
     target, draft = pair
@@ -362,7 +321,6 @@ def test_swifts_tree(pair, seed):
     drafter = Swift(lambda skip: draft, 4, skip_mask(4), seed=seed, **kind)
     drafter_contract(drafter, (0,))
     assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
-
 
 def test_siblings_by_confidence():
     "The published numbers of siblings, and the end of the chain"
@@ -375,7 +333,6 @@ def test_siblings_by_confidence():
             assert len(tree.children(0)) == k
             assert bool(tree.children(1)) == (top >= .8)
 
-
 def test_swift_is_lossless_on_a_transformer():
     "Greedy, its text is the target's; sampled, two tokens in the middle of the search have its distribution"
     target, drafter = swift()
@@ -385,7 +342,6 @@ def test_swift_is_lossless_on_a_transformer():
     *_, (drafter, text) = learned(target, drafter, 5)
     assert drafter.tried and tv_outcomes(loop_law(target, drafter, reject, text, 2),
                                          target_law(target, text, 2)) < 1e-9
-
 
 @proves("thm-skipping")
 @pytest.mark.parametrize("seed", (1, 2))
@@ -404,7 +360,6 @@ def test_three_tokens_while_the_mask_is_found(seed):
     assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
     assert drafter.tried and len(masks) > 2
 
-
 @faithful("SWIFT", plain={"no Bayesian optimisation": drafted(RandomMasks)})
 def test_every_so_many_th_mask_is_suggested_by_the_scores(subject):
     "Of all masks of as many inner blocks it has the largest upper confidence bound, κ = 2.5"
@@ -418,7 +373,6 @@ def test_every_so_many_th_mask_is_suggested_by_the_scores(subject):
     for k in suggested:
         bounds = dict(zip(masks, upper_bounds(drafter.history[:k], masks, 2.5)))
         assert bounds[drafter.history[k][0]] == pytest.approx(max(bounds.values()))
-
 
 def test_upper_bounds_are_those_of_a_gaussian_process():
     "By inverses and determinants, at the likeliest of the lengths; the scores in units of their deviation"

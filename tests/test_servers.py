@@ -2,23 +2,17 @@
 import io, json
 from pathlib import Path
 
-import pytest
-import torch
+import pytest, torch
 
+from specref import generate, NgramModel, PromptLookup, reject, Seeded
 from specref.app.commands import main
-from specref.core.loop import generate
-from specref.core.rng import Seeded
-from specref.core.target import NgramModel
-from specref.draft.lookup import PromptLookup
 from specref.models.embedded import raw_model
 from specref.serve.servers import SERVERS, export_drafter, read_metrics
 from specref.train.checkpoints import LAYOUTS, from_folder
 from specref.train.harness import TargetModel
 from specref.train.registry import load_network
-from specref.verify.reject import reject
 
 DRAFTERS = {"eagle": "eagle", "eagle31": "eagle3", "dflash": "dflash"}
-
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -36,7 +30,6 @@ def test_export(server, name, tmp_path, capsys):
     mine = load_network(name).state_dict()
     assert all(torch.equal(w, mine[k].to(w.dtype)) for k, w in net.state_dict().items())
 
-
 def prometheus(engine, **counts):
     def line(name, value, more=""):
         return f'vllm:spec_decode_num_{name}_total{{engine="{engine}"{more}}} {value}.0\n'
@@ -44,11 +37,9 @@ def prometheus(engine, **counts):
     return "".join(line(*item) for item in counts.items()) + "".join(
         line("accepted_tokens_per_pos", k, f',position="{i}"') for i, k in enumerate(places))
 
-
 FIRST = prometheus(0, drafts=10, draft_tokens=20, accepted_tokens=9, places=(6, 3))
 LATER = prometheus(0, drafts=30, draft_tokens=60, accepted_tokens=33, places=(20, 13))
 OTHER = prometheus(1, drafts=10, draft_tokens=20, accepted_tokens=12, places=(7, 5))
-
 
 def test_counts():
     "Engines are added, an earlier reading is subtracted, other lines and empty ones are passed over"
@@ -61,7 +52,6 @@ def test_counts():
     two = 'sglang:spec_accept_length{a="1"} 3.0\nsglang:spec_accept_length{a="2"} 2.0\n'
     assert read_metrics(two) == dict(mean_acceptance_length=2.5)
 
-
 def test_the_ledgers_own_metrics():
     "Read back they are the ledger's numbers, with rounds without a draft and a text that ends inside one"
     cycle = NgramModel([0, 1, 2, 3] * 20, 4, 3)
@@ -70,7 +60,6 @@ def test_the_ledgers_own_metrics():
     assert ledger.num_drafts < ledger.num_rounds and ledger.rounds[-1].accepted == ledger.rounds[-1].emitted
     told = ledger.to_dict() | dict(acceptance_rate_per_position=tuple(ledger.acceptance_rate_per_position))
     assert found == {name: told[name] for name in found} and "num_emitted_tokens" in found
-
 
 def test_from_a_shell(tmp_path, monkeypatch, capsys):
     (tmp_path/"first").write_text(FIRST)

@@ -3,63 +3,51 @@ from fractions import Fraction
 from itertools import combinations, permutations
 from math import prod
 
-import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import CANON, DRAWS, draws, killer, laws, models, pairs, proves, seeds
+from helpers import CANON, DRAWS, draws, examples, killer, laws, models, pairs, proves, seeds
 from verify_helpers import PEAK, SGL, as_dict, depends, star
-from specref.core.rng import Seeded, tv_outcomes, law_of
-from specref.core.law import exact, normalize, overlap, one_hot, residual, tv
-from specref.core.loop import Verdict, as_drafter, generate, loop_law, match, rounds
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, round_robin, acceptance_prob, acceptance_prob_iid
-from specref.core.target import random_table, target_law
-from specref.core.tree import Tree, add_paths, iid, in_sequence, without_replacement
+from specref import (acceptance_prob, add_paths, Branching, Chain, exact, generate, iid, in_sequence,
+                     law_of, loop_law, match, normalize, one_hot, overlap, random_table, reject, residual,
+                     rounds, Seeded, target_law, Tree, tv, tv_outcomes, Verdict, without_replacement)
+from specref.core.loop import as_drafter
+from specref.verify.siblings import round_robin, acceptance_prob_iid
 
 F = Fraction
 few = st.integers(2, 4)
-
 
 def verdict(p, tree, rng):
     "(accepted?, token) of `reject` on the children of node 0, where p is every row"
     v = reject([p]*len(tree), tree, rng)
     return v.node > 0, v.tokens(tree)[0]
 
-
 def outcome(p, draft):
     "The distribution of the token and the acceptance probability, when `draft(rng)` is the tree"
     law = law_of(lambda rng: verdict(p, draft(rng), rng))
     return law.of(lambda won_x: won_x[1]), law.of(lambda won_x: won_x[0]).get(True, 0)
 
-
 def acceptance(p, draw, k): return outcome(p, lambda rng: star(draw, k, rng))[1]
-
 
 # Exactness
 
 @proves("thm-siblings")
-@settings(max_examples=50)
-@given(few.flatmap(laws), seeds, st.integers(0, 2))
+@examples(50, few.flatmap(laws), seeds, st.integers(0, 2))
 def test_any_draw_given_the_earlier_siblings(p, seed, k):
     "The distribution of each child depends on the ones before and on a coin: the token has distribution p"
     law, _ = outcome(p, lambda rng: star(depends(2*seed + rng.pick(exact(1, 2)), len(p), .1), k, rng))
     assert law == as_dict(p)
 
-
 @proves("thm-siblings")
-@settings(max_examples=25)
-@given(models(st.integers(3, 4)), seeds, st.sampled_from([(2,), (3,), (1, 2), (2, 1)]), draws)
+@examples(25, models(st.integers(3, 4)), seeds, st.sampled_from([(2,), (3,), (1, 2), (2, 1)]), draws)
 def test_two_models_in_turn(pair, seed, shape, how):
     target, draft = pair
     drafter = Branching((draft, random_table(draft.V, seed)), shape, round_robin(DRAWS[how]))
     verifier_contract(target, drafter, reject, (0,), 2)
     drafter_contract(drafter, (0, 1))
 
-
 MEANS = {(2,): ("13/16", "7/8"), (2, 1): ("91/80", "49/40"), (1, 2): ("231/200", "75/56")}
-
 
 @pytest.mark.parametrize("shape", MEANS)
 def test_the_pair_that_detects_every_mutant(shape):
@@ -72,7 +60,6 @@ def test_the_pair_that_detects_every_mutant(shape):
         drafter = Branching(draft, shape, draw)
         assert law_of(accepted).mean() == F(mean)
         assert loop_law(target, drafter, reject, (0,), 2) == target_law(target, (0,), 2)
-
 
 # Whole trees
 
@@ -91,7 +78,6 @@ def mixed_tree(draft, seed, n):
         return tree
     return drafter
 
-
 def node_by_node(rules, row_of=lambda tree, u: u):
     "The verifier that goes down the tree by one rule at even depths, another at odd ones, with these rows"
     def verify(p, tree, rng, u=0):
@@ -101,10 +87,8 @@ def node_by_node(rules, row_of=lambda tree, u: u):
         return verify(p, tree, rng, kids[v.node - 1]) if v.node else Verdict(u, v.token)
     return verify
 
-
 @proves("thm-descent")
-@settings(max_examples=40)
-@given(models(), seeds, st.integers(2, 4))
+@examples(40, models(), seeds, st.integers(2, 4))
 def test_what_is_exact_at_each_node_is_exact_on_the_tree(pair, seed, n):
     "Any order of drawing, any mixture of draws, other rules at other nodes; four tokens, in fractions"
     target, draft = pair
@@ -112,7 +96,6 @@ def test_what_is_exact_at_each_node_is_exact_on_the_tree(pair, seed, n):
     drafter_contract(drafter, (0,))
     for verify in (reject, node_by_node((reject, match)), node_by_node((match, reject))):
         verifier_contract(target, drafter, verify, (0,), 4)
-
 
 @proves("thm-descent")
 @pytest.mark.parametrize("seed", range(4))
@@ -125,40 +108,31 @@ def test_the_row_of_the_parent_at_a_child_is_wrong(seed):
     stale = node_by_node((reject, reject), lambda tree, u: max(tree.parent[u], 0))
     assert off(stale, 1) == off(node_by_node((reject, reject)), 3) == 0 < off(stale, 3)
 
-
 # Acceptance
 
 PUBLISHED = [   # verification.md §3, §4, §7, §7.1
     (CANON, "iid", {1: "3/5", 2: "18/25", 3: "96/125", 4: "989/1250", 5: "10151/12500"}),
     (CANON, "without replacement", {1: "3/5", 2: "107/140", 3: "14117/16800", 4: 1}),
-    (CANON, "points", {2: "3/10", 3: "3/5"}),
-    (SGL, "points", {1: "3/5", 2: "4/5", 3: "9/10"}),
-    (SGL, "iid", {1: "9/10", 2: "91/100", 3: "919/1000"}),
-    (SGL, "without replacement", {2: "14/15", 3: 1}),
-    (PEAK, "iid", {2: "23/50", 3: "257/500"}),
-    (PEAK, "without replacement", {2: "43/80", 3: "1249/1680"}),
+    (CANON, "points", {2: "3/10", 3: "3/5"}), (SGL, "points", {1: "3/5", 2: "4/5", 3: "9/10"}),
+    (SGL, "iid", {1: "9/10", 2: "91/100", 3: "919/1000"}), (SGL, "without replacement", {2: "14/15", 3: 1}),
+    (PEAK, "iid", {2: "23/50", 3: "257/500"}), (PEAK, "without replacement", {2: "43/80", 3: "1249/1680"}),
 ]
-
 
 @pytest.mark.parametrize("pair, how, rates", PUBLISHED)
 def test_published_acceptance(pair, how, rates):
     p, q = pair
     for k, rate in rates.items(): assert acceptance_prob(p, DRAWS[how](q), k) == F(rate)
 
-
 @proves("prop-kept")
-@settings(max_examples=60)
-@given(pairs(few), st.sampled_from([*DRAWS, None]), seeds, st.integers(0, 3))
+@examples(60, pairs(few), st.sampled_from([*DRAWS, None]), seeds, st.integers(0, 3))
 def test_acceptance_prob_is_the_enumerated_one(pq, how, seed, k):
     "The sum over rejected tokens is the enumerated probability, and does not fall with k"
     p, q = pq
     draw = DRAWS[how](q) if how else depends(seed, len(p), .1)
     assert acceptance_prob(p, draw, k) == acceptance(p, draw, k) <= acceptance_prob(p, draw, k + 1) <= 1
 
-
 @proves("cor-independent", "thm-order")
-@settings(max_examples=40)
-@given(few.flatmap(lambda V: st.tuples(laws(V), st.lists(laws(V), max_size=3))))
+@examples(40, few.flatmap(lambda V: st.tuples(laws(V), st.lists(laws(V), max_size=3))))
 def test_independent_children_of_several_distributions(case):
     "1 - Π(1 - β_j) with the current residual, and the output has distribution p, in every order"
     p, qs = case
@@ -170,10 +144,8 @@ def test_independent_children_of_several_distributions(case):
         assert acceptance_prob_iid(p, order) == acceptance_prob(p, draw, len(qs)) == accepted == 1 - rejected
         assert law == as_dict(p)
 
-
 @proves("thm-different")
-@settings(max_examples=60)
-@given(pairs(), st.integers(1, 4))
+@examples(60, pairs(), st.integers(1, 4))
 def test_different_siblings_are_accepted_at_least_as_often(pq, k):
     "Also the step of the proof: after k rejections the residual is (p - tq)+, at a level t, on every path"
     p, q = pq
@@ -191,12 +163,10 @@ def test_different_siblings_are_accepted_at_least_as_often(pq, k):
     different = without_replacement(q)
     if k <= (q > 0).sum(): assert rejecting(p, 0, (), different) == 1 - acceptance_prob(p, different, k)
 
-
 # Cover and transport
 
 @proves("prop-cover")
-@settings(max_examples=50)
-@given(pairs())
+@examples(50, pairs())
 def test_transport_and_cover(pq):
     "One child: 1 - TV. All of the support of q, when it contains that of p: acceptance 1"
     p, q = pq
@@ -205,10 +175,8 @@ def test_transport_and_cover(pq):
     for draw in (without_replacement(q), DRAWS["points"](q)): assert acceptance_prob(p, draw, len(p)) == 1
     if not p[q == 0].any(): assert acceptance_prob(p, without_replacement(q), int((q > 0).sum())) == 1
 
-
 @proves("prop-cover")
-@settings(max_examples=40)
-@given(few.flatmap(laws), seeds, st.integers(1, 3))
+@examples(40, few.flatmap(laws), seeds, st.integers(1, 3))
 def test_children_that_contain_the_support_of_p(p, seed, k):
     "If their tokens contain the support of p one is accepted, and a rejected token is never the output"
     def run(rng):
@@ -217,7 +185,6 @@ def test_children_that_contain_the_support_of_p(p, seed, k):
         assert won or y not in tree.token[1:] and not set(np.flatnonzero(p)) <= set(tree.token[1:])
         return won
     assert sum(law_of(run).values()) == 1
-
 
 # Mixtures
 
@@ -231,16 +198,12 @@ def two_children(ws, qs, first, second=None):
         return tree
     return draft
 
-
 def mixture(ws, qs): return sum(w*q for w, q in zip(ws, qs))
-
 
 mixtures = few.flatmap(lambda V: st.tuples(laws(V), laws(3), st.lists(laws(V), min_size=3, max_size=3)))
 
-
 @proves("prop-mixture", "thm-match")
-@settings(max_examples=25)
-@given(mixtures, st.booleans())
+@examples(25, mixtures, st.booleans())
 def test_an_edge_may_state_a_mixture_or_its_component(case, known):
     "Stated token, component, mixture: exact, more accepted each time; a second child's edge, given the first"
     p, ws, qs = case
@@ -255,7 +218,6 @@ def test_an_edge_may_state_a_mixture_or_its_component(case, known):
         return qs[i] if known else mixture(posterior, qs)
     assert outcome(p, two_children(ws, qs, stated[2], given_first))[0] == as_dict(p)
 
-
 def test_a_second_mixture_after_a_stated_component_is_wrong():
     "The first edge states the component, which determines the coin; the second states the mixture"
     p, q = CANON
@@ -263,15 +225,12 @@ def test_a_second_mixture_after_a_stated_component_is_wrong():
     draft = two_children(exact(1, 1), qs, lambda i, x: qs[i], lambda i, x: mixture(exact(1, 1), qs))
     assert tv_outcomes(outcome(p, draft)[0], as_dict(p)) > 0
 
-
 # Points
 
 ngrams = st.lists(st.lists(st.integers(0, 2), max_size=3).map(tuple), max_size=4)
 
-
 def as_trie(guesses):
     return as_drafter(lambda ctx, rng: add_paths(Tree(ctx), guesses, 3, rng, exact=True))
-
 
 def as_chains(guesses):
     "Each draft as a separate chain from the root"
@@ -283,10 +242,8 @@ def as_chains(guesses):
         return tree
     return as_drafter(draft)
 
-
 @proves("prop-points")
-@settings(max_examples=25)
-@given(models(), ngrams)
+@examples(25, models(), ngrams)
 def test_reject_is_match_on_points(pair, guesses):
     "The verdict has the same distribution, with equal siblings too; a trie accepts at least as many"
     def law(build, verify):
@@ -296,10 +253,8 @@ def test_reject_is_match_on_points(pair, guesses):
     lengths = [law(build, reject).of(lambda round: len(round.tokens)).mean() for build in found]
     assert lengths[0] >= lengths[1]
 
-
 @proves("prop-points")
-@settings(max_examples=50)
-@given(laws(4), st.lists(st.integers(0, 3), min_size=1, max_size=5))
+@examples(50, laws(4), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_one_uniform_for_all_children(p, children):
     "The first with u < Σ p over different tokens is accepted as often as by `reject`"
     new = [x for j, x in enumerate(children) if x not in children[:j]]
@@ -317,7 +272,6 @@ def test_one_uniform_for_all_children(p, children):
     recovered = {v.token: w for v, w in got.items() if not v.node}
     assert recovered == {y: p[y] for y in range(4) if y not in new and p[y]}
 
-
 def lookahead(target, ctx, guesses, rng):
     "The sampling verification of hao-ai-lab/LookaheadDecoding: offer the remaining n-grams in order"
     out, live = (), list(guesses)
@@ -330,17 +284,14 @@ def lookahead(target, ctx, guesses, rng):
         if token is None: return len(out), (*out, rng.pick(r))
         out, live = (*out, token), [g for g in live if g[len(out):len(out) + 1] == (token,)]
 
-
 @proves("prop-points")
-@settings(max_examples=25)
-@given(models(), ngrams)
+@examples(25, models(), ngrams)
 def test_lookahead_verification_is_reject_on_the_trie(pair, guesses):
     "The same distribution of accepted number and tokens as `reject` on the trie"
     def run(rng):
         round = next(rounds(pair[0], as_trie(guesses), reject, (0,), rng))
         return round.tree.depth[round.verdict.node], round.tokens
     assert law_of(lambda rng: lookahead(pair[0], (0,), guesses, rng)) == law_of(run)
-
 
 # Order
 
@@ -352,26 +303,21 @@ def reordered(draw, k, order):
         return tree
     return draft
 
-
 def shuffled(tokens, rng):
     rest = list(range(len(tokens)))
     return [rest.pop(rng.pick(exact(*[1]*len(rest)))) for _ in range(len(rest))]
 
-
 def by(law): return lambda tokens, rng: sorted(range(len(tokens)), key=lambda j: -law[tokens[j]])
 def backwards(tokens, rng): return reversed(range(len(tokens)))
 
-
 @proves("thm-order")
-@settings(max_examples=25)
-@given(pairs(st.integers(2, 3)), st.integers(1, 3), st.data())
+@examples(25, pairs(st.integers(2, 3)), st.integers(1, 3), st.data())
 def test_an_order_independent_of_the_tokens(pq, k, data):
     "Independent children, reordered in a fixed way or at random: still p"
     p, q = pq
     fixed = data.draw(st.permutations(range(k)))
     for order in (lambda tokens, rng: fixed, shuffled):
         assert outcome(p, reordered(iid(q), k, order))[0] == as_dict(p)
-
 
 @proves("thm-order")
 def test_orders_that_change_the_distribution():
@@ -383,11 +329,9 @@ def test_orders_that_change_the_distribution():
     law, _ = outcome(exact(1, 1, 1), reordered(without_replacement(exact(1, 1, 0)), 2, backwards))
     assert law == {0: F(1, 2), 1: F(1, 2)}
 
-
 # Branching
 
-@settings(max_examples=25)
-@given(models(), st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.integers(0, 99))
+@examples(25, models(), st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.integers(0, 99))
 def test_the_shape_of_branching(pair, shape, seed):
     "shape[d] different children below every node of depth d; with two models in turn"
     tree = Branching(pair[1], shape)((0,), Seeded(seed))
@@ -401,7 +345,6 @@ def test_the_shape_of_branching(pair, shape, seed):
         for j, c in enumerate(tree.children(i)): assert (tree.law[c] == pair[j % 2].law(tree.text(i))).all()
     assert turns.models == pair and turns.depth == len(shape)
     assert Branching(pair[1], (1, 1))((0,), Seeded(seed)) == Chain(pair[1], 2)((0,), Seeded(seed))
-
 
 def test_every_model_is_called_once_a_level():
     target, *drafts = (random_table(3, s) for s in (1, 2, 3))

@@ -4,28 +4,24 @@ from dataclasses import replace
 from fractions import Fraction as F
 from itertools import pairwise, product
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import given, strategies as st
 
 from engine import measure_engine
 from helpers import proves
-from specref.speed.cost import Costs, Machine, ModelSize
-from specref.core.rng import Seeded, law_of
+from specref import capped_geometric, Costs, law_of, Seeded
 from specref.draft.length import AcceptanceEstimate, goodput
-from specref.speed.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
 from specref.serve.simulator import (Arrival, EngineStep as Step, Run, Served, ServingEngine, Text, advance,
                                      best_lengths, curve_seconds, fixed_length, measured_seconds,
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
                                      static_steps)
-from specref.verify.reject import capped_geometric
+from specref.speed.cost import Machine, ModelSize
+from specref.speed.roofline import DEVICES, SHAPES, Device, Workload, model_size, pays
 
 sizes = st.integers(1, 6)
 some = st.lists(st.builds(Arrival, st.integers(0, 20).map(F), sizes, sizes), min_size=1, max_size=8)
 
-
 def usual(step): return F(1) + F(step.texts, 7) + F(step.gamma, 5) + F(step.chunk, 3) + F(step.rows, 90)
-
 
 @proves("thm-little")
 @given(some, sizes, sizes, st.integers(0, 3))
@@ -46,13 +42,11 @@ def test_every_run(requests, texts, tokens, gamma):
     ends = [x.first for x in sorted(run.served, key=lambda x: x.request.arrival)] if texts == 1 else []
     assert ends == sorted(ends)
 
-
 def test_memory_admits_what_fits():
     "Two texts of ten rows in fifteen are served one after the other"
     clock = ServingEngine(lambda step: 1, rows=15)
     two = run_server([Arrival(0, 5, 5)]*2, clock, fixed_length(0), 0, Seeded(0))
     assert max(step.texts for _, step in two.steps) == 1 and two.steps[-1][0] == 10
-
 
 def test_chunks():
     "A prompt of five in steps of two tokens; a text that decodes goes first and leaves one token"
@@ -65,7 +59,6 @@ def test_chunks():
                       1, Seeded(0))
     assert max(step.gamma for _, step in full.steps) == 1   # five tokens for two texts
 
-
 @proves("thm-full-batch")
 @pytest.mark.parametrize("gamma, alpha", [(0, F(1, 2)), (2, F(1, 3)), (3, F(3, 4))])
 def test_tokens_of_a_step(gamma, alpha):
@@ -77,13 +70,11 @@ def test_tokens_of_a_step(gamma, alpha):
         return text.emitted
     assert law_of(program).mean() == 1 + 3*capped_geometric(alpha, gamma)
 
-
 @pytest.mark.parametrize("tokens, gamma, alpha", [(1, 2, F(1, 2)), (5, 1, F(1, 3)), (6, 3, F(3, 4))])
 def test_rounds_are_those_of_the_simulation(tokens, gamma, alpha):
     clock, one = ServingEngine(lambda step: 1), [Arrival(0, 1, tokens + 1)]
     def program(rng): return run_server(one, clock, fixed_length(gamma), alpha, rng).served[0].end
     assert law_of(program) == {1 + k: p for k, p in rounds_law(tokens, gamma, alpha).items()}
-
 
 def test_the_queue():
     "Batch means of 3,000 requests: four standard errors, which see a wait that is a quarter off"
@@ -96,7 +87,6 @@ def test_the_queue():
     assert abs(waits.mean() - wanted) < 4*error < wanted/2
     assert queue_wait(1, {1: 1}) == queue_wait(2, {1: 1}) == float("inf")
 
-
 @proves("cor-waiting")
 @given(st.fractions(F(1, 9), F(8, 9), max_denominator=20), st.fractions(1, 4, max_denominator=7))
 def test_waiting_falls_by_more_than_the_square(busy, s):
@@ -105,14 +95,12 @@ def test_waiting_falls_by_more_than_the_square(busy, s):
     factor = queue_wait(busy, services) / queue_wait(busy, quick)
     assert factor == s**2 * (1 - busy/s) / (1 - busy) >= s**2 and (s == 1 or factor > s**2)
 
-
 @proves("prop-static")
 def test_static_batches():
     "The longest of two answers of mean 2 is 8/3 long; simulated batches that start together, too"
     assert static_steps(2, 2) == pytest.approx(8/3) and static_steps(1, 7) == pytest.approx(7)
     longest = np.random.default_rng(0).geometric(1/5, (20_000, 8)).max(1)
     assert abs(longest.mean() - static_steps(8, 5)) < 4*longest.std()/20_000**.5 < .25
-
 
 def test_steps_of_a_roofline_are_those_of_pays():
     size, w = model_size(SHAPES["Llama-3.1-8B"]), Workload(batch=48, context=700, gamma=5, tau=3.)
@@ -125,7 +113,6 @@ def test_steps_of_a_roofline_are_those_of_pays():
     assert own(Step(48, 5, 48*700)) == pytest.approx(pays(size, "L40S", w, draft).round)
     assert own(Step(48, 5, 48*700, 300, 0)) > own(Step(48, 5, 48*700)) < own(Step(48, 5, 48*700, 0, 10**6))
 
-
 def test_measured_steps_are_those_of_goodput():
     costs = Costs({1: .010, 101: .020}, draft=.001, rest=.0005)
     seconds = measured_seconds(costs)
@@ -136,16 +123,13 @@ def test_measured_steps_are_those_of_goodput():
             assert found == pytest.approx(goodput(k, .8, batch, costs))
     assert seconds(Step(0, 0, 0, 30)) == costs.seconds(30)
 
-
 def decoding(*alphas):
     "Texts that decode, whose rate is known"
     texts = [Text(Arrival(0, 1, 99), alpha, AcceptanceEstimate(alpha)) for alpha in alphas]
     for text in texts: text.read = text.emitted = 1
     return texts
 
-
 SECONDS = roofline_seconds(model_size(SHAPES["Llama-3.1-8B"]), DEVICES["H100 SXM"].machine(), draft=.05)
-
 
 def test_the_goodput_rule():
     "It never increases with the texts, ends at no draft, and is faster under load than each fixed length"
@@ -155,7 +139,6 @@ def test_the_goodput_rule():
     engine, requests = ServingEngine(SECONDS, texts=300, tokens=3000), random_requests(380, 1500, 20, 80)
     def late(lengths): return run_server(requests, engine, lengths, .7, Seeded(1)).mean_latency
     assert late(rule) < min(late(fixed_length(gamma)) for gamma in (0, 3, 6))
-
 
 def test_each_text_has_its_length():
     "Of all lengths of three texts those with the most tokens a second; a probe where nothing else is drafted"
@@ -169,7 +152,6 @@ def test_each_text_has_its_length():
     hopeless[0].idle = 20
     assert best_lengths(costs)(hopeless) == [1]
 
-
 def test_rates_are_estimated():
     "Texts of two kinds: as fast as with the true rates, and faster than a short or a long draft for all"
     mixed = [replace(r, alpha=(.9, .4)[i % 2]) for i, r in enumerate(random_requests(200, 300, 20, 80))]
@@ -178,7 +160,6 @@ def test_rates_are_estimated():
     found, known = late(best_lengths(SECONDS)), late(best_lengths(SECONDS, rate=lambda text: text.alpha))
     assert found < 1.03*known and found < min(late(fixed_length(gamma)) for gamma in (0, 1, 8))
 
-
 def test_what_a_run_says():
     a, b = (Served(Arrival(t, 3, n), first, end) for t, n, first, end in ((1, 5, 2, 4), (2, 1, 5, 5)))
     run = Run((a, b), ((5, Step(1)),))
@@ -186,7 +167,6 @@ def test_what_a_run_says():
     assert (run.seconds, run.tokens_per_s, run.mean_latency) == (4, 1.5, 3)
     assert (run.goodput(1, .5), run.goodput(3, .5), run.goodput(3, .1)) == (.25, .5, .25)
     assert Device(1, 2., 4., "").machine(.5) == Machine(1., 2.)
-
 
 CURVE = [dict(batch=b, gamma=g, seconds=s) for b, g, s in
          ((1, 0, 10.), (4, 0, 16.), (8, 0, 20.), (1, 4, 20.), (4, 4, 44.), (8, 4, 80.))]
@@ -197,7 +177,6 @@ CURVE = [dict(batch=b, gamma=g, seconds=s) for b, g, s in
 def test_measured_rounds_are_interpolated(step, seconds):
     "At measured points, between batches and lengths, beyond the largest batch, and with a chunk of a prompt"
     assert curve_seconds(CURVE)(step) == pytest.approx(seconds)
-
 
 def test_the_engine_is_measured(tmp_path):
     measure_engine(tmp_path/"engine.json", batches=(1, 2), gammas=(0, 2), n=4, repeats=1)

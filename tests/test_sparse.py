@@ -2,33 +2,27 @@
 from fractions import Fraction as F
 from itertools import islice
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import given, strategies as st
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import rotate_half
 
-from helpers import faithful, laws, proves, seeds
+from helpers import examples, faithful, laws, proves, seeds
 from published import drafted, having
-from specref.speed.cost import Machine, ModelSize, pass_seconds
-from specref.core.loop import generate, loop_law, rounds
-from specref.core.rng import Seeded, tv_outcomes
-from specref.core.target import target_law
-from specref.core.tree import Tree
+from specref import (capped_geometric, Chain, generate, HFModel, loop_law, prompts, reject, rounds, Seeded,
+                     target_law, Tree, tv_outcomes)
 from specref.draft.cascade import Nested
 from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, StreamingWindow, triforce,
                                   triforce_speedup)
-from specref.models.embedded import prompts, raw_model
-from specref.models.transformer import HFModel, given_cache
-from specref.verify.reject import Chain, capped_geometric, reject
+from specref.models.embedded import raw_model
+from specref.models.transformer import given_cache
+from specref.speed.cost import Machine, ModelSize, pass_seconds
 from test_embedded import SEEN, Once, plain_law
 from test_self import check_target_rows, tiny_gpt2
 
 RULES = StreamingWindow(8, sinks=2), Retrieval(8, chunk=2), SnapKV(8, observed=3, kernel=3)
 NEAR = 1e-6   # angles are rotated in single precision
 TEXT = tuple(np.random.default_rng(3).integers(0, 3, 40).tolist())
-
 
 def toy(seed=0, temperature=1.):
     "Two layers, four query heads on two key heads, in double precision"
@@ -39,13 +33,11 @@ def toy(seed=0, temperature=1.):
     with torch.no_grad(): [w.mul_(16) for w in model.parameters() if w.dim() > 1]
     return HFModel(model, temperature, check=False)
 
-
 # By brute force: a fresh pass whose projections are recorded before they are rotated
 
 def rotated(model, x, at):  # (heads, m, d), (heads, m) -> (heads, m, d)
     cos, sin = model.model.rotary_emb(x, position_ids=torch.tensor(at))
     return x*cos + rotate_half(x)*sin
-
 
 def projections(model, text):  # -> {(layer, "q", "k" or "v"): (heads, n, d)}
     found = {}
@@ -57,9 +49,7 @@ def projections(model, text):  # -> {(layer, "q", "k" or "v"): (heads, n, d)}
     for hook in hooks: hook.remove()
     return found
 
-
 def by_score(scores, k): return sorted(range(len(scores)), key=lambda i: -scores[i])[:k]
-
 
 def brute(rule, q, k):  # (group, n, d), (n, d) of one key head -> row numbers
     n = len(k)
@@ -77,7 +67,6 @@ def brute(rule, q, k):  # (group, n, d), (n, d) of one key head -> row numbers
     smooth = [sum(total[max(i - side, 0):i + side + 1]) for i in range(n - w)]
     return [*range(n - 1, n - 1 - w, -1), *by_score(smooth, rule.budget - w)]
 
-
 @torch.inference_mode()
 def brute_rows(model, rule, text, every):  # -> {layer: rows of each key head}
     n, made, heads = len(text), projections(model, text), range(2)
@@ -86,7 +75,6 @@ def brute_rows(model, rule, text, every):  # -> {layer: rows of each key head}
     def turn(x): return rotated(model, x[:, :old], [[*range(old)]]*len(x))
     def head(i, h): return brute(rule, turn(made[i, "q"])[2*h:2*h + 2], turn(made[i, "k"])[h])
     return {i: [[*head(i, h)[:rule.budget - n + old], *range(old, n)] for h in heads] for i in range(2)}
-
 
 @torch.inference_mode()
 def brute_law(model, rule, every, ctx, path):
@@ -101,20 +89,16 @@ def brute_law(model, rule, every, ctx, path):
     at = torch.arange(len(text), len(text) + new.shape[1])[None]
     return model(input_ids=new, position_ids=at, **given_cache(model, past)).logits[0, -1].softmax(-1).numpy()
 
-
 # The choice
 
 def one_head(choose): return lambda self, q, k: choose(self, q, k)[:1].expand(len(k), -1)
 
-
 class OneForAllHeads(Retrieval): choose = one_head(Retrieval.choose)
-
 
 class LastKey(Retrieval):
     def choose(self, queries, keys):
         last = keys.unflatten(1, (-1, self.chunk))[:, :, -1:].expand(-1, -1, self.chunk, -1)
         return super().choose(queries, last.flatten(1, 2))
-
 
 class WithoutFirst(Retrieval):
     "One chunk more in place of chunk 0"
@@ -123,17 +107,13 @@ class WithoutFirst(Retrieval):
         if keys.shape[1] < more: return super().choose(queries, keys)
         return Retrieval(more, self.chunk).choose(queries, keys)[:, self.chunk:]
 
-
 class OneQuery(SnapKV):
     def choose(self, queries, keys): return super().choose(queries[:, -1:].expand_as(queries), keys)
-
 
 class NotSmoothed(SnapKV):
     def choose(self, queries, keys): return SnapKV(self.budget, self.observed, 1).choose(queries, keys)
 
-
 class SnapForAllHeads(SnapKV): choose = one_head(SnapKV.choose)
-
 
 def check_choice(rule, published):
     "The rows of each layer and head, at several lengths, where newer rows have taken places and where not"
@@ -146,7 +126,6 @@ def check_choice(rule, published):
             for i, rows in enumerate(draft.index(TEXT[:n])):
                 assert [sorted(head) for head in rows.tolist()] == [sorted(head) for head in want[i]]
 
-
 @faithful("TriForce", part="Retrieval", plain={
     "one choice for all heads": OneForAllHeads, "a key for a chunk": LastKey, "no chunk 0": WithoutFirst,
     "a window": lambda budget, chunk: StreamingWindow(budget)})
@@ -154,15 +133,12 @@ def test_the_top_chunks(subject):
     "Per layer and head: chunk 0 and the chunks of the largest products, newer rows in place of the last"
     check_choice(subject(8, chunk=2), RULES[1])
 
-
 @faithful("MagicDec", part="SnapKV", plain={
     "the last query alone": OneQuery, "not smoothed": NotSmoothed,
     "one choice for all heads": SnapForAllHeads})
 def test_the_rows_most_attended_to(subject): check_choice(subject(8, observed=3, kernel=3), RULES[2])
 
-
 def test_the_window(): check_choice(RULES[0], RULES[0])
-
 
 # The model
 
@@ -170,11 +146,9 @@ class WholeCache(SparseModel):
     "Reads all rows"
     def index(self, text): return [self.between(0, len(text))] * self.layers
 
-
 class OldPositions(SparseModel):
     "Leaves the sinks where they were"
     def turn(self, by): "Not at all"
-
 
 class CutText(SparseModel):
     "Reads the last tokens as if they were the whole text"
@@ -183,9 +157,7 @@ class CutText(SparseModel):
         for u, x in zip(tree.parent[1:], tree.token[1:]): short.add(u, x)
         return super().feed(short, with_answers)
 
-
 def read_by(make): return having(model=lambda draft: make(draft.target, draft.rule, draft.every, check=False))
-
 
 @faithful("MagicDec", plain={"the whole cache": read_by(WholeCache), "a shorter text": read_by(CutText)})
 def test_an_eighth_of_the_rows_is_read(subject):
@@ -195,7 +167,6 @@ def test_an_eighth_of_the_rows_is_read(subject):
         for i in range(1, len(round.tree)):
             want = brute_law(target.model, SnapKV(32, 8), 8, round.tree.ctx, round.tree.path(i)[:-1])
             assert abs(round.tree.law[i] - want).max() < NEAR
-
 
 @proves("thm-selection")
 @faithful("MagicDec", part="SparseModel", plain={
@@ -218,9 +189,7 @@ def test_rows_are_chosen_and_lent(subject):
             read.append(draft.meter.kv_bytes - before)
         assert read == [8*target.memory.row_bytes]*2
 
-
-@settings(max_examples=10, deadline=None)
-@given(seeds, st.sampled_from(RULES), st.lists(st.integers(1, 40), min_size=2, max_size=5))
+@examples(10, seeds, st.sampled_from(RULES), st.lists(st.integers(1, 40), min_size=2, max_size=5))
 def test_a_function_of_the_text(seed, rule, lengths):
     "In any order of contexts the same rows, on trees; with a budget of the context the target's"
     target = toy(seed % 5)
@@ -232,7 +201,6 @@ def test_a_function_of_the_text(seed, rule, lengths):
         q, dense = draft(tree), whole(tree)
         for i in range(len(tree)):
             assert abs(q[i] - fresh[i]).max() < 1e-9 and abs(p[i] - dense[i]).max() < 1e-10
-
 
 def test_what_a_selection_costs():
     "A pass over the observed tokens once in `every` tokens, and never for the window"
@@ -248,11 +216,9 @@ def test_what_a_selection_costs():
     window.law(TEXT[:19])
     assert window.selecting.calls == 0
 
-
 def test_other_models_are_refused():
     other = HFModel(tiny_gpt2(), check=False)
     with pytest.raises(ValueError, match="^model: "): SparseModel(other, StreamingWindow(8))
-
 
 @proves("thm-selection")
 @pytest.mark.parametrize("rule", [StreamingWindow(8, 2), Retrieval(8, 2), SnapKV(8, 2, 3), None], ids=str)
@@ -264,7 +230,6 @@ def test_three_tokens_of_a_transformer(rule):
     else: drafter = triforce(target, small, 2, budget=8, window=6, sinks=2, chunk=2, every=4)
     assert tv_outcomes(loop_law(target, drafter, reject, ctx, 3), plain_law(ctx, 3, 1.)) <= SEEN
 
-
 class Scattered(Selection):
     "Rows that have nothing to do with the text but its length"
     observed = 1
@@ -272,7 +237,6 @@ class Scattered(Selection):
         heads, n, _ = keys.shape
         return torch.stack([torch.randperm(n, generator=torch.Generator().manual_seed(h))[:self.budget]
                             for h in range(heads)])
-
 
 @proves("thm-selection")
 @pytest.mark.parametrize("every", (1, 5))
@@ -283,11 +247,9 @@ def test_no_selection_is_wrong(every):
     found = loop_law(target, drafter, reject, TEXT[:8], 3)
     assert tv_outcomes(found, target_law(target, TEXT[:8], 3)) < 1e-9
 
-
 def planted(domain, seed):  # -> context, its continuation
     passage, rest = prompts(domain, 1, 64, seed)[0], prompts(domain, 1, 300, seed + 50)[0]
     return rest[:40] + passage + rest[40:] + passage[:16], passage[16:40]
-
 
 @faithful("TriForce", part="Retrieval", plain={"a window": StreamingWindow})
 def test_a_planted_passage_is_found(subject):
@@ -303,14 +265,12 @@ def test_a_planted_passage_is_found(subject):
         found.append(np.mean(rates))
     assert found[0] + .05 < found[1] < found[2]
 
-
 # Three levels
 
 def not_anchored(d): return Nested(d.middle, d.gamma, d.inner)
 def two_levels(d): return Chain(d.middle, d.gamma)
 def no_middle(d): return Chain(d.inner.model, d.gamma)
 def middle_window(model): return SparseModel(model.target, StreamingWindow(32), check=False)
-
 
 @faithful("TriForce", plain={
     "the target reads drafted tokens": drafted(not_anchored), "two levels": drafted(two_levels),
@@ -331,7 +291,6 @@ def test_three_levels(subject):
             assert abs(tree.law[i] - want).max() < NEAR
     assert drafter.models[0].meter.calls < proposed
 
-
 # The roofline
 
 @proves("prop-dropped-rows")
@@ -342,7 +301,6 @@ def test_the_error_of_dropped_rows(weights, values, k):
     if not inside or not outside: return
     kept, dropped = weights[:k] @ values[:k] / inside, weights[k:] @ values[k:] / outside
     assert kept - weights @ values == outside * (kept - dropped)
-
 
 @given(st.integers(1, 8), st.fractions(0, 1, max_denominator=9))
 def test_three_levels_by_hand(gamma, alpha):

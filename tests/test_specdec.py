@@ -2,35 +2,26 @@
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings
+import numpy as np, pytest, torch
 from torch.nn import functional as F
 
-from helpers import cold, constant, faithful, kinds, proves, refuses, seeds, twins
+from helpers import cold, constant, examples, faithful, kinds, proves, refuses, seeds, twins
 from published import drafted, verified
-from specref.core.law import exact
-from specref.core.loop import autoregressive, generate, loop_law, rounds
-from specref.core.rng import Seeded, law_of, tv_outcomes
-from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import edge_laws, iid, likeliest_points
-from specref.draft.jacobi import Jacobi
+from specref import (autoregressive, Chain, exact, generate, iid, Jacobi, law_of, loop_law, random_table,
+                     reject, rounds, Seeded, TableModel, target_law, top_beta, tv_outcomes)
+from specref.core.tree import edge_laws, likeliest_points
 from specref.models.embedded import stored
 from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.train import specdec
 from specref.train.specdec import (CHARACTERS, END_CHAR, GAP_CHAR, MASK_CHAR, PAD_CHAR, VOWELS, SlotModel,
                                    SpecDec, TranslationRecipe, char_ids, distilled_lines, drafter_loss,
                                    glanced, greedy_lines, hidden_vowels, ids_text, marian, masked_blocks,
-                                   pad_rows,
-                                   shipped_drafter, slot_loss, slot_matches, spec_drafter,
+                                   pad_rows, shipped_drafter, slot_loss, slot_matches, spec_drafter,
                                    task_lines, train_translation, translation_loss, translation_model,
                                    translation_target, whole_lines)
-from specref.verify.lossy import GreedyModel, top_beta
-from specref.verify.reject import Chain, reject
+from specref.verify.lossy import GreedyModel
 
 LINES = ("open the file and read a line", "a list of all the names here", "returns an integer or raises")
-
 
 # Slots and their verification, on tables
 
@@ -52,8 +43,7 @@ class Blind(SpecDec):
 
 @proves("thm-slots")
 @pytest.mark.parametrize("draw", [likeliest_points, iid])
-@settings(max_examples=12, deadline=None)
-@given(kinds, seeds)
+@examples(12, kinds, seeds)
 def test_blocks_are_exact(draw, kind, seed):
     "Equal fractions for three tokens with an end token, whatever the slots; all edges are true"
     target, table = twins(kind, 3, seed)
@@ -72,8 +62,7 @@ def test_soft_rows_for_likeliest_tokens_are_detected():
     assert loop_law(target, Blind(TableSlots(table, 2)), reject, (0,), 2) != target_law(target, (0,), 2)
 
 @proves("thm-slots")
-@settings(max_examples=10, deadline=None)
-@given(seeds)
+@examples(10, seeds)
 def test_likeliest_tokens_are_accepted_by_the_targets_probability_of_the_block(seed):
     "At least i with probability p(y1 ... yi); at temperature 0 up to the first that is not greedy"
     target, drafter = random_table(3, seed), SpecDec(TableSlots(random_table(3, seed + 1), 3))
@@ -145,7 +134,6 @@ def test_the_lossy_rule_accepts_no_less_and_has_a_distance():
         distances.append([tv_outcomes(law, want) for law in laws])
     means = np.mean(np.array(distances, float), 0)
     assert farther > 1 and means[0] == 0 < means[1] < means[2]
-
 
 # The network
 
@@ -232,7 +220,6 @@ def test_what_a_mask_attends_to(subject):
         other = [*text[:i], 90, *text[i+1:]]
         assert all((slots(other, 4) - base).abs().amax(-1) > 1e-6)
     assert not torch.allclose(base, slots(text, 4, source=-states), atol=1e-3)
-
 
 # Glancing
 
@@ -339,7 +326,6 @@ def test_slot_matches_counts_accepted_tokens():
         nodes.append(min(next(rounds(target, drafter, reject, (0, *row[:t]), Seeded(0))).verdict.node,
                          len(row) - t))
     assert abs(accepted - np.mean(nodes)) < 1e-6 and len(rates) == 4
-
 
 # Training, and what is shipped
 

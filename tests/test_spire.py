@@ -1,19 +1,15 @@
 "31c_spire: memories, rows of training and of drafting, a constant cache, the loss, and the shipped weights"
 from functools import partial
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 
 from helpers import chain, faithful, proves, refuses, tiny
 from networks import batch_of, random_texts
-from specref.core.rng import Seeded
-from specref.models.embedded import prompts, raw_model
-from specref.models.transformer import HFModel
+from specref import Chain, HFModel, prompts, Seeded
+from specref.models.embedded import raw_model
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.spire import (ABLATIONS, LayerInputs, OwnMemory, RandomStart, Spire, SpireDraft, ablation,
-                                 block_starts, mixed_loss)
-from specref.verify.reject import Chain
+from specref.train.spire import (ABLATIONS, LayerInputs, OwnMemory, RandomStart, Spire, SpireDraft,
+                                 ablation, block_starts, mixed_loss)
 
 V = 5
 

@@ -4,17 +4,13 @@ from fractions import Fraction as F
 from itertools import product
 from math import prod
 
-import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import given, strategies as st
 
 import specref.serve.steering as steering
-from helpers import faithful, proves, seeds
+from helpers import examples, faithful, proves, seeds
 from published import rebound
-from specref.core.law import exact
-from specref.core.rng import Seeded, law_of, mean_of, tv_outcomes
-from specref.core.target import TableModel, random_table, target_law
-from specref.core.tree import Tree
+from specref import exact, law_of, mean_of, random_table, Seeded, TableModel, target_law, Tree, tv_outcomes
 from specref.serve.steering import (Particle, Problem, among, derivative, drawn, effective_particles,
                                     fixed_at, masked, matching, may_end, multinomial, not_before, parsed,
                                     prior, resampled, rows_of, smc, smc_speculative, steer, steered_weights,
@@ -23,16 +19,13 @@ from specref.serve.steering import (Particle, Problem, among, derivative, drawn,
 HALF = F(1, 2)
 weights = st.lists(st.integers(0, 9), min_size=2, max_size=6).map(lambda ws: [F(w) for w in ws])
 
-
 def toy(seed, length=2, end=None, zeros=True, V=3):
     "A target that depends on the context, and a potential that depends on the text and on its end"
     def potential(text, ended): return F(text[-1] + seed % 2, 2) * (1 + sum(text) * ended)
     return Problem(random_table(V, seed, zeros), (0,), potential, length, end)
 
-
 def mass(particles): return sum(x.weight for x in particles)
 def constant(problem): return sum(steered_weights(problem).values())
-
 
 @given(weights)
 def test_effective_particles(ws):
@@ -40,11 +33,9 @@ def test_effective_particles(ws):
     assert found == effective_particles([7*w for w in ws]) and (1 <= found <= len(ws) or not any(ws))
     assert effective_particles([F(3)]*len(ws)) == len(ws) and effective_particles([0, ws[0] + 1]) == 1
 
-
 @proves("thm-unbiased")
 @pytest.mark.parametrize("scheme", [multinomial, stratified, systematic])
-@given(weights.filter(any))
-@settings(max_examples=15)
+@examples(15, weights.filter(any))
 def test_schemes_are_unbiased(scheme, ws):
     "The mean number of copies is particles times share; systematic copies are off by less than one"
     n, shares = 3, np.array([w/sum(ws) for w in ws])
@@ -54,11 +45,9 @@ def test_schemes_are_unbiased(scheme, ws):
         assert copies.mean() == n*share
         if scheme is systematic: assert all(abs(k - n*share) < 1 for k in copies)
 
-
 @proves("thm-unbiased")
-@given(seeds, st.sampled_from([multinomial, stratified, systematic]), st.sampled_from([prior, masked]),
-       st.sampled_from([0, HALF, 1]), st.sampled_from([None, 1]))
-@settings(max_examples=25)
+@examples(25, seeds, st.sampled_from([multinomial, stratified, systematic]), st.sampled_from([prior, masked]),
+          st.sampled_from([0, HALF, 1]), st.sampled_from([None, 1]))
 def test_the_mass_of_every_text(seed, scheme, propose, threshold, end):
     "Not only the sum: every text's weight has its mean, in fractions"
     problem, found = toy(seed, end=end), {}
@@ -67,21 +56,17 @@ def test_the_mass_of_every_text(seed, scheme, propose, threshold, end):
         for x in particles: found[x.text] = found.get(x.text, 0) + p*x.weight
     assert {text: w for text, w in found.items() if w} == steered_weights(problem)
 
-
 def kept_weight(particles, scheme, threshold, rng):
     ws = [x.weight for x in particles]
     if not 0 < effective_particles(ws) < threshold*len(ws): return particles
     return [particles[i] for i in scheme(np.array([w/sum(ws) for w in ws]), len(ws), rng)]
 
-
 def twice(problem, particle, row, propose, rng):
     made = ORIGINAL(problem, particle, row, propose, rng)
     return Particle(made.text, made.weight * problem.weight(made.text), made.done) if made.weight else made
 
-
 ORIGINAL = steering.extend_particle
 WRONG = {"resampled": kept_weight, "extend_particle": twice}
-
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_versions_are_biased(name, monkeypatch):
@@ -91,7 +76,6 @@ def test_wrong_versions_are_biased(name, monkeypatch):
     assert mean() == constant(problem)
     monkeypatch.setattr(steering, name, WRONG[name])
     assert mean() != constant(problem)
-
 
 @proves("thm-one-over-n")
 @pytest.mark.parametrize("seed", [1, 3, 5])
@@ -109,10 +93,8 @@ def test_one_over_n(seed):
         assert offs[-1] <= ((rho*(rho - 1))**.5 + rho - 1)/n
     assert offs == sorted(offs, reverse=True) and offs[2] > 0
 
-
 @proves("thm-survivors")
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any), st.integers(1, 5))
-@settings(max_examples=60)
+@examples(60, st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any), st.integers(1, 5))
 def test_survivors(ws, n):
     "Exactly so many, each at most once, with the stated probabilities, without bias, none of weight 0"
     ws = [F(w) for w in ws]
@@ -126,17 +108,14 @@ def test_survivors(ws, n):
         for i, w in enumerate(ws):
             assert sum(p for out, p in law.items() for j, _ in out if j == i) == min(1, c*w/sum(ws))
 
-
 def drawn_anew(weights, n, rng):
     "Multinomial resampling: the same particle may survive several times"
     total = sum(weights)
     return [(i, total/n) for i in multinomial(np.array([w/total for w in weights]), n, rng)]
 
-
 def heaviest(weights, n, rng):
     "A beam: the heaviest survive with the weights that they have"
     return sorted(enumerate(weights), key=lambda iw: -iw[1])[:n]
-
 
 @faithful("SMC steering", plain={
     "multinomial resampling": lambda steer: rebound(steer, survivors=drawn_anew),
@@ -153,7 +132,6 @@ def test_every_token_is_tried_and_the_best_share_survives(subject, seed):
         found = [(p, x.weight) for out, p in law.items() for x in out if x.text == text]
         assert sum(p for p, _ in found) == min(1, c*w/sum(want.values())) and sum(p*v for p, v in found) == w
 
-
 def test_a_scale_with_the_wrong_set_is_too_small():
     "With the lightest of the surely kept in the sum, as in one public version: 5.521 for 7.424 at N = 4"
     shares = [F(w, 1095) for w in (500, 300, 80, 60, 50, 40, 30, 20, 10, 5)]
@@ -161,10 +139,8 @@ def test_a_scale_with_the_wrong_set_is_too_small():
     assert [round(float(with_kept(kept)), 3) for kept in (1, 2)] == [5.521, 7.424]
     assert survival_scale(shares, 4) == with_kept(2)
 
-
 @proves("thm-unbiased")
-@given(seeds, st.integers(1, 3), st.sampled_from([None, 1, 2]))
-@settings(max_examples=15)
+@examples(15, seeds, st.integers(1, 3), st.sampled_from([None, 1, 2]))
 def test_steering_is_unbiased(seed, n, extensions):
     draws = n * (extensions or 1)
     if extensions and draws > 4: return
@@ -173,7 +149,6 @@ def test_steering_is_unbiased(seed, n, extensions):
     assert law.of(mass).mean() == constant(problem)
     for particles in law: assert len(particles) <= n
     if extensions is None: assert all(len({x.text for x in out}) == len(out) for out in law)
-
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_the_variance_is_that_of_all_particles(n):
@@ -184,10 +159,8 @@ def test_the_variance_is_that_of_all_particles(n):
         return sum(p*(w - law.mean())**2 for w, p in law.items())
     assert variance(n) == variance(1)/n > 0
 
-
 @proves("thm-unbiased")
-@given(seeds, st.integers(1, 2), st.sampled_from([0, 1]))
-@settings(max_examples=12)
+@examples(12, seeds, st.integers(1, 2), st.sampled_from([0, 1]))
 def test_drafted_blocks(seed, gamma, threshold):
     "Unbiased for a draft with full support; one particle is the draft's block, then a token of the target"
     problem, draft = toy(seed, length=3, zeros=False), random_table(3, seed + 1, zeros=False)
@@ -199,21 +172,17 @@ def test_drafted_blocks(seed, gamma, threshold):
     last = {x: enumerate(free.target.law((0, *x))) for x in block}
     assert found == {(*x, v): w*p for x, w in block.items() for v, p in last[x] if p}
 
-
 def unweighed(problem, particle, text, q, rows):
     "The potentials alone: the block counts as if the target had drawn it"
     own = prod(rows[text[:k]][x] for k, x in enumerate(text))
     return steering.weighed(problem, particle, text, own, rows)
 
-
 def one_by_one(problem, draft, particles, gamma, rng, each=steering.extended_by_block):
     "A target pass for each particle"
     return [each(problem, draft, [x], gamma, rng)[0] for x in particles]
 
-
 def blocks(**parts): return lambda method: rebound(
     method, extended_by_block=rebound(steering.extended_by_block, **parts))
-
 
 @faithful("SMC-SD", plain={
     "no ratio of target and draft": blocks(weighed=unweighed),
@@ -230,12 +199,10 @@ def test_blocks_of_a_draft_are_weighed_in_one_pass(subject):
         assert long.target.meter.calls - before == 3
     assert mean_of(lambda rng: mass(subject.method(problem, draft, 1, 1, rng))) == constant(problem)
 
-
 def test_two_particles_of_drafted_blocks():
     problem, draft = toy(4, length=2, zeros=False), random_table(3, 5, zeros=False)
     law = law_of(lambda rng: mass(smc_speculative(problem, draft, 2, 1, rng, threshold=1)))
     assert law.mean() == constant(problem)
-
 
 def test_one_pass_for_all():
     "A step is one call, and common beginnings are one node"
@@ -251,7 +218,6 @@ def test_one_pass_for_all():
     assert calls[-1] == 4 and all((rows[text] == target.law((0, *text))).all() for text in rows)
     assert len(Tree((0,))) == 1
 
-
 def test_no_text_is_left():
     "A potential that nothing meets: weights of 0, no text; the mask proposes nothing"
     problem = Problem(random_table(3, 1), (0,), lambda text, ended: 0, length=2)
@@ -261,12 +227,10 @@ def test_no_text_is_left():
     assert steered_weights(problem) == {}
     assert resampled([Particle((0,), F(0))]*2, stratified, 1, Seeded(0))[0].weight == 0
 
-
 def test_rounding_never_selects_beyond_the_last():
     "Shares whose floats sum to less than one, and a last one of weight 0"
     shares = np.array([.1]*3 + [.7 - 2**-52, 0.])
     for seed in range(40): assert max(systematic(shares, 64, Seeded(seed))) <= 3
-
 
 def test_patterns_stay_few():
     "A repeated alternative is counted once: twenty letters later the pattern is no larger"
@@ -274,10 +238,8 @@ def test_patterns_stay_few():
     for _ in range(20): rest = derivative(rest, "b")
     assert len(str(rest)) < 400
 
-
 PATTERNS = ["a", "ab*", "(a|b)c?", "[a-b]+c", ".*b", "a(b|)c*", "(ab)*", "a?b?c?", "(a|ab)(c|bc)",
             "[ab]*a[ab]"]
-
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_are_those_of_re(pattern):
@@ -290,7 +252,6 @@ def test_patterns_are_those_of_re(pattern):
             for x in letters: rest = derivative(rest, x)
             assert may_end(rest) == ("".join(letters) in matches)
             assert (rest is not None) == any(s.startswith("".join(letters)) for s in matches)
-
 
 def test_potentials():
     "Tokens of several characters, an end that the pattern does not read, and the other potentials"

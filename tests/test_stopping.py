@@ -4,36 +4,26 @@ from fractions import Fraction as F
 from itertools import chain, combinations
 from math import prod
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 from torch import nn
 
-from helpers import constant, faithful, models, proves, seeds, tiny
+from helpers import constant, examples, faithful, models, proves, seeds, tiny
 from published import having
-from specref.core.law import exact, overlap
-from specref.core.loop import rounds
-from specref.core.rng import Seeded, law_of
-from specref.core.target import TableModel
-from specref.core.tree import Tree
+from specref import (embedded, exact, HFModel, law_of, overlap, prompts, reject, rounds, Seeded, TableModel,
+                     Tree)
 from specref.draft import stopping
-from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain
-from specref.draft.length import SpecDecPP
-from specref.draft.stopping import AcceptanceHead, LengthRecipe, Recorded, StateHead
-from specref.draft.stopping import acceptance_loss, best_stopping, classifier_data, draft_features
-from specref.draft.stopping import length_prompts, mixed_texts, rate_difference, reliability, replay
-from specref.draft.stopping import rollouts, stopping_network, train_lengths, unweighted
-from specref.models.embedded import DATA, embedded, prompts, raw_model
-from specref.models.transformer import HFModel
-from specref.verify.reject import reject
-
+from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain, SpecDecPP
+from specref.draft.stopping import (AcceptanceHead, LengthRecipe, Recorded, StateHead, acceptance_loss,
+                                    best_stopping, classifier_data, draft_features, length_prompts,
+                                    mixed_texts, rate_difference, reliability, replay, rollouts,
+                                    stopping_network, train_lengths, unweighted)
+from specref.models.embedded import DATA, raw_model
 
 class Listed(Schedule):
     "Goes on after the listed texts"
     def __init__(self, go): self.go = go
     def more(self, tree, q): return tree.text(len(tree) - 1) in self.go
-
 
 def rate(p, q, schedule, c, most):
     "Tokens per cost of one round"
@@ -43,13 +33,10 @@ def rate(p, q, schedule, c, most):
     law = law_of(once)
     return law.of(lambda o: o[0]).mean() / law.of(lambda o: o[1]).mean()
 
-
 costs = st.sampled_from([F(1, 10), F(1, 3), F(3, 4)])
 
-
 @proves("thm-stopping")
-@settings(max_examples=15, deadline=None)
-@given(models(2), costs)
+@examples(15, models(2), costs)
 def test_no_schedule_is_better(pair, c):
     "The value by dynamic programming is that of the best of all sets of texts after which a draft goes on"
     texts = [(0,), (0, 0), (0, 1)]
@@ -58,10 +45,8 @@ def test_no_schedule_is_better(pair, c):
     ratio, go = best_stopping(*pair, (0,), c, 2)
     assert ratio == best == rate(*pair, Listed(go), c, 2)
 
-
 @proves("thm-stopping")
-@settings(max_examples=25, deadline=None)
-@given(models(), costs)
+@examples(25, models(), costs)
 def test_where_the_best_schedule_stops(pair, c):
     "It stops where S <= ρc, and goes on where the next token gains more than its price"
     p, q = pair
@@ -74,10 +59,8 @@ def test_where_the_best_schedule_stops(pair, c):
         level = [((*text, x), S * min(1, p.law(text)[x] / q.law(text)[x])) for text, S in level
                  if text in go for x in range(3) if q.law(text)[x]]
 
-
 @proves("thm-stopping")
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from([(exact(4, 3, 2), exact(2, 3, 4)), (exact(7, 2, 1), exact(4, 3, 3))]), costs)
+@examples(25, st.sampled_from([(exact(4, 3, 2), exact(2, 3, 4)), (exact(7, 2, 1), exact(4, 3, 3))]), costs)
 def test_one_acceptance_rate_everywhere(laws, c):
     "Then the rule S β > ρc is the best one, the last token's own acceptance included"
     p, q = (TableModel(3, lambda text, law=law: law) for law in laws)
@@ -88,21 +71,17 @@ def test_one_acceptance_rate_everywhere(laws, c):
         a = [min(1, laws[0][x] / laws[1][x]) for x in range(3)]
         level = [((*text, x), S * a[x]) for text, S in level if text in go for x in range(3)]
 
-
 # SpecDec++
 
 def drafted_until(rule): return having(schedule=rule)
-
 
 class Newest(SpecDecPP):
     "The prediction for the last examined token alone"
     def more(self, tree, q):
         return len(tree) <= self.shortest or 1 - self.head(tree, len(tree) - 2) <= self.threshold
 
-
 class Five(SpecDecPP):
     def more(self, tree, q): return len(tree) <= 5
-
 
 class Included(SpecDecPP):
     "The newest token is in the product"
@@ -110,12 +89,10 @@ class Included(SpecDecPP):
         survival = prod(self.head(tree, i) for i in range(1, len(tree)))
         return len(tree) <= self.shortest or 1 - survival <= self.threshold
 
-
 @faithful("SpecDec++", plain={
     "newest token alone": drafted_until(Newest), "newest included": drafted_until(Included),
     "constant length": drafted_until(Five)})
-@settings(max_examples=40, deadline=None)
-@given(st.data())
+@examples(40, st.data())
 def test_the_product_of_predicted_acceptances(subject, data):
     "It ends at the first n >= 2 with 1 - Π_{i<n} a_i > h, at most 20"
     a = data.draw(st.lists(st.integers(5, 10).map(lambda x: x / 10), min_size=20, max_size=20))
@@ -124,18 +101,15 @@ def test_the_product_of_predicted_acceptances(subject, data):
     ends = [n for n in range(2, 21) if 1 - prod(a[:n - 1]) > h]
     assert len(tree) - 1 == min([*ends, 20])
 
-
 def judged(system, seed=0, **judge):  # -> tree
     "A draft of the system, whose network is given"
     return having(schedule=lambda rule: replace(rule, **judge))(system).drafter((0,), Seeded(seed))
-
 
 class Free(AcceptanceHead):
     "A head without residual connections"
     def forward(self, s):
         for block in [*self.blocks] * self.times: s = nn.functional.silu(block(s))
         return self.out(s)
-
 
 @faithful("SpecDec++", part="AcceptanceHead", plain={
     "no residual": Free, "linear": lambda width: AcceptanceHead(width, depth=0, shared=False)})
@@ -149,10 +123,8 @@ def test_the_head_is_residual(subject):
     assert torch.allclose(head(s), head.out(want), atol=1e-6)
     assert len({id(b) for b in AcceptanceHead(8, shared=False).blocks}) == 3
 
-
 def unbalanced(logits, accepted, weight): return acceptance_loss(logits, accepted, 1.)
 def hard(logits, accepted, weight): return acceptance_loss(logits, accepted.round(), weight)
-
 
 @faithful("SpecDec++", part="acceptance_loss", plain={"no weight": unbalanced, "hard labels": hard})
 def test_soft_labels_and_a_weight_of_six(subject):
@@ -164,9 +136,7 @@ def test_soft_labels_and_a_weight_of_six(subject):
     want = (no * (1 - a) + yes * a).sum() / (6 * (1 - a) + a).sum()
     assert torch.allclose(subject(z, a, 6.), want)
 
-
-@given(st.floats(.01, .99), st.sampled_from([1., 6.]))
-@settings(max_examples=30)
+@examples(30, st.floats(.01, .99), st.sampled_from([1., 6.]))
 def test_the_optimum_of_the_weighted_loss(a, w):
     "At the stated prediction the derivative is 0, and inverting it gives the label"
     found = a / (a + w * (1 - a))
@@ -174,14 +144,11 @@ def test_the_optimum_of_the_weighted_loss(a, w):
     acceptance_loss(z, torch.tensor([a]), w).backward()
     assert z.grad.abs().max() < 1e-6 and abs(unweighted(found, w) - a) < 1e-9
 
-
 # Data
 
 def both(): return tiny(V=7, seed=0).float(), tiny(V=7, layers=1, seed=1).float()
 
-
 def gen(seed=0): return torch.Generator().manual_seed(seed)
-
 
 def test_token_mixing():
     "The kept share has no label; the others are labelled by the ratio after the target's own text"
@@ -195,7 +162,6 @@ def test_token_mixing():
     for i, j in ((0, 10), (3, 17), (7, 29)):
         text, y = tuple(x[i, :j].tolist()), int(z[i, j])
         if not kept[i, j - 10]: assert abs(a[i, j-10] - min(1, p.law(text)[y] / q.law(text)[y])) < 1e-4
-
 
 def test_rollouts_are_drafts_that_were_tested():
     "Rows, acceptance and states of the models; accepted counts with the acceptance's mean"
@@ -212,7 +178,6 @@ def test_rollouts_are_drafts_that_were_tested():
     mean, passed = drafts.a[:, 0].mean(), (drafts.accepted > 0).mean()
     assert abs(passed - mean) < 5.5 * (mean * (1 - mean) / n)**.5 + 1e-3
 
-
 def test_a_replay_is_the_schedule_on_the_same_draft():
     "Length and accepted tokens of `replay` are those of the rule on the recorded tokens"
     drafts = rollouts(*both(), torch.cartesian_prod(torch.arange(6), torch.arange(6)), 6, gen())
@@ -224,21 +189,17 @@ def test_a_replay_is_the_schedule_on_the_same_draft():
     tree = Tree(tuple(drafts.x[4, :2].tolist()))
     assert heads(tree, 3) == drafts.a[4, 2]
 
-
 # DISCO
 
 class Three(Disco):
     def more(self, tree, q): return len(tree) <= 3
 
-
 class Peak(Disco):
     "A threshold on the largest probability"
     def more(self, tree, q): return len(tree) == 1 or max(tree.law[len(tree) - 1]) >= self.threshold
 
-
 @faithful("DISCO", plain={"largest probability": drafted_until(Peak), "constant": drafted_until(Three)})
-@settings(max_examples=30, deadline=None)
-@given(seeds)
+@examples(30, seeds)
 def test_disco_asks_its_classifier(subject, seed):
     "It ends after the first token whose row and position the classifier predicts to be rejected"
     rng = np.random.default_rng(seed)
@@ -250,11 +211,9 @@ def test_disco_asks_its_classifier(subject, seed):
     stops = [n for n in range(1, 21) if classify(rows[n - 1], n) < .5]
     assert len(tree) - 1 == min([*stops, 20])
 
-
 def no_position(q, position, most=20): return draft_features(q, 0, most)
 def no_entropy(q, position, most=20):
     return draft_features(q, position, most) * np.array([1]*10 + [0, 1], np.float32)
-
 
 @faithful("DISCO", part="draft_features", plain={"no position": no_position, "no entropy": no_entropy})
 def test_the_features_of_disco(subject, monkeypatch):
@@ -268,9 +227,7 @@ def test_the_features_of_disco(subject, monkeypatch):
         top = sorted(q, reverse=True) + [0]*3
         assert np.allclose(row, [*top, -(q * np.log(q)).sum(), (i + 1) / 5], atol=1e-5)
 
-
 # Both, exact and trained
-
 
 def test_the_head_reads_the_states_of_the_draft():
     "No further draft call, and the state of the token that a fresh pass computes"
@@ -283,7 +240,6 @@ def test_the_head_reads_the_states_of_the_draft():
         want = head(fresh.hidden_states[-1][0, len(prompt):]).softmax(-1)[:, 1].tolist()
     assert [read(tree, i) for i in range(1, 4)] == pytest.approx(want[:3], abs=1e-4)
     assert model.meter.calls == 5
-
 
 def test_the_shipped_networks():
     "Small files with their recipe; on held-out drafts better than the best constant prediction"
@@ -301,7 +257,6 @@ def test_the_shipped_networks():
             plain = torch.stack([share, 1 - share]).log().expand(len(a), 2)
             assert acceptance_loss(z[tested], a, w) < acceptance_loss(plain, a, w) - .005, name
 
-
 def test_training(tmp_path, monkeypatch):
     "One command trains both; an interrupted run ends with the same weights"
     target, draft = both()
@@ -315,7 +270,6 @@ def test_training(tmp_path, monkeypatch):
     train_lengths(tmp_path/"b", recipe)
     for file in ("specdec++/model.safetensors", "disco/model.safetensors", "disco/recipe.json"):
         assert (tmp_path/"a/lengths"/file).read_bytes() == (tmp_path/"b/lengths"/file).read_bytes()
-
 
 # Reports
 

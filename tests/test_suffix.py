@@ -6,30 +6,23 @@ from fractions import Fraction
 from math import floor
 
 import numpy as np
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import faithful, models, proves, seeds
+from helpers import examples, faithful, models, proves, seeds
 from published import drafted, having
-from specref.core.law import one_hot
-from specref.core.loop import Drafter, loop_law, match
-from specref.core.rng import Enumerator
-from specref.core.target import TableModel, random_table, target_law
-from specref.draft.lookup import PromptLookup
-from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding
-from specref.draft.suffix import SuffixNode, SuffixTree
-from specref.verify.reject import Chain, reject
+from specref import (Chain, Drafter, Enumerator, Fallback, loop_law, match, one_hot, PromptLookup,
+                     random_table, reject, SAM, SuffixDecoding, TableModel, target_law)
+from specref.draft.suffix import SuffixAutomaton, SuffixCursor, SuffixNode, SuffixTree
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
 collections = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=4).map(tuple)
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 
-
 def counts(texts, depth):
     "How often each string of 1 to `depth` tokens occurs"
     spans = lambda t: [(i, j) for i in range(len(t)) for j in range(i + 1, min(i + depth, len(t)) + 1)]
     return Counter(t[i:j] for t in texts for i, j in spans(t))
-
 
 def nodes(tree):
     "Each node below the root with its string"
@@ -42,7 +35,6 @@ def nodes(tree):
             yield v, s + label
             todo.append((v, s + label))
 
-
 def spelled(tree):
     "The count of each string in the tree; the structure of the tree is asserted"
     found = {}
@@ -53,11 +45,9 @@ def spelled(tree):
         found |= {s[:len(s)-k]: v.count for k in range(v.length)}
     return found
 
-
 def read(texts, tree):
     for t in texts: tree.read(t)
     return tree
-
 
 # The tree
 
@@ -68,16 +58,13 @@ class Trie(SuffixTree):
         v.text, v.start, v.count = self.text, len(self.text) - 1, v.count + 1
         return v
 
-
 class OneText(SuffixTree):
     "The strings of the text itself, none of past texts"
     def read(self, text): self.held.append(tuple(text))
 
-
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding", part="SuffixTree", plain={"a trie": Trie, "one text": OneText})
-@settings(max_examples=80)
-@given(collections, texts, st.integers(1, 7))
+@examples(80, collections, texts, st.integers(1, 7))
 @example(((0, 1, 2),), (0, 1, 1), 3)
 def test_counts_of_every_string(subject, past, text, depth):
     "After every token each string of up to `depth` tokens with its count, in two nodes a token"
@@ -89,11 +76,9 @@ def test_counts_of_every_string(subject, past, text, depth):
     for s in (text[-2:], (0, 1, 2), (2, 2, 2, 2)):
         if 1 <= len(s) <= depth: assert tree.count(s) == counts((*past, text), depth)[s]
 
-
 class Kept(SuffixTree):
     "Texts are added, never removed"
     def remove(self, text): self.held.remove(tuple(text))
-
 
 class Unmerged(SuffixTree):
     "A removed text leaves a node for each of its branches"
@@ -103,11 +88,9 @@ class Unmerged(SuffixTree):
             v.count -= j == 1
             if not v.count: return u.below.pop(ending[k])
 
-
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding", part="SuffixTree", plain={"texts stay": Kept, "branches stay": Unmerged})
-@settings(max_examples=80)
-@given(collections, collections, st.integers(1, 7), seeds)
+@examples(80, collections, collections, st.integers(1, 7), seeds)
 @example(((0, 1), (0, 2)), ((1,),), 3, 0)
 def test_removed_texts(subject, past, more, depth, seed):
     "Texts removed in any order leave the tree of the others; removed oldest first, no node refers to them"
@@ -123,7 +106,6 @@ def test_removed_texts(subject, past, more, depth, seed):
         assert tree.hold(now) is tree and tree.root.form() == fresh(now).root.form()
         assert {tuple(v.text) for v, _ in nodes(tree)} <= set(now)
         assert len({id(v.text) for v, _ in nodes(tree)}) <= len(tree.held)
-
 
 # Drafts
 
@@ -143,16 +125,13 @@ def by_hand(drafter, past, text):
         best = max(best, (Fraction(sum(picked), n[m]), p, picked), key=lambda g: g[:2])
     return best
 
-
 @st.composite
 def options(draw):
     some = lambda *xs: draw(st.sampled_from(xs))
     sizes = some(1, 2, 4, 6), some(2, 3, 5, 7), some(0., .5, 1., 2.5), some(-1., 0., 1.5)
     return *sizes, some(0., .1, 1/3, .5, 1.), some(1, 2, 3), some(0, .5, 1.5)
 
-
 def suffix(options, past, kind=SuffixDecoding): return kind(3, *options, past=past, exact=True)
-
 
 class LongestMatch(SuffixDecoding):
     "The commonest continuation of the longest match that has one, as of an n-gram map"
@@ -163,20 +142,16 @@ class LongestMatch(SuffixDecoding):
         object.__setattr__(only, "budget", lambda p: self.budget(p) if p == longest else 0)
         return SuffixDecoding.best_draft(only, tree, text)
 
-
 class FixedBudget(SuffixDecoding):
     "As many tokens after a short match as after a long one"
     def budget(self, p): return self.num_draft_tokens
-
 
 class OwnText(SuffixDecoding):
     "The draft of the text itself, not of past texts"
     def __call__(self, ctx, rng): return SuffixDecoding.__call__(replace(self, past=()), ctx, rng)
 
-
 OPTIONS = ("num_draft_tokens", "max_tree_depth", "max_spec_factor", "max_spec_offset", "min_token_prob",
            "width", "min_score")
-
 
 def lookup(kind):
     "Prompt lookup in place of a drafter: n-grams of at most three tokens of the text itself"
@@ -184,13 +159,11 @@ def lookup(kind):
         def __call__(self, ctx, rng): return PromptLookup(3, 3, self.num_draft_tokens, True)(ctx, rng)
     return Lookup
 
-
 @proves("prop-suffix-score")
 @faithful("SuffixDecoding", plain={
     "the longest match": drafted(LongestMatch), "a fixed budget": drafted(FixedBudget),
     "its own text": drafted(OwnText), "prompt lookup": drafted(lookup(SuffixDecoding))})
-@settings(max_examples=120)
-@given(options(), collections, texts.filter(len))
+@examples(120, options(), collections, texts.filter(len))
 @example((4, 5, .5, .5, .1, 1, 0), ((2, 0, 0), (0, 2, 0)), (0, 2, 1, 1, 2, 1, 0, 2))
 def test_the_best_draft(subject, options, past, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
@@ -210,7 +183,6 @@ def test_the_best_draft(subject, options, past, text):
     assert max(tree.depth) <= min(drafter.depth, drafter.max_tree_depth - p)
     assert all(len(tree.children(i)) <= drafter.width for i in range(len(tree)))
 
-
 def test_thresholds_hold_at_equality():
     "A share of 1/4 is not below 1/4, as a fraction or a float, nor a score of 3/5 below .6"
     past = (0, 1), (0, 2), (0, 0, 2)   # a 0 is followed by 2 in half of the cases, by 0 and by 1 in a quarter
@@ -220,7 +192,6 @@ def test_thresholds_hold_at_equality():
     past = ((0, 1),)*3 + ((0, 2),)*2
     for score, some in ((.6, 1), (Fraction(3, 5), 1), (.61, 0)):
         assert len(SuffixDecoding(3, min_score=score, past=past)((0,), Enumerator())) - 1 == some
-
 
 def test_a_finished_request_makes_another_drafter():
     "A value with one text more, without the oldest above the cap; earlier drafters do not change"
@@ -233,7 +204,6 @@ def test_a_finished_request_makes_another_drafter():
         fresh = SuffixDecoding(3, past=d.past, **how)
         for text in ((0, 1), (1,), (2, 2)): assert d(text, Enumerator()) == fresh(text, Enumerator())
 
-
 # The automaton
 
 def automaton(text, links=list, a=None):
@@ -242,20 +212,16 @@ def automaton(text, links=list, a=None):
     for x in text: a.add(x)
     return a
 
-
 class Counting(list):
     reads = 0
     def __getitem__(self, i):
         self.reads += 1
         return super().__getitem__(i)
 
-
 def ends(text, s): return tuple(i for i in range(len(text)) if i + 1 >= len(s) and text[i+1-len(s):i+1] == s)
 
-
 @proves("thm-automaton")
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 2), max_size=12).map(tuple))
+@examples(60, st.lists(st.integers(0, 2), max_size=12).map(tuple))
 @example((0, 1, 2, 1, 2))
 def test_states_are_classes_of_strings_with_the_same_ends(text):
     "After every token: one state a class, with its longest string, first end, link and transitions"
@@ -276,10 +242,8 @@ def test_states_are_classes_of_strings_with_the_same_ends(text):
             assert a.below[u] == {x: state((*longest, x)) for x in range(3) if ends(t, (*longest, x))}
         assert a.below[0] == {x: state((x,)) for x in set(t)}
 
-
 RUNS, TWO = ([0]*49 + [1])*20, np.random.default_rng(0).integers(0, 2, 1000).tolist()
 HARD = [0]*1000, [0] + [1]*999, [0] + [1]*998 + [2], RUNS, TWO
-
 
 class EveryEnding(SuffixAutomaton):
     "Follows all links after each token, as if all endings were counted"
@@ -288,14 +252,12 @@ class EveryEnding(SuffixAutomaton):
         p = self.last
         while p >= 0: p = self.link[p]
 
-
 class FromTheRoot(SuffixAutomaton):
     "A cursor that goes back to the root before each token"
     def follow(self, at, x):
         s = at[0]
         while s > 0: s = self.link[s]
         return super().follow(at, x)
-
 
 @proves("thm-automaton")
 @faithful("SAM", part="SuffixAutomaton", plain={"every ending": EveryEnding, "from the root": FromTheRoot})
@@ -309,14 +271,11 @@ def test_linear_work(subject):
         for x in TWO + [7] + RUNS: cursor.add(x)
         assert a.link.reads <= 2*n*2
 
-
 def longest(found, text): return max(k for k in range(len(text) + 1) if not k or found(text[len(text)-k:]))
-
 
 class Unsplit(SuffixAutomaton):
     "A string shares the state of a longer one with more ends"
     def clone(self, p, x, q): return q
-
 
 class ThreeGrams(SuffixAutomaton):
     "Matches of at most three tokens, as of prompt lookup"
@@ -324,11 +283,9 @@ class ThreeGrams(SuffixAutomaton):
         s, n = super().follow(at, x)
         return s, min(n, 3)
 
-
 @proves("cor-cursor")
 @faithful("SAM", part="SuffixAutomaton", plain={"without clones": Unsplit, "n-grams": ThreeGrams})
-@settings(max_examples=80)
-@given(texts, texts)
+@examples(80, texts, texts)
 @example((0, 1, 2, 0, 1, 2, 0, 2, 1), (1, 2, 0, 1))
 def test_matched_length(subject, text, other):
     "At every step the longest ending that occurred earlier, by the link and by a cursor; of another text too"
@@ -346,30 +303,24 @@ def test_matched_length(subject, text, other):
         k = longest(lambda s: ends(text, s), other[:i])
         assert beside.at[1] == k and (k == 0 or a.first[beside.at[0]] == ends(text, other[i-k:i])[0])
 
-
 def copy_by_hand(texts, string, n):
     "The tokens after the first place of the longest ending with enough of them, else of the one with most"
     places = [next((t, i) for t in texts for i in ends(t, string[j:])) for j in range(len(string))]
     follow = [t[i+1:][:n] for t, i in places]
     return next((f for f in follow if len(f) == n), max(follow, key=len, default=()))
 
-
-@settings(max_examples=80)
-@given(texts.filter(len), st.integers(1, 5))
+@examples(80, texts.filter(len), st.integers(1, 5))
 def test_copied(text, n):
     "By the automaton and by hand"
     a = automaton(text)
     s = a.link[a.last]
     assert tuple(a.copied(s, n)) == copy_by_hand([text], text[len(text)-a.length[s]:], n)
 
-
 class Unbiased(SAM):
     def matches(self, text): return SAM.matches(replace(self, len_bias=0), text)
 
-
 @faithful("SAM", plain={"prompt lookup": having(first=lookup(SAM)), "no bias": having(first=Unbiased)})
-@settings(max_examples=80)
-@given(collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
+@examples(80, collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)
 def test_the_switch(subject, corpus, text, n, threshold, bias):
     "A copy only when the longer match reaches the threshold, the corpus less its bias; within its text"
@@ -382,7 +333,6 @@ def test_the_switch(subject, corpus, text, n, threshold, bias):
     if max(here, there - bias) < threshold: assert not tokens
     elif here >= there - bias: assert tokens == copy_by_hand([text], text[len(text)-here:], n)
     else: assert tokens == copy_by_hand(corpus, text[len(text)-there:], n)
-
 
 @faithful("SAM", plain={
     "any match": having(first=lambda sam: replace(sam, threshold=1)),
@@ -399,7 +349,6 @@ def test_the_switch_at_five(subject):
     for k in range(1, 12):
         assert either((20, *again[:k]), Enumerator()).token[1:] == ([29, 29] if k < 10 else [*again[k:]])
 
-
 # The drafters in the loop
 
 @dataclass(frozen=True)
@@ -410,7 +359,6 @@ class Noted(Drafter):
     rounds: tuple = ()
     def learn(self, round): return replace(self, rounds=(*self.rounds, round))
 
-
 def test_a_fallback_updates_both():
     "Both drafters are updated after every round; it has the models of both, and the larger depth"
     one, two = random_table(3, 0), random_table(3, 1)
@@ -419,11 +367,9 @@ def test_a_fallback_updates_both():
     assert either.models == after.models == (one, two) and either.depth == after.depth == 2
     assert after.first.rounds == after.second.rounds == ("round", "next") and not either.first.rounds
 
-
 @proves("prop-either")
-@settings(max_examples=20)
-@given(models(), contexts, options(), collections, collections, st.integers(1, 2),
-       st.sampled_from([reject, match]))
+@examples(20, models(), contexts, options(), collections, collections, st.integers(1, 2),
+          st.sampled_from([reject, match]))
 def test_exact(pair, ctx, options, past, corpus, threshold, verify):
     "Each, alone or with a fallback, is exact and has correct edges"
     tree, sam = suffix(options, past), SAM(3, 3, threshold, 1, corpus, exact=True)

@@ -5,13 +5,10 @@ import pytest
 
 from helpers import random_table
 from book import references
-from specref.certify.certificates import certificate, certify_system
-from specref.core.loop import System, Verdict
-from specref.core.registry import BYTE_SYSTEMS, LOSSY, SYSTEMS, TABLES, TRAINED, declared
-from specref.core.rng import Seeded
+from specref import certificate, certify_system, Chain, LOSSY, Seeded, System, SYSTEMS, TRAINED, Verdict
+from specref.core.registry import BYTE_SYSTEMS, TABLES, declared
 from specref.core.tree import likeliest_points
 from specref.verify.lossy import GreedyModel
-from specref.verify.reject import Chain
 
 LOSSLESS = [*SYSTEMS, *BYTE_SYSTEMS, *TRAINED]
 

@@ -3,27 +3,20 @@ import json
 from functools import cache
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from torch.nn import functional as F
 
 from helpers import proves, refuses, round_tokens
 from networks import Interrupted, small_llama
-from specref.core.law import exact
-from specref.core.loop import rounds
-from specref.core.rng import law_of
-from specref.core.target import TableModel
+from specref import Chain, exact, HFModel, law_of, reject, rounds, TableModel
 from specref.models import recipe
 from specref.models.embedded import sample_texts
-from specref.models.transformer import HFModel, RowAnswer
+from specref.models.transformer import RowAnswer
 from specref.train import harness
 from specref.train.features import NetworkDraft
 from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, acceptances, batch_at, evaluate,
-                                   load_checkpoint, no_progress, save_network, state_dataset, tokens_a_round,
-                                   train_network, written_by_another)
-from specref.verify.reject import Chain, reject
-
+                                   load_checkpoint, no_progress, save_network, state_dataset,
+                                   tokens_a_round, train_network, written_by_another)
 
 def tiny(V=8, d=16, **kw): return small_llama(V, d, heads=2, **kw).float()
 

@@ -1,17 +1,12 @@
 "30f_own_texts: conversations as marked tokens, states on demand, and steps of several batches and processes"
-import json
-import os
-import subprocess
-import sys
+import json, os, subprocess, sys
 from threading import Barrier, Thread
 
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 
 from helpers import LONG, proves, refuses, tiny
 from house import ROOT
-from specref.models.embedded import tokenizer
+from specref import tokenizer
 from specref.models.recipe import llama
 from specref.train import texts
 from specref.train.harness import TargetModel, state_dataset

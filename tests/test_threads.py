@@ -1,35 +1,21 @@
 "Objects that change, in two threads at once: the texts of each thread alone; copies begin without a cache"
-import pickle
-import threading
-import time
+import pickle, threading, time
 from copy import copy, deepcopy
 
-import pytest
-import torch
+import pytest, torch
 
-import test_encoder_decoder as enc_dec
-import test_recurrent as recurrent
-import test_sparse as sparse
+import test_encoder_decoder as enc_dec, test_recurrent as recurrent, test_sparse as sparse
 from helpers import at_once, tiny
-from specref.core.loop import generate, match
-from specref.core.rng import Seeded
+from specref import (Chain, Engine, generate, HFModel, match, PackedLlama, PromptLookup, reject, Seeded,
+                     speculate, StaticTree, Tree)
 from specref.core.target import Meter, run_in_thread
-from specref.core.tree import Tree
 from specref.draft.early_exit import ExitDraft, ExitTarget
-from specref.draft.lookup import PromptLookup
 from specref.draft.pipeline import Pipeline, layer_stages
-from specref.draft.shapes import StaticTree
 from specref.draft.skipping import SkippedModel, skip_mask
-from specref.gpu.engine import Engine
-from specref.models.bridge import speculate
 from specref.models.encoder_decoder import EncoderDecoderModel
-from specref.models.llama import PackedLlama
 from specref.models.recurrent import RecurrentModel
-from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
 
 CTXS, N = ((1, 0, 2, 1, 1), (2, 1)), 24
-
 
 def model(seed=0, layers=2, of=HFModel): return of(tiny(8, layers, seed), check=False)
 

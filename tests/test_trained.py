@@ -7,24 +7,21 @@ from functools import cache, partial
 from itertools import product
 from math import exp
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import at_once, faithful, proves, refuses, tiny
+from helpers import at_once, examples, faithful, proves, refuses, tiny
 from networks import batch_of, random_texts, states_of
 from published import Published, drafted, verified
-from specref.core.loop import autoregressive, loop_law
-from specref.core.rng import Seeded, law_of, tv_outcomes
-from specref.core.target import target_law
-from specref.core.tree import Tree, edge_laws
-from specref.models.embedded import DOMAINS, prompts, raw_model, sample_texts
+from specref import (autoregressive, Chain, HFModel, law_of, loop_law, prompts, Seeded, target_law, Tree,
+                     tv_outcomes, typical)
+from specref.core.tree import edge_laws
+from specref.models.embedded import DOMAINS, raw_model, sample_texts
 from specref.models.recipe import llama
-from specref.models.transformer import HFModel, RowTrie
-from specref.train.synthetic import branch_texts, branching, chain_tokens, overlap_at
+from specref.models.transformer import RowTrie
+from specref.train.diffusion import DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass
 from specref.train.falcon import BlockDraft, Falcon, relaxed_causal_mask
@@ -32,14 +29,12 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
-from specref.train.diffusion import DFlash, DFlash2, DiffusionDraft, DSpark, SparkDraft
-from specref.train.masks import (PassDraft, few_texts, group_labels, label_loss, random_cuts, redraw)
+from specref.train.masks import PassDraft, few_texts, group_labels, label_loss, random_cuts, redraw
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
-from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss)
+from specref.train.mtp import DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, shipped_trainings
 from specref.train.spire import ABLATIONS, OwnMemory, Spire
-from specref.verify.lossy import typical
-from specref.verify.reject import Chain
+from specref.train.synthetic import branch_texts, branching, chain_tokens, overlap_at
 
 V = 7
 
@@ -344,8 +339,7 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10), nodes_of), min
 @proves("thm-unroll", "prop-refreshed", "prop-own-rows", "thm-chain-rows", "thm-paths", "prop-prefix-rows",
         "thm-anywhere", "thm-in-blocks")
 @cases
-@settings(max_examples=8)
-@given(st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
+@examples(8, st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
 def test_rows_are_those_of_a_plain_pass(name, one, place, other, history):
     """Contexts that grow, go back, or follow a text that differs in a token, and trees of any shape: every
     row is that of a plain pass over the whole text, whatever tokens come after it"""

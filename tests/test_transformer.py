@@ -1,37 +1,26 @@
 "07_transformer: one masked pass equals n passes; its rows depend on the tree alone; models refused"
-import json
-import random
-import re
-import warnings
+import json, random, re, warnings
 from collections import Counter
 from inspect import signature
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers import LogitsProcessorList, MinLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.masking_utils import create_chunked_causal_mask, eager_mask
-from helpers import proves
+from helpers import examples, proves
 from house import ROOT
+from specref import (autoregressive, Branching, Chain, embedded, generate, HFModel, match, PackedLlama,
+                     PromptLookup, reject, Seeded, Tree, warp)
 from specref.core.check import read_record
-from specref.core.rng import Seeded
-from specref.core.law import warp
-from specref.core.loop import generate, match, autoregressive
-from specref.draft.lookup import PromptLookup
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-from specref.models.embedded import embedded
-from specref.models.llama import PackedLlama
-from specref.models.transformer import (CACHE_NAMES, COMPARED, HFModel, RowTrie, Unservable, cache_name,
-                                        given_cache, tree_mask)
-from specref.core.tree import Tree
+from specref.models.transformer import (CACHE_NAMES, COMPARED, RowTrie, Unservable, cache_name, given_cache,
+                                        tree_mask)
 
 V = 64
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -51,11 +40,9 @@ SUPPORTED = {   # name -> the options of its configuration
 }
 transformers.logging.set_verbosity_error()
 
-
 def small(name, attention=None, **options):
     config = getattr(transformers, name + "Config")(**options)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-
 
 def wide(module, query, key, value, attention_mask, scaling, softcap=None, **kw):
     "transformers' eager attention, but a softmax in the model's own type (theirs is float32)"
@@ -64,15 +51,12 @@ def wide(module, query, key, value, attention_mask, scaling, softcap=None, **kw)
     if softcap: scores = torch.tanh(scores / softcap) * softcap
     return (torch.softmax(scores + attention_mask, -1) @ value).transpose(1, 2), None
 
-
 AttentionInterface.register("wide", wide)
 AttentionMaskInterface.register("wide", eager_mask)
-
 
 def wide_norm(norm):
     "An RMSNorm in the model's own type (theirs rounds to float32, and rarely a rounding flips)"
     return lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (1 + norm.weight)
-
 
 def bare(name, dtype=torch.float64, seed=0, own=False, **kw):
     "A model with large random weights; float64 throughout, unless its `own` arithmetic is wanted"
@@ -85,16 +69,13 @@ def bare(name, dtype=torch.float64, seed=0, own=False, **kw):
         if type(module).__name__.endswith("RMSNorm"): module.forward = wide_norm(module)
     return model.to(dtype).eval()
 
-
 @torch.inference_mode()
 def plainly(model, text):  # -> (V,)
     "The logits after `text` by the un-wrapped model, without a cache"
     ids = torch.tensor([text], device=model.device)
     return model(ids, use_cache=False).logits[0, -1].double().cpu().numpy()
 
-
 def plain_rows(model, tree): return np.stack([plainly(model, tree.text(i)) for i in range(len(tree))])
-
 
 def random_tree(rng, ctx, n, V=V):
     "A chain or a tree of n nodes, with equal siblings among them; some are probes"
@@ -105,7 +86,6 @@ def random_tree(rng, ctx, n, V=V):
         x = rng.choice(there) if rng.random() < .15 else rng.randrange(V)
         tree.add(u, x, np.ones(V) / V if rng.random() < .8 else None)
     return tree
-
 
 def history(seed, rounds=8, V=V):
     "The trees of a random run: accept part of a path, add a token; sometimes go back, or start another text"
@@ -118,12 +98,10 @@ def history(seed, rounds=8, V=V):
         if rng.random() < .15: ctx = ctx[:rng.randint(1, len(ctx))]
         if rng.random() < .1: ctx = tuple(rng.randrange(V) for _ in range(5))
 
-
 def grown(ctx, nodes=()):
     tree = Tree(ctx)
     for u, x in nodes: tree.add(u % len(tree), x)
     return tree
-
 
 # ---- exactly: a network of whole numbers modulo a prime, its cache, and the trie
 
@@ -136,22 +114,18 @@ def toy_rows(memory, edge, depth, see, start, layers=3, prime=10_007):
             attended = sum(memory[j][layer] * (memory[j][layer] + own + 3) for j in seen)
             memory[r].append((own * own + depth[r] + attended) % prime)
 
-
 def toy_pass(text):
     "The last row of a plain pass over one text"
     memory, n = [], len(text)
     toy_rows(memory, [(i - 1, x) for i, x in enumerate(text)], range(n), np.tri(n, dtype=bool), 0)
     return memory[-1]
 
-
 def visible(trie, start):
     end, see = len(trie.edge), tree_mask(trie, start, len(trie.edge))
     return np.tri(end - start, end, start, dtype=bool) if see is None else see
 
-
 @proves("thm-masked-pass", "thm-cache-looks", "cor-row-text")
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9))
+@examples(60, st.integers(0, 10**9))
 def test_the_cache_is_exact(seed):
     "The first call of a history is one masked pass without a cache; later calls reuse rows"
     trie, memory = RowTrie(), []
@@ -165,7 +139,6 @@ def test_the_cache_is_exact(seed):
         assert trie.row == {e: r for r, e in enumerate(trie.edge)}
         for i, r in enumerate(rows): assert memory[r] == toy_pass(tree.text(i)) and r in trie.answers
 
-
 # ---- real networks
 
 @proves("thm-masked-pass")
@@ -178,7 +151,6 @@ def test_tree_pass_equals_plain_passes(name, dtype, tolerance):
     tree = random_tree(random.Random(1), (3, 1, 4), 9)
     want = plain_rows(model, tree)
     assert abs(HFModel(model, check=False).logits(tree) - want).max() <= tolerance * abs(want).max()
-
 
 @proves("thm-cache-looks")
 @pytest.mark.parametrize("own, tolerance", [(False, 1e-10), (True, 1e-6)])
@@ -200,17 +172,14 @@ def test_cached_rows_are_those_of_plain_passes(name, own, tolerance):
         assert served.meter.calls <= before + 2
     assert max(abs(p[i] - want).max() for p, i, want in laws) < tolerance
 
-
 @proves("thm-cache-looks")
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from([1, 3, 1024]))
+@examples(15, st.integers(0, 10**9), st.sampled_from([1, 3, 1024]))
 def test_cached_rows_on_any_history(seed, chunk):
     model = bare("Llama")
     served = HFModel(model, chunk=chunk, check=False)
     for tree in history(seed):
         got = served.logits(tree)
         for i in (0, len(tree) - 1): assert abs(got[i] - plainly(model, tree.text(i))).max() < 1e-10
-
 
 def test_each_call_feeds_only_new_tokens():
     served, fed, ctx = HFModel(bare("Llama")), [], (1, 2, 3, 10, 11, 7)
@@ -229,7 +198,6 @@ def test_each_call_feeds_only_new_tokens():
     assert fed == [3, 1, 1, 1, 0, 1, 3, 1, 1, 1]
     assert served.meter.calls == 9 and served.meter.layer_tokens == 2 * sum(fed) and served.meter.kv_bytes > 0
 
-
 def test_a_failed_pass_leaves_an_empty_cache(monkeypatch):
     model = bare("Llama")
     served, tree = HFModel(model), grown((1, 2, 3, 8, 9, 5), [(0, 6), (0, 7)])
@@ -242,7 +210,6 @@ def test_a_failed_pass_leaves_an_empty_cache(monkeypatch):
     with pytest.raises(ValueError, match="token: got 64"): served(grown((1, 2), [(0, 64)]))
     assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-10
 
-
 def test_only_the_rows_of_nodes_are_scored(monkeypatch):
     model, scored = bare("Llama"), []
     served, inner = HFModel(model), model.lm_head.forward
@@ -252,11 +219,9 @@ def test_only_the_rows_of_nodes_are_scored(monkeypatch):
     served(Tree(range(1, 45)))
     assert scored == [3, 1, 1]
 
-
 def test_dropout_is_off():
     model = bare("GPT2").train()
     assert (HFModel(model).law((1, 2)) == HFModel(model).law((1, 2))).all()
-
 
 # ---- distributions
 
@@ -275,7 +240,6 @@ def test_warps_are_those_of_chapter_0_and_raw_weights_are_unwarped(options):
         assert (p.raw(i) == before).all()
     assert served.meter.calls == 1
 
-
 def test_a_processor_gets_the_text_of_each_node():
     model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 5), (2, 6), (2, 4), (3, 3)])
     shared = LogitsProcessorList([
@@ -288,7 +252,6 @@ def test_a_processor_gets_the_text_of_each_node():
         assert abs(p[i] - torch.softmax(z, -1).numpy()).max() < 1e-10
     assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-10   # the raw logits do not change
 
-
 def test_states_that_were_not_stored_are_computed():
     stored, without = HFModel(bare("Llama"), keep=(1,)), HFModel(bare("Llama"))
     a, b = stored.states((1, 2, 3)), without.states((1, 2, 3), layers=(1, 2))
@@ -296,7 +259,6 @@ def test_states_that_were_not_stored_are_computed():
     torch.nn.Linear(32, 1).double()(a[1]).sum().backward()          # usable for training a head
     a[1].zero_()                                                    # a copy: the cache does not change
     assert abs(stored.states((1, 2, 3))[1] - b[1]).max() < 1e-10
-
 
 # ---- models and lengths that are refused
 
@@ -317,7 +279,6 @@ REFUSED = {
     "no head": [lambda: transformers.LlamaModel(transformers.LlamaConfig(**SMALL))],
 }
 
-
 @pytest.mark.parametrize("why, make", [(why, make) for why in REFUSED for make in REFUSED[why]])
 def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
     "ALiBi where one masked pass is demanded; what has no rows, always"
@@ -333,7 +294,6 @@ def test_refused_by_name_and_by_the_check(why, make, monkeypatch):
         if why == "recurrent state":
             with pytest.raises(Unservable, match=words): HFModel(model)
 
-
 @pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -345,12 +305,10 @@ def test_the_check_detects_a_model_that_ignores_an_argument(ignored, name, dtype
     with pytest.raises(Unservable, match=words): HFModel(model, paths=False)
     with pytest.warns(UserWarning, match=words): assert HFModel(model).by_paths
 
-
 ROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.] * 4, long_factor=[2.] * 4,
             original_max_position_embeddings=9)
 LONG = dict(max_position_embeddings=64, original_max_position_embeddings=9, rope_parameters=ROPE)
 NEO = dict(hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
-
 
 @pytest.mark.parametrize("why, most, name, options", [
     ("no later position", 12, "GPT2", GPT | dict(n_positions=12)),
@@ -362,7 +320,6 @@ def test_lengths_are_limited(why, most, name, options):
     words = f"{most + 1} tokens, drafted ones included, wanted at most {most}: .*{why}"
     with pytest.raises(Unservable, match=words): served(grown(ctx, [(0, 3), (1, 4)]))
 
-
 def loud(name, **options):
     "A small model of any family in float64, with large random weights"
     torch.manual_seed(0)
@@ -370,7 +327,6 @@ def loud(name, **options):
     with torch.no_grad():
         for w in model.parameters(): w.normal_(0, .3) if w.dim() > 1 else w.add_(.1 * torch.randn_like(w))
     return model.double().eval()
-
 
 KINDS = ["sliding_attention", "full_attention"]
 WINDOWED = dict(**SMALL, **HEADS, sliding_window=8)
@@ -391,7 +347,6 @@ BY_PATHS = {   # ALiBi, by place in memory; no position ids and no 4-D masks
     "Bart": dict(vocab_size=V, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64),
 }
 
-
 def deviation(model, served, length, seed=0):
     "Of the logits of random trees, some branches accepted, others rejected, until a text has `length` tokens"
     rng, ctx, off = random.Random(seed), (1, 2), []
@@ -400,7 +355,6 @@ def deviation(model, served, length, seed=0):
         off.append(abs(served.logits(tree) - plain_rows(model, tree)).max())
         ctx = (*tree.text(rng.randrange(len(tree))), rng.randrange(V))
     return max(off)
-
 
 @proves("thm-masked-pass")
 @pytest.mark.filterwarnings("ignore:model")
@@ -418,14 +372,12 @@ def test_three_windows_of_text(name):
         with pytest.raises(Unservable, match=words): deviation(model, narrow, 25)
         with pytest.raises(Unservable, match="wanted at most 8: a sliding window"): narrow.law(range(9))
 
-
 def test_a_window_as_long_as_the_last_position():
     "More rows than the window, in texts that are not longer: nothing to refuse"
     model = loud("Mistral", **WINDOWED | dict(max_position_embeddings=8))
     served, tree = HFModel(model), grown(range(7), [(0, x) for x in range(5)])
     assert abs(served.logits(tree) - plain_rows(model, tree)).max() < 1e-5 and not served.by_paths
     with pytest.raises(Unservable, match="no later position"): served.law(range(9))
-
 
 def test_a_window_over_places_is_detected(monkeypatch):
     "A mutant: a tree past the window gets the mask of a tree without one"
@@ -434,7 +386,6 @@ def test_a_window_over_places_is_detected(monkeypatch):
     served = HFModel(loud("Mistral", **WINDOWED), paths=False)
     served.law(range(8))
     with pytest.raises(Unservable, match="off its plain passes"): served(grown(range(9), [(0, 3), (0, 4)]))
-
 
 @proves("thm-cache-looks")
 @pytest.mark.filterwarnings("ignore:model")
@@ -450,10 +401,8 @@ def test_path_by_path(name):
     with pytest.raises(Unservable, match="got 3 paths, wanted one"): served.feed(tree)
     assert abs(served.states((1, 2, 3), (1,))[1] - HFModel(model).states((1, 2, 3), (1,))[1]).max() < 1e-6
 
-
 ROBERTA = dict(**BASE, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
                is_decoder=True)
-
 
 def test_positions_are_those_of_generate():
     "RoBERTa numbers a text from its padding token where no positions are stated; `generate` states them"
@@ -466,7 +415,6 @@ def test_positions_are_those_of_generate():
     assert list(out) == own.tolist()
     bare_rows = [plainly(model, text) for text in ((3, 1), (3, 1, 4))]
     assert not served.by_paths and abs(served.logits(grown((3, 1), [(0, 4)])) - bare_rows).max() > .1
-
 
 @pytest.mark.parametrize("shift, words", [
     (1e-7, ""), (.05, "by 0.0.* with the number of tokens in a pass"), (9, "")])
@@ -486,7 +434,6 @@ def test_a_quantized_model_may_depend_on_the_length_of_a_pass(shift, words, monk
         else: assert not HFModel(model).by_paths
     assert bool(words) == bool(said) and all(re.search(words, str(w.message)) for w in said)
 
-
 def test_a_padded_vocabulary_is_cut():
     "The first V rows, before any warp; the rest has probability 0"
     model, tree = bare("Llama"), grown((3, 1), [(0, 4), (0, 1)])
@@ -495,7 +442,6 @@ def test_a_padded_vocabulary_is_cut():
         assert len(p[i]) == 50 and abs(p[i] - warp(z[:50], .8, 5)).max() < 1e-10
     target, draft = HFModel(model, temperature=0, V=50), HFModel(bare("Llama", seed=1, vocab_size=50))
     assert len(generate(target, Chain(draft, 3), reject, (1, 2), 8, Seeded(0))) == 8
-
 
 def test_processors_are_functions_of_the_text():
     class Counter:
@@ -516,10 +462,8 @@ def test_processors_are_functions_of_the_text():
             HFModel(bare("Llama"), processors=[process])
     HFModel(bare("Llama"), processors=[grammar, RepetitionPenaltyLogitsProcessor(1.7)])
 
-
 BUILD = dict(chain=lambda d: Chain(d, 4), tree=lambda d: Branching(d, (2, 1, 1)),
              lookup=lambda d: PromptLookup(V, 2, 4))
-
 
 @pytest.mark.parametrize("build", BUILD)
 def test_the_last_position_can_be_reached(build):
@@ -532,7 +476,6 @@ def test_the_last_position_can_be_reached(build):
     with pytest.raises(ValueError, match="n: got 10, wanted at most 9 after a context of 4"):
         generate(target, drafter, reject, ctx, 10, Seeded(0))
 
-
 # ---- releases of transformers
 
 GIVEN_UP = {"mems", "past_buckets_states"}   # of XLNet and Reformer, no cache of rows
@@ -540,7 +483,6 @@ GIVEN_UP = {"mems", "past_buckets_states"}   # of XLNet and Reformer, no cache o
 def test_every_name_of_a_cache_is_known():
     "A release that renames the cache fails here, before it changes a row"
     assert {*ALL_CACHE_NAMES} - GIVEN_UP <= {*CACHE_NAMES}
-
 
 def renamed(keyword, wrapped=False):
     "A Llama of a release in which caches have another name; it ignores unknown keywords"
@@ -570,7 +512,6 @@ class Wrapper(torch.nn.Module):
     def base_model(self): return self.model.base_model
     def forward(self, *args, **kw): return self.model(*args, **kw)
 
-
 @pytest.mark.parametrize("kind, wrapped", [(HFModel, False), (HFModel, True), (PackedLlama, False)])
 @pytest.mark.parametrize("keyword", CACHE_NAMES)
 def test_rows_are_cached_under_every_name(keyword, kind, wrapped):
@@ -580,7 +521,6 @@ def test_rows_are_cached_under_every_name(keyword, kind, wrapped):
     assert abs(served.logits(tree) - plain_rows(plain, tree)).max() < 1e-4
     assert not served.by_paths and served.meter.tokens == 2 + 3   # none of them twice
 
-
 @pytest.mark.parametrize("check", [True, None, False])
 @pytest.mark.parametrize("kind", [HFModel, PackedLlama])
 def test_an_unknown_name_of_the_cache_is_an_error(kind, check):
@@ -588,7 +528,6 @@ def test_an_unknown_name_of_the_cache_is_an_error(kind, check):
     words = f"uses a cache that it does not name.*{transformers.__version__}.*{re.escape(torch.__version__)}"
     with pytest.raises(Unservable, match=words): kind(renamed("rows"), check=check)
     with pytest.raises(Unservable, match="takes a cache"): given_cache(torch.nn.Linear(2, 2), None)
-
 
 class Uncached(PackedLlama):
     "Reads every text from its start, behind the rows that it has stored"
@@ -611,7 +550,6 @@ def test_one_row_at_the_start_detects_a_wrong_pass(wrong):
     with pytest.raises(Unservable, match=f"off its plain passes.*{transformers.__version__}"):
         wrong(bare("Llama", torch.float32, own=True), check=None, paths=False)
 
-
 def test_a_wrong_row_is_read_by_paths(monkeypatch):
     "A release that ignores masks: the first model of a class warns, with the releases"
     model = bare("Llama")
@@ -619,7 +557,6 @@ def test_a_wrong_row_is_read_by_paths(monkeypatch):
     model.forward = lambda *args, **kw: inner(*args, **{**kw, "attention_mask": None})
     with pytest.warns(UserWarning, match=f"off its plain passes.*{transformers.__version__}"):
         assert HFModel(model, check=None).by_paths
-
 
 def test_one_row_is_compared_once():
     "And for every class and model; the embedded models do it, too"
@@ -631,11 +568,9 @@ def test_one_row_is_compared_once():
     assert len(plain) > 1
     assert PackedLlama in COMPARED[embedded("small").model]
 
-
 # ---- the stored runs of `make record-architectures` and `make compat-quantised`
 
 PAGE = ROOT/"nbs"/"07_transformer.ipynb"
-
 
 def as_stored(record): return record
 def one_wrong(record):
@@ -649,9 +584,7 @@ def all_wrong(record):
     return record | dict(counts=none, architectures=dict.fromkeys(record["architectures"], "wrong"))
 def outdated(record): return record | dict(versions=record["versions"] | dict(transformers="5.0.0"))
 
-
 def fails(*bad): return [pytest.param(x, marks=pytest.mark.xfail(strict=True)) for x in bad]
-
 
 @pytest.mark.parametrize("change", [as_stored, *fails(one_wrong, miscounted, all_wrong, outdated)])
 def test_the_stored_sweep(change):
@@ -666,7 +599,6 @@ def test_the_stored_sweep(change):
                       for out in cell.get("outputs", ()) if "text" in out)
     assert all(f"{n:4} {what}\n" in printed for what, n in record["counts"].items())
 
-
 def test_the_stored_run_on_quantized_weights():
     "Weights that are not quantized give the texts of `generate`, as does every way served without a warning"
     ways = read_record("quantised")["ways"]
@@ -674,7 +606,6 @@ def test_the_stored_run_on_quantized_weights():
     assert len(whole) == 4 and all(way["logits_off"] < 1e-3 for way in whole.values())
     assert all(way["same"] == way["of"] for way in ways.values() if way["check"] == "served")
     assert all(way["check"] == "served" for way in whole.values())
-
 
 # ---- checkpoints and devices
 
@@ -687,7 +618,6 @@ def test_load(tmp_path):
     assert HFModel.load(good).model.dtype == torch.float32
     bent = HFModel.load(good, dtype="auto", attn_implementation="eager", revision="main", top_k=3)
     assert bent.model.config._attn_implementation == "eager" and sum(bent.law((1, 2)) > 0) == 3
-
 
 def test_an_incomplete_checkpoint_is_refused(tmp_path):
     from safetensors.torch import load, save_file
@@ -702,7 +632,6 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path):
     save_file(state, weights, metadata={"format": "pt"})
     refused(tmp_path, "^path: got .* without 1 weights, model.layers.1.mlp.up_proj.weight")
     refused(tmp_path / "none", "^path: got .*, wanted a readable checkpoint")
-
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("dtype, tolerance", [

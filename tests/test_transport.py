@@ -2,34 +2,28 @@
 from fractions import Fraction as F
 from itertools import combinations
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 
 from contracts import drafter_contract, verifier_contract
-from helpers import CANON, DRAWS, Plan, constant, laws, models, pairs, plans, proves, refuses, seeds
+from helpers import CANON, DRAWS, Plan, constant, examples, laws, models, pairs, plans, proves, refuses, seeds
 from verify_helpers import PEAK, SGL, as_dict, depends, star
-from specref.core.rng import Seeded, tv_outcomes, law_of
-from specref.core.law import exact, overlap, one_hot, residual, warp
-from specref.core.loop import loop_law, match
-from specref.verify.reject import reject
-from specref.verify.siblings import Branching
-from specref.core.target import target_law
-from specref.verify.kseq import expected_trials, kseq, smallest_rho
+from specref import (Branching, exact, hub_pairs, iid, in_sequence, kseq, law_of, loop_law, match, one_hot,
+                     overlap, points, reject, residual, Seeded, spechub, target_law, transport,
+                     transport_iid, traversal, Tree, tv_outcomes, warp, without_replacement)
+from specref.core.tree import likeliest_points
+from specref.verify.kseq import expected_trials, smallest_rho
 from specref.verify.transport import (best_chosen_law, best_levels, bin_starts, choose_then_verify,
-                                      greedy_draft, highest_level, hub_pairs, importance, importance_choice,
+                                      greedy_draft, highest_level, importance, importance_choice,
                                       maximal_choice, maximal_plan, optimal_acceptance,
                                       optimal_acceptance_iid, optimal_acceptance_pair, ratio_prefixes,
-                                      sibling_sets, sibling_sets_at, spechub, support_by_ratio, transport,
-                                      transport_iid, transport_lp)
-from specref.verify.traversal import all_donors, traversal
-from specref.core.tree import Tree, iid, in_sequence, likeliest_points, points, without_replacement
+                                      sibling_sets, sibling_sets_at, support_by_ratio, transport_lp)
+from specref.verify.traversal import all_donors
 
 few = settings(max_examples=12)
 some = settings(max_examples=25)
 counts = st.integers(1, 3)
 small = pairs(st.integers(2, 4))
-
 
 def joint(verify, p, draw, n):
     "The distribution of (set of siblings, token, whether it was a sibling) at one node, where p is every row"
@@ -39,11 +33,9 @@ def joint(verify, p, draw, n):
         return tuple(sorted(set(tree.token[1:]))), v.tokens(tree)[0], v.node > 0
     return law_of(run)
 
-
 def token_law(law): return law.of(lambda sxk: sxk[1])
 def acceptance(law): return law.of(lambda sxk: sxk[2]).get(True, 0)
 def total(plan): return sum(sum(row.values()) for row in plan.values())
-
 
 def by_reject(p, draw, n, earlier=()):
     "P(`reject` accepts one of n siblings), by the first of them and the residual after its rejection"
@@ -53,7 +45,6 @@ def by_reject(p, draw, n, earlier=()):
     def later(x): return by_reject(residual(p, q), draw, n - 1, (*earlier, x))
     return overlap(p, q) + sum(rejected[x] * later(x) for x in np.flatnonzero(rejected))
 
-
 def is_plan(f, p, sets):
     "No entry is negative, no set exceeds its probability, no token its own"
     assert all(x in s and w >= 0 for s, row in f.items() for x, w in row.items())
@@ -61,10 +52,8 @@ def is_plan(f, p, sets):
     assert all(sum(row.get(x, 0) for row in f.values()) <= w for x, w in enumerate(p))
     return True
 
-
 WAYS = {**DRAWS, "greedy": greedy_draft(2), "hub pairs": hub_pairs}
 ways = st.sampled_from(sorted(WAYS))
-
 
 def shares(seed):
     "Arbitrary shares, different for every set; with the missing probability no sibling is chosen"
@@ -74,7 +63,6 @@ def shares(seed):
             return exact(*map(int, w))[:len(s)]
         return {s: dict(zip(s, row(s) if s else ())) for s in sets}
     return choose
-
 
 # Plans
 
@@ -87,7 +75,6 @@ def test_any_exact_rule_is_a_plan(pq, how, n, verify):
     law, sets = joint(verify, p, draw, n), sibling_sets(draw, n)
     f = {s: {x: law.get((s, x, True), 0) for x in s} for s in sets}
     assert token_law(law) == as_dict(p) and is_plan(f, p, sets) and total(f) == acceptance(law)
-
 
 @proves("thm-plan")
 @some
@@ -111,14 +98,11 @@ def test_any_plan_is_a_rule(pq, seed, n, data):
     assert is_plan(f, p, sets) and law.of(lambda xk: xk[0]) == as_dict(p)
     assert law.of(lambda xk: xk[1]).get(True, 0) == total(f)
 
-
 @proves("thm-plan", "thm-canonical")
-@settings(max_examples=20)
-@given(models(), plans(3), st.integers(1, 2))
+@examples(20, models(), plans(3), st.integers(1, 2))
 def test_importance_on_trees(pair, steps, n):
     "The contract of every verifier; `transport` is listed in test_contracts"
     verifier_contract(pair[0], Plan(pair[1], steps), importance, (0,), n)
-
 
 # The optimum
 
@@ -137,7 +121,6 @@ def test_max_flow_is_min_cut(pq, seed, n):
     assert all(share[s][x] * w >= f[s][x] for s, w in sets.items() for x in s)
     assert overlap(p, law_of_choice(p, sets, share)) == best
 
-
 @proves("thm-optimum")
 @some
 @given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
@@ -146,7 +129,6 @@ def test_no_rule_accepts_more(pq, how, n, verify):
     p, draw = pq[0], WAYS[how](pq[1])
     best = optimal_acceptance(p, sibling_sets(draw, n))
     assert acceptance(joint(verify, p, draw, n)) <= best == acceptance(joint(transport, p, draw, n))
-
 
 @proves("cor-always")
 @some
@@ -158,7 +140,6 @@ def test_acceptance_one(pq, n):
     hall = all(sum(p[H]) >= sum(q[H])**n for H in sets)
     assert (optimal_acceptance_iid(p, q, n) == 1) == hall and optimal_acceptance_iid(p, p, n) == 1
 
-
 @proves("prop-more")
 @some
 @given(small, ways, counts)
@@ -169,11 +150,9 @@ def test_more_siblings_are_accepted_at_least_as_often(pq, how, n):
     assert fewer <= more
     assert optimal_acceptance_iid(p, q, n) <= optimal_acceptance(p, sibling_sets(without_replacement(q), n))
 
-
 # Prefixes
 
 def inside(sets, H): return sum(w for s, w in sets.items() if set(s) <= set(H))
-
 
 def q_convex(q, sets):
     support = [x for x in range(len(q)) if q[x]]
@@ -182,14 +161,11 @@ def q_convex(q, sets):
     return all(rise(H, x) <= rise((*H, x), y) for H in cases
                for x in support for y in support if len({*H, x, y}) == len(H) + 2)
 
-
 @proves("lem-clocks")
-@settings(max_examples=25)
-@given(st.integers(2, 5).flatmap(laws), counts)
+@examples(25, st.integers(2, 5).flatmap(laws), counts)
 def test_q_convexity(q, n):
     assert q_convex(q, sibling_sets(iid(q), n))
     if n <= np.count_nonzero(q): assert q_convex(q, sibling_sets(without_replacement(q), n))
-
 
 @proves("thm-prefix")
 @some
@@ -202,7 +178,6 @@ def test_prefixes(pq, n):
         assert optimal_acceptance(p, sets, ratio_prefixes(p, q)) == optimal_acceptance(p, sets)
     assert optimal_acceptance_iid(p, q, n) == optimal_acceptance(p, sibling_sets(iid(q), n))
 
-
 def test_without_convexity_the_scan_is_wrong():
     "A point beside a sampled token is not q-convex, and the scan by q/p finds too large a minimum"
     p, q = CANON
@@ -210,13 +185,11 @@ def test_without_convexity_the_scan_is_wrong():
     assert not q_convex(q, sets)
     assert optimal_acceptance(p, sets, ratio_prefixes(p, q)) > optimal_acceptance(p, sets)
 
-
 # Canonical form
 
 def law_of_choice(p, sets, share):
     "Σ over the sets of their probability times the share of each token"
     return sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
-
 
 @proves("thm-canonical")
 @some
@@ -228,12 +201,10 @@ def test_any_choice_is_exact(pq, how, n, seed):
     z = law_of_choice(p, sets, choose(p, sets))
     assert token_law(law) == as_dict(p) and acceptance(law) == overlap(p, z)
 
-
 # K-SEQ
 
 ratios = st.fractions(1, 4, max_denominator=12)
 def at(rho): return lambda p, tree, rng: kseq(p, tree, rng, rho=lambda *_: rho)
-
 
 @proves("thm-kseq")
 @some
@@ -246,7 +217,6 @@ def test_kseq_is_exact(pq, k, rho):
         return refuses("rho", law_of, lambda rng: rule([p]*4, star(iid(q), k, rng), rng))
     law = joint(rule, p, iid(q), k)
     assert token_law(law) == as_dict(p) and acceptance(law) == 1 - (1 - β)**k
-
 
 @proves("thm-kseq")
 @few
@@ -262,16 +232,13 @@ def test_the_smallest_rho(pq, k):
         assert token_law(joint(at(rho), p, iid(q), k)) == as_dict(p)
     assert rho == smallest_rho(p, q, k)
 
-
 # Order
-
 
 def trials(p, q, k):
     "T_k: how many of k independent siblings `reject` verifies on average"
     T = F(0)
     for _ in range(k): T += 1 - np.minimum(p, T*q).sum()
     return T
-
 
 @proves("thm-between")
 @some
@@ -286,17 +253,14 @@ def test_the_order_of_the_rules(pq, k):
     assert 0 <= G(rho) - (1 - (1 - β)**k) <= F(k, 2**30)   # equal at the root
     assert 1 - (1 - β)**k <= optimal_acceptance_iid(p, q, k) <= G(k)
 
-
 @proves("thm-kseq-guarantee")
-@settings(max_examples=25)
-@given(pairs(st.integers(2, 5)), st.integers(1, 8))
+@examples(25, pairs(st.integers(2, 5)), st.integers(1, 8))
 def test_guarantee(pq, k):
     "K-SEQ accepts at least 1 - (1 - 1/k)^k of the optimum, even with ρ = k"
     p, q = pq
     factor, rho = 1 - (1 - F(1, k))**k, smallest_rho(p, q, k, 30)
     def rate(rho): return 1 - (1 - np.minimum(q, p / rho).sum())**k
     assert rate(rho) >= rate(F(k)) >= factor * optimal_acceptance_iid(p, q, k) and factor > 1 - 1 / np.e
-
 
 # Draws
 
@@ -313,7 +277,6 @@ def test_greedy_draft(pq, n):
     law = joint(reject, p, draw, min(n, 2))
     if n <= 2: assert acceptance(law) == want and token_law(law) == as_dict(p)
 
-
 @proves("thm-greedy-draft")
 @given(pairs(st.integers(2, 5)))
 def test_hub_pairs_have_the_greedy_sets(pq):
@@ -321,21 +284,17 @@ def test_hub_pairs_have_the_greedy_sets(pq):
     assert sibling_sets(hub_pairs(q), 2) == sibling_sets(greedy_draft(2)(q), 2)
     assert token_law(joint(reject, p, hub_pairs(q), 2)) == as_dict(p)
 
-
 new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), hub_pairs])
-
 
 @few
 @given(models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
 def test_the_drafter_contract(pair, shape, draw):
     drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
-
 # SpecHub
 
 @proves("thm-spechub")
-@settings(max_examples=120)
-@given(pairs(st.integers(2, 5)))
+@examples(120, pairs(st.integers(2, 5)))
 def test_spechub_reaches_the_optimum_of_its_pairs(pq):
     "Exact; accepts p(hub) + Σ min(p, tail), as `reject` on the greedy draft; never less than on the pairs"
     p, q = pq
@@ -344,7 +303,6 @@ def test_spechub_reaches_the_optimum_of_its_pairs(pq):
     assert token_law(law) == as_dict(p) and rate == p[hub] + overlap(np.delete(p, hub), np.delete(tail, hub))
     assert rate == optimal_acceptance(p, sibling_sets(hub_pairs(q), 2)) == by_reject(p, greedy_draft(2)(q), 2)
     assert rate >= by_reject(p, hub_pairs(q), 2)
-
 
 def test_spechub_accepts_more_than_reject():
     "On the book's pair, and on more than half of 200 random pairs strictly more"
@@ -357,7 +315,6 @@ def test_spechub_accepts_more_than_reject():
     gains = [by_reject(p, greedy_draft(2)(q), 2) - by_reject(p, hub_pairs(q), 2) for p, q in random_pairs]
     assert min(gains) >= 0 and sum(gain > 0 for gain in gains) > 100
 
-
 @proves("thm-spechub")
 @few
 @given(models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
@@ -366,7 +323,6 @@ def test_spechub_in_the_loop(pair, cold, shape):
     (target, draft), draw = pair, likeliest_points if cold else hub_pairs
     law = loop_law(target, Branching(draft, shape, draw), spechub, (0,), 2)
     assert law == target_law(target, (0,), 2)
-
 
 # Levels: the optimum of independent siblings
 
@@ -379,9 +335,7 @@ def law_by_levels(p, q, levels, z, choose=lambda xs: xs[0]):
         return x if rng.coin(p[x], of=z[x]) else rng.pick(residual(p, z))
     return law_of(run)
 
-
 def chosen(q, levels): return q * levels.ratio[levels.bin]
-
 
 @proves("thm-levels", "thm-clipped")
 @some
@@ -393,7 +347,6 @@ def test_transport_iid_is_optimal(pq, k):
     assert token_law(law) == as_dict(p)
     assert acceptance(law) == optimal_acceptance_iid(p, q, k) == acceptance(joint(transport, p, iid(q), k))
 
-
 @pytest.mark.parametrize("pq,want", [(CANON, {2: F(79, 100), 3: F(871, 1000)}),
                                      (SGL, {2: F(99, 100)}),
                                      (PEAK, {2: F(49, 100), 3: F(571, 1000)})])
@@ -402,7 +355,6 @@ def test_known_values(pq, want):
     for k, rate in want.items():
         law = joint(transport_iid, pq[0], iid(pq[1]), k)
         assert acceptance(law) == rate and token_law(law) == as_dict(pq[0])
-
 
 @proves("thm-levels")
 @few
@@ -414,10 +366,8 @@ def test_levels_in_the_loop(pair, shape, bins):
     law = loop_law(target, Branching(draft, shape, iid), verify, (0,), 2)
     assert law == target_law(target, (0,), 2)
 
-
 @proves("thm-levels", "thm-clipped")
-@settings(max_examples=100)
-@given(pairs(st.integers(2, 30)), st.integers(1, 6), st.sampled_from([1, 2, 5, 99]))
+@examples(100, pairs(st.integers(2, 30)), st.integers(1, 6), st.sampled_from([1, 2, 5, 99]))
 def test_exchanges(pq, k, bins):
     "Probabilities that preserve the levels; z adds up to one; the optimum, or less by at most the bound"
     p, q = pq
@@ -434,13 +384,11 @@ def test_exchanges(pq, k, bins):
     spans = np.maximum.reduceat(ratio, start) - np.minimum.reduceat(ratio, start)
     assert 0 <= best - overlap(p, chosen(q, levels)) <= (m * spans).sum() / 4
 
-
 def test_fewer_bins_accept_less():
     "With two bins for the four tokens the output is exact, and the acceptance below the optimum"
     p, q = CANON[0], exact(1, 1, 1, 1)
     law = joint(lambda p, tree, rng: transport_iid(p, tree, rng, bins=2), p, iid(q), 2)
     assert token_law(law) == as_dict(p) and acceptance(law) < 1 == optimal_acceptance_iid(p, q, 2)
-
 
 def test_wrong_levels_change_the_distribution():
     "Exchanges that do not preserve the levels, z* for another choice, a choice that depends on the tokens"
@@ -455,7 +403,6 @@ def test_wrong_levels_change_the_distribution():
     assert token(levels._replace(exchanges=same_rates), z) > 0
     assert token(levels._replace(exchanges=levels.exchanges[:1]), z) > 0 and token(coarse, z) > 0
     assert token(levels, z, lambda xs: max(xs, key=lambda x: p[x] / q[x])) > 0
-
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("temperature", [1, .02])
@@ -474,22 +421,18 @@ def test_levels_in_floats(temperature):
     verdict = transport_iid([p]*5, star(iid(q), 4, Seeded(0)), Seeded(1))
     assert p[verdict.token] > 0
 
-
 def test_levels_of_a_point_mass():
     "At temperature 0 there is one bin and no exchange"
     p, q = np.full(50_000, 1/50_000), one_hot(7, 50_000)
     levels = best_levels(p, q, 4)
     assert len(levels.ratio) == 1 and not levels.exchanges and (chosen(q, levels) == q).all()
 
-
 @proves("prop-pair")
-@settings(max_examples=100)
-@given(pairs(st.integers(2, 5)))
+@examples(100, pairs(st.integers(2, 5)))
 def test_pairs_without_replacement(pq):
     "The closed form against the list of sets, also for point masses"
     p, q = pq
     assert optimal_acceptance_pair(p, q) == optimal_acceptance(p, sibling_sets(without_replacement(q), 2))
-
 
 def test_pairs_of_a_near_point_mass():
     "In floats, where 1 - q of the likeliest token has lost its digits"
@@ -498,9 +441,7 @@ def test_pairs_of_a_near_point_mass():
     want = optimal_acceptance_pair(exact(1, 2, 3, 4), exact(*map(F, q)))
     assert optimal_acceptance_pair(p, q) == pytest.approx(float(want), abs=1e-12)
 
-
 # Wrong sets, large vocabularies, whole numbers
-
 
 def test_wrong_sets_change_the_distribution():
     "Siblings without replacement, verified with the sets of independent ones"
@@ -513,7 +454,6 @@ def test_wrong_sets_change_the_distribution():
         v = transport([p]*3, wrong, rng)
         return v.tokens(wrong)[0]
     assert tv_outcomes(law_of(run), as_dict(p)) > 0
-
 
 def test_a_large_vocabulary_with_small_supports():
     "512 tokens, four of them likely: the sets are listed; K-SEQ needs no list"
@@ -529,7 +469,6 @@ def test_a_large_vocabulary_with_small_supports():
     flat = np.full(512, 1/512)
     assert kseq([p]*3, star(iid(flat), 2, Seeded(0)), Seeded(0)).token < 512
 
-
 @pytest.mark.parametrize("verify", [transport, importance, kseq, transport_iid])
 def test_rows_of_whole_numbers(verify):
     "A deterministic target in integers: only its token is emitted"
@@ -537,7 +476,6 @@ def test_rows_of_whole_numbers(verify):
     for s in range(60):
         rows, tree = [np.eye(4, dtype=int)[s % 4]]*3, star(iid(q), 2, Seeded(s))
         assert set(verify(rows, tree, Seeded(s)).tokens(tree)) == {s % 4}
-
 
 def second_child_if(below, q):
     "A second child of node 0 if a token, of the first child or of the node below it, is 3"
@@ -548,7 +486,6 @@ def second_child_if(below, q):
         if tree.token[last] == 3: tree.grow(0, iid(q), rng)
         return tree
     return draft
-
 
 @proves("thm-plan")
 @pytest.mark.parametrize("below", [False, True])

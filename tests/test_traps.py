@@ -3,49 +3,38 @@ from dataclasses import replace
 from fractions import Fraction as F
 from operator import le, lt
 
-import numpy as np
-import pytest
+import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 
 from contracts import continued, drafter_contract, one_round, verifier_contract
-from helpers import CANON, Plan, constant, killer, laws, models, pairs, plans, proves
+from helpers import CANON, Plan, constant, examples, killer, laws, models, pairs, plans, proves
+from specref import (block, Branching, Chain, exact, greedy, iid, law_of, match, MUTANTS, normalize, points,
+                     reject, residual, TableModel, target_law, traversal, Tree, tv_outcomes,
+                     without_replacement)
 from specref.certify import mutants
-from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, WITHHELD
-from specref.certify.mutants import block_from, block_of, on_chain, on_star, redrawn_after, reject_from
-from specref.core.law import exact, greedy, normalize, residual
-from specref.core.loop import clip, match
-from specref.core.rng import law_of, tv_outcomes
-from specref.core.target import TableModel, target_law
-from specref.core.tree import Tree, edge_laws, iid, points, without_replacement
-from specref.verify.block import block
+from specref.certify.mutants import (BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, ORDER0, WITHHELD,
+                                     block_from, block_of, on_chain, on_star, redrawn_after, reject_from)
+from specref.core.loop import clip
+from specref.core.tree import edge_laws
 from specref.verify.coupled import inverse_cdf_coupling, reused_noise_law
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-from specref.verify.traversal import traversal
-
 
 def named(name): return next(m for m in MUTANTS if m.name == name)
-
 
 def off(setting, **parts):
     changed = replace(setting, **parts)
     return tv_outcomes(changed.law(), changed.want())
 
-
 # Blind tables
 
 @proves("prop-blind")
-@settings(max_examples=20)
-@given(pairs(st.just(2)), st.integers(1, 2))
+@examples(20, pairs(st.just(2)), st.integers(1, 2))
 def test_two_tokens_hide_a_wrong_residual(pq, gamma):
     "On two tokens the residual is p without the rejected token, for one draft token after another"
     wrong = reject_from(after=lambda r, q, x: mutants.without_token(r, x))
     assert off(on_chain([constant(*law) for law in pq], gamma), verify=wrong) == 0
 
-
 @proves("prop-blind")
-@settings(max_examples=20)
-@given(laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
+@examples(20, laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_tables_without_context_hide_a_wrong_row(p, q, rows):
     "Any row at any node, for p or for the bonus token, is correct; not on a table that depends on the text"
     wrong = reject_from(row=lambda p, tree, i: p[rows[i]], last=lambda p, tree, i: p[rows[0]])
@@ -53,28 +42,23 @@ def test_tables_without_context_hide_a_wrong_row(p, q, rows):
     detected = off(on_chain(killer(), 2), verify=reject_from(row=lambda p, tree, i: p[rows[i]]))
     assert rows == [0, 1, 2] or detected > 0
 
-
 @proves("prop-blind")
 def test_short_texts_hide_what_comes_later():
     "A bonus token from the row before is correct for texts of one token, wrong for two"
     wrong = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
     assert off(on_chain(KILLER, 1, n=1), verify=wrong) == 0 < off(on_chain(KILLER, 1, n=2), verify=wrong)
 
-
-@settings(max_examples=25)
-@given(laws(4), laws(4))
+@examples(25, laws(4), laws(4))
 def test_two_descriptions_of_one_bug(p, q):
     "xllm#2175: q subtracted at the rejected token alone is p without that token"
     for x in np.flatnonzero(p < q):
         there = [max(w - q[y], 0) if y == x else w for y, w in enumerate(p)]
         assert (normalize(np.array(there, dtype=object)) == mutants.without_token(p, x)).all()
 
-
 # Dropping and withholding a draft token
 
 @proves("thm-dropping")
-@settings(max_examples=50)
-@given(pairs(), st.data())
+@examples(50, pairs(), st.data())
 def test_dropping(pq, data):
     "The output distribution when draft tokens in D are dropped, and its distance for a perfect draft"
     (p, q), D = pq, data.draw(st.sets(st.integers(0, len(pq[0]) - 1)))
@@ -88,7 +72,6 @@ def test_dropping(pq, data):
     mass = (p*inside).sum()
     assert (p != q).any() or tv_outcomes(law_of(run), dict(enumerate(p))) == mass * (1 - mass)
 
-
 def growing(model, gamma, go_on):
     "A chain that grows while `go_on(tokens so far, noise)`; it samples nothing after it stops"
     def draft(ctx, rng):
@@ -98,10 +81,8 @@ def growing(model, gamma, go_on):
         return tree
     return draft
 
-
 @proves("thm-silence")
-@settings(max_examples=25)
-@given(models(), st.integers(0, 999), st.integers(1, 3))
+@examples(25, models(), st.integers(0, 999), st.integers(1, 3))
 def test_a_decision_by_earlier_tokens_is_lossless(pair, seed, n):
     "(i) Any decision by the tokens before and by independent noise: stated edges, lossless"
     def go_on(seen, noise):
@@ -109,7 +90,6 @@ def test_a_decision_by_earlier_tokens_is_lossless(pair, seed, n):
     draft = growing(pair[1], 2, go_on)
     assert all(stated == true for _, stated, true in edge_laws(law_of(lambda rng: draft((0,), rng))))
     verifier_contract(pair[0], draft, reject, (0,), n)
-
 
 def cut(chain, K):
     "The first K(all its tokens) tokens of a chain that was sampled in full"
@@ -119,10 +99,8 @@ def cut(chain, K):
         return tree
     return draft
 
-
 @proves("thm-silence")
-@settings(max_examples=25)
-@given(models(), st.integers(0, 999), st.integers(1, 3))
+@examples(25, models(), st.integers(0, 999), st.integers(1, 3))
 def test_a_deterministic_draft_and_match_allow_any_decision(pair, seed, n):
     "(ii) A draft that is a function of the context, and (iii) `match` with any draft, cut by the whole chain"
     def K(tokens): return int(np.random.default_rng([seed, *tokens]).integers(0, len(tokens) + 1))
@@ -130,7 +108,6 @@ def test_a_deterministic_draft_and_match_allow_any_decision(pair, seed, n):
     drafter_contract(cut(Chain(argmax, 2), K), (0,))
     verifier_contract(pair[0], cut(Chain(argmax, 2), K), reject, (0,), n)
     verifier_contract(pair[0], cut(Chain(pair[1], 2), K), match, (0,), n)
-
 
 @proves("thm-silence")
 def test_a_decision_by_the_token_itself_is_lossy():
@@ -142,13 +119,11 @@ def test_a_decision_by_the_token_itself_is_lossy():
         assert tv_outcomes(continued(some, p, (0,), 2), target_law(p, (0,), 2)) > 0
         with pytest.raises(AssertionError, match="stated"): drafter_contract(draft, (0,))
 
-
 @pytest.mark.parametrize("name", FALSE_ALARMS)
 def test_false_alarms_are_false(name):
     "Distance 0; with the ratio test, every edge also states its token's distribution"
     s = FALSE_ALARMS[name]
     assert s.law() == s.want() and (s.verify is match or s.well_stated())
-
 
 def test_harmless_only_under_match():
     "Two drafts that are lossless with match are not with reject, and their edges are misstated"
@@ -156,7 +131,6 @@ def test_harmless_only_under_match():
     names = "unlikely token dropped, verified by match", "token dropped by looking ahead, verified by match"
     for name in names:
         assert off(WITHHELD[name], verify=reject) > 0 and not WITHHELD[name].well_stated()
-
 
 # The parts, with their defaults, are the correct rules
 
@@ -167,7 +141,6 @@ PARTS = {   # from parts, the rule, its drafts of a model
     "block": (block_from, block, lambda q: st.builds(Chain, st.just(q), st.integers(1, 3))),
     "traversal": (mutants.bottom_up, traversal, lambda q: st.builds(Branching, st.just(q), SHAPES, DRAWS)),
 }
-
 
 @pytest.mark.parametrize("name", PARTS)
 @settings(max_examples=20)
@@ -180,13 +153,11 @@ def test_the_parts_make_the_rule(name, pair, data):
         return verify(pair[0](tree), tree, rng).tokens(tree)
     assert law_of(lambda rng: tokens(from_parts(), rng)) == law_of(lambda rng: tokens(rule, rng))
 
-
 PUBLISHED = [   # mean accepted tokens of traversal, i.i.d. and without replacement
     (ORDER0, (2,), F(13, 18), F(7, 9)), (ORDER0, (2, 2), F(209, 162), F(115, 81)),
     (ORDER0, (1, 2), F(43, 36), F(11, 9)), (ORDER0, (1, 1), F(7, 6), None),
     (KILLER, (2,), F(13, 16), F(7, 8)),
     (KILLER, (2, 2), F(9439, 7200), F(179, 112)), (KILLER, (1, 2), F(4373, 3600), F(11, 8))]
-
 
 @pytest.mark.parametrize("pair,shape,independent,distinct", PUBLISHED)
 def test_traversal_accepts_the_published_number(pair, shape, independent, distinct):
@@ -194,13 +165,11 @@ def test_traversal_accepts_the_published_number(pair, shape, independent, distin
         s = replace(mutants.TREE_MUTANTS, target=pair[0], drafter=Branching(pair[1], shape, draw))
         assert want is None or s.tokens() - 1 == want
 
-
 def test_a_strict_comparison_on_a_grid_is_exact():
     "Twelve bits, ratios of 0 or above 1: strict is exact, inclusive is off by one in 3 · 4096"
     strict, inclusive = (off(EDGE, verify=reject_from(mutants.on_grid(how))) for how in (lt, le))
     assert strict == 0 and inclusive == F(1, 3 * 2**12)
     assert (1,) in named("inclusive comparison, <= for <").wrong.law() and (1,) not in EDGE.want()
-
 
 # Published numbers that are not among the distances of the list
 
@@ -215,7 +184,6 @@ def test_longer_blocks():
     assert three.tokens() == 1 + F(2359, 1800) and replace(three, verify=reject).tokens() == 1 + F(117, 100)
     assert [round(float(m.off), 4) for m in GALLERY["tree"]] == [.1197, .1012, .1724]   # bottom-up
 
-
 def test_a_sample_for_every_candidate():
     "Medusa's candidates 0 and 1: the published distribution; an only child is tried twice"
     law = {(0,): F(71, 125), (1,): F(153, 500), (2,): F(21, 250), (3,): F(21, 500)}
@@ -223,7 +191,6 @@ def test_a_sample_for_every_candidate():
     p = CANON[0]
     hit = {(x,): p[0]*(x == 0) + (1 - p[0])*p[x] for x in range(4)}
     assert on_star(points([0], 4, exact=True), 1, mutants.each_child).law() == hit
-
 
 @pytest.mark.parametrize("w", [F(1, 10), F(3, 4)])
 def test_a_sample_for_every_path(w):
@@ -237,13 +204,11 @@ def test_a_sample_for_every_path(w):
     assert off(mutants.each_path) == (1 - w) - (1 - w)**3
     assert off(redrawn_after(mutants.each_path)) == (1 - w)*(1 - (1 - w)**3)
 
-
 def test_a_grammar_that_is_not_rolled_back_gives_invalid_texts():
     "A bracket opened twice; never with the state computed from the text"
     m = named("grammar state not rolled back after a rejection")
     def valid(y): return all(x == 0 or (x == 1) != mutants.bracket_state(y[:i]) for i, x in enumerate(y))
     assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
-
 
 def test_a_begin_token_between_two_rounds():
     "Over n tokens off by the probability that the first round is shorter than n: 11/16 by hand for two"
@@ -256,16 +221,13 @@ def test_a_begin_token_between_two_rounds():
         twice = sum(w for y, w in wrong.law().items() if 0 in y)
         assert off(wrong) == sum(w for k, w in first.items() if k < n) == twice
 
-
 def test_reused_noise_by_another_path():
     "The distribution of a recovered token sampled with the draft's noise, from the joint distribution"
     law = reused_noise_law(*CANON, inverse_cdf_coupling)
     m = named("draft and recovered token share a random number")
     assert m.wrong.law() == {(x,): w for x, w in enumerate(law)}
 
-
-@settings(max_examples=25)
-@given(pairs())
+@examples(25, pairs())
 def test_redraws_in_closed_form(pq):
     "Match, then p: pq + (1 - Σpq) p; match, then the residual: pq + (1 - Σpq) r"
     p, q = pq
@@ -273,7 +235,6 @@ def test_redraws_in_closed_form(pq):
     for after, r in ((lambda r, q: r, p), (residual, residual(p, q))):
         want = {(x,): w for x, w in enumerate(p*q + (1 - (p*q).sum())*r) if w}
         assert replace(chain, verify=mutants.redraw_verifier(after)).law() == want
-
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_warning_of_spectr(k):

@@ -4,31 +4,25 @@ from fractions import Fraction
 from itertools import chain, combinations
 from random import Random
 
-import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
+import numpy as np, pytest
+from hypothesis import strategies as st
 
 from contracts import continued, verifier_contract
-from helpers import DRAWS, Plan, constant, draws, laws, models, pairs, plans, proves, seeds, shapes
-from specref.verify.block import mean_accepted_block, block
-from specref.core.rng import Seeded, Tape, tv_outcomes, law_of
-from specref.core.law import exact, normalize
-from specref.core.loop import Drafter, Verdict
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
-from specref.core.target import Rows, TableModel, target_law
+from helpers import DRAWS, Plan, constant, draws, examples, laws, models, pairs, plans, proves, seeds, shapes
+from specref import (block, Branching, Chain, Drafter, exact, iid, law_of, normalize, reject, Rows, Seeded,
+                     TableModel, Tape, target_law, traversal, Tree, tv_outcomes, Verdict,
+                     without_replacement)
+from specref.verify.block import mean_accepted_block
 from specref.verify.traversal import (acceptance_bound, all_donate, all_donors, best_rule, by_transfer,
                                       capped_ratio, later_donate, layer_donors, mean_accepted,
-                                      not_deeper_donate, parent_donates, reachable,
-                                      seen_layers, transfer_mass, traversal)
-from specref.core.tree import Tree, iid, without_replacement
+                                      not_deeper_donate, parent_donates, reachable, seen_layers,
+                                      transfer_mass)
 
 F = Fraction
 RULES = {"reject": reject, "traversal": traversal, "layered": layer_donors, "all": all_donors}
 DONORS = {"parent": parent_donates, "later": later_donate, "no deeper": not_deeper_donate, "all": all_donate}
 rules, donors = st.sampled_from(sorted(RULES)), st.sampled_from(sorted(DONORS))
 two_draws = st.sampled_from([iid, without_replacement])
-
 
 @dataclass(frozen=True)
 class Grown(Drafter):
@@ -42,16 +36,13 @@ class Grown(Drafter):
             tree.grow(u, self.draw(self.model.law(tree.text(u))), rng, self.parents.count(u))
         return tree
 
-
 SHAPES = {"chain": (-1, 0, 1), "siblings": (-1, 0, 0), "asymmetric": (-1, 0, 0, 1, 1),
           "two chains": (-1, 0, 0, 1, 2), "delayed": (-1, 0, 1, 1)}
-
 
 def ends(p, tree, gives):
     "The verdicts of `transfer_mass`, with their probabilities"
     m, r = transfer_mass(p, tree, gives)
     return {Verdict(v, y): w*z for v, w in m.items() if w for y, z in enumerate(r[v]) if z}
-
 
 def texts(p, tree, gives):
     "The distribution of the emitted text"
@@ -59,14 +50,11 @@ def texts(p, tree, gives):
     for v, w in ends(p, tree, gives).items(): out[v.tokens(tree)] = out.get(v.tokens(tree), 0) + w
     return out
 
-
 def depth(p, tree, gives): return sum(w * tree.depth[v] for v, w in transfer_mass(p, tree, gives)[0].items())
-
 
 def some(seed):
     "Arbitrary donors, chosen without the leaf's token"
     return lambda tree, v, u: Random(f"{seed} {v} {u} {tree.path(v)}").random() < .5
-
 
 def any_tree(parents, V, seed):
     "A tree of that shape with arbitrary tokens and edge distributions, drawn by no drafter"
@@ -77,13 +65,11 @@ def any_tree(parents, V, seed):
         tree.add(u, rng.choice([x for x in range(V) if q[x]]), q)
     return tree
 
-
 # One more leaf
 
 def with_leaf(tree, u, x, q):
     tree.add(u, x, q)
     return tree
-
 
 def one_longer(found, p, n):
     "The distribution of the continued text, averaged over [(tree, weight, donors)]"
@@ -93,10 +79,8 @@ def one_longer(found, p, n):
         for y, v in law.items(): after[y] = after.get(y, 0) + w*v
     return after
 
-
 @proves("thm-leaf")
-@settings(max_examples=25)
-@given(models(), shapes(4), st.data(), seeds)
+@examples(25, models(), shapes(4), st.data(), seeds)
 def test_one_more_leaf(pair, parents, data, seed):
     "For any tree, leaf distribution and donors: the text's distribution is the same, C β more are accepted"
     p, gives = pair[0], data.draw(st.sampled_from([*DONORS.values(), some(seed)]))
@@ -112,7 +96,6 @@ def test_one_more_leaf(pair, parents, data, seed):
     C = sum(m[v] for v in m if v == u or gives(tree, v, u))
     gain = sum(np.minimum(m[u] * r[u], C * q)) if m.get(u) else 0
     assert sum(w * depth(p(t), t, gives) for t, w in larger) - depth(p(tree), tree, gives) == gain >= 0
-
 
 @dataclass(frozen=True)
 class Adaptive(Drafter):
@@ -131,21 +114,17 @@ class Adaptive(Drafter):
             tree.add(u, rng.pick(q, at=len(tree)), q)
         return tree
 
-
 @proves("cor-leaves")
-@settings(max_examples=25)
-@given(models(), seeds, st.data(), st.integers(1, 3))
+@examples(25, models(), seeds, st.data(), st.integers(1, 3))
 def test_a_draft_grown_by_its_own_tokens(pair, seed, data, n):
     "Any tree whose growth depends on earlier tokens, under every rule and with arbitrary donors"
     verify = data.draw(st.sampled_from([*RULES.values(), by_transfer(some(seed))]))
     verifier_contract(pair[0], Adaptive(pair[1], seed, 3), verify, (0,), n)
 
-
 # Verdicts
 
 @proves("thm-traversal", "prop-alone")
-@settings(max_examples=25)
-@given(models(st.integers(2, 4)), shapes(5), seeds)
+@examples(25, models(st.integers(2, 4)), shapes(5), seeds)
 def test_a_verdict_has_the_distribution_of_its_masses(pair, parents, seed):
     "On every tree, by enumeration of its coins: `traversal`, `reject` and the others"
     p = pair[0](tree := any_tree(parents, pair[0].V, seed))
@@ -154,10 +133,8 @@ def test_a_verdict_has_the_distribution_of_its_masses(pair, parents, seed):
     for verify, gives in family.items():
         assert law_of(lambda rng: verify(p, tree, rng)) == ends(p, tree, gives)
 
-
 @proves("thm-traversal")
-@settings(max_examples=25)
-@given(models(st.integers(2, 4)), st.integers(0, 4), seeds)
+@examples(25, models(st.integers(2, 4)), st.integers(0, 4), seeds)
 def test_on_chains_and_stars(pair, n, seed):
     "On a chain all but `parent_donates` are block verification; on one layer `traversal` is `reject`"
     V = pair[0].V
@@ -169,12 +146,10 @@ def test_on_chains_and_stars(pair, n, seed):
     want = law_of(lambda rng: reject(p, star, rng))
     assert law_of(lambda rng: traversal(p, star, rng)) == want == ends(p, star, later_donate)
 
-
 # The bound
 
 @proves("thm-bound", "thm-layers")
-@settings(max_examples=20)
-@given(models(), st.sampled_from(sorted(SHAPES)), draws)
+@examples(20, models(), st.sampled_from(sorted(SHAPES)), draws)
 def test_no_rule_exceeds_the_bound(pair, shape, how):
     "Every rule of the family is at most the optimum by layers, and that at most the optimum of all rules"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
@@ -183,10 +158,8 @@ def test_no_rule_exceeds_the_bound(pair, shape, how):
     limits = acceptance_bound(target, drafter, (0,), seen_layers), acceptance_bound(target, drafter, (0,))
     assert max(rates) <= limits[0] + 1e-9 and limits[0] <= limits[1] + 1e-9
 
-
 @proves("thm-bound")
-@settings(max_examples=25)
-@given(models(st.integers(2, 3)), st.integers(1, 3))
+@examples(25, models(st.integers(2, 3)), st.integers(1, 3))
 def test_on_chains_block_attains_the_bound(pair, gamma):
     "Block verification in closed form and by enumeration, and the linear program"
     target, draft = pair
@@ -195,10 +168,8 @@ def test_on_chains_block_attains_the_bound(pair, gamma):
     assert limits == pytest.approx([want, want], abs=1e-9)
     assert float(mean_accepted(target, drafter, traversal, (0,))) == pytest.approx(want, abs=1e-12)
 
-
 @proves("thm-bound")
-@settings(max_examples=20)
-@given(pairs(st.integers(2, 4)), st.sampled_from([iid, without_replacement]), st.integers(1, 3))
+@examples(20, pairs(st.integers(2, 4)), st.sampled_from([iid, without_replacement]), st.integers(1, 3))
 def test_on_one_layer_the_bound_is_the_optimal_coupling(pq, draw, k):
     "1 + min over sets H of p(H) - P(all children in H) (verification.md §7.1)"
     p, q = pq
@@ -208,7 +179,6 @@ def test_on_one_layer_the_bound_is_the_optimal_coupling(pq, draw, k):
     want = 1 + min(sum(p[list(H)], F(0)) - sum(w for S, w in inside.items() if S <= set(H)) for H in sets)
     assert acceptance_bound(target, drafter, (0,)) == pytest.approx(float(want), abs=1e-9)
 
-
 def looked_up(plan):
     "The rule that reads its verdicts from the solution of the linear program"
     def verify(p, tree, rng):
@@ -217,10 +187,8 @@ def looked_up(plan):
         return Verdict(next(v for v in reachable(tree) if tree.path(v) == text[:-1]), text[-1])
     return verify
 
-
 @proves("thm-bound")
-@settings(max_examples=12)
-@given(models(), st.sampled_from(["siblings", "asymmetric", "delayed"]), draws)
+@examples(12, models(), st.sampled_from(["siblings", "asymmetric", "delayed"]), draws)
 def test_the_bound_is_attained(pair, shape, how):
     "By a lossless rule, the solution of the linear program"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
@@ -233,7 +201,6 @@ def test_the_bound_is_attained(pair, shape, how):
     bound = acceptance_bound(target, drafter, (0,))
     assert mean_accepted(target, drafter, verify, (0,)) == pytest.approx(bound, abs=1e-8)
 
-
 # Layers
 
 def prefix(tree, d):
@@ -242,7 +209,6 @@ def prefix(tree, d):
     for i in range(1, len(tree)):
         if tree.depth[i] <= d: out.add(tree.parent[i], tree.token[i], tree.law[i])
     return out
-
 
 class Flow:
     "The sweep of Theorem layers, with weights that are feasible and otherwise arbitrary"
@@ -282,10 +248,8 @@ class Flow:
                 u = [*R][rng.pick([r.sum() / mass for r in R.values()])]
                 return Verdict(u, rng.pick(R[u] / R[u].sum()))
 
-
 @proves("thm-layers")
-@settings(max_examples=10)
-@given(models(), st.sampled_from([(-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 1, 1)]), two_draws, seeds)
+@examples(10, models(), st.sampled_from([(-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 1, 1)]), two_draws, seeds)
 def test_any_feasible_weights(pair, shape, draw, seed):
     "The sweep has the target's distribution, and accepts each layer's weights"
     target, drafter = pair[0], Grown(pair[1], shape, draw)
@@ -295,10 +259,8 @@ def test_any_feasible_weights(pair, shape, draw, seed):
     want = sum(v * (sum(flow.weights(t).values()) - 1) for t, v in trees.items())
     assert mean_accepted(target, drafter, flow, (0,)) == want
 
-
 @proves("thm-layers")
-@settings(max_examples=30)
-@given(models(), st.sampled_from(sorted(SHAPES)), two_draws, donors)
+@examples(30, models(), st.sampled_from(sorted(SHAPES)), two_draws, donors)
 def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
     "Given a layer, the mean mass of texts that continue a node with a token is the node's weight times p"
     target, drafter, gives = pair[0], Grown(pair[1], SHAPES[shape], draw), DONORS[name]
@@ -315,18 +277,15 @@ def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
                         if u in (0, *t.ancestors(verdict.node)): on[verdict.tokens(t)[d]] += z * v / total
                 assert (on == w.get(u, 0) * target(here)[u]).all()
 
-
 # No order among the rules
 
 @proves("prop-alike")
-@settings(max_examples=20)
-@given(models(), st.sampled_from([(2, 1), (1, 2), (3,), (1, 2, 1), (3, 1)]))
+@examples(20, models(), st.sampled_from([(2, 1), (1, 2), (3,), (1, 2, 1), (3, 1)]))
 def test_siblings_with_equal_subtrees(pair, shape):
     "Independent siblings with equal subtrees: `traversal` accepts at least as many as `reject`"
     trees = law_of(lambda rng: Branching(pair[1], shape, iid)((0,), rng))
     def mean(gives): return sum(w * depth(pair[0](t), t, gives) for t, w in trees.items())
     assert mean(later_donate) >= mean(parent_donates)
-
 
 @proves("prop-order")
 def test_no_rule_is_always_best():
@@ -335,11 +294,9 @@ def test_no_rule_is_always_best():
     found = [mean_accepted(target, drafter, verify, (0,)) for verify in RULES.values()]
     assert found == [F(385, 216), F(375, 216), F(7, 4), F(7, 4)]
 
-
 # Floats, size, rows read
 
-@settings(max_examples=25)
-@given(models(), plans(3), rules, st.integers(0, 2))
+@examples(25, models(), plans(3), rules, st.integers(0, 2))
 def test_floats(pair, steps, name, ulps):
     "In float64, and with a draft a few ulps from the target, the distribution is exact to twelve digits"
     soft = [TableModel(3, lambda text, m=m: m.law(text).astype(float)) for m in pair]
@@ -353,7 +310,6 @@ def test_floats(pair, steps, name, ulps):
     some = law_of(first)
     assert tv_outcomes(continued(some, soft[0], (0,), 2), target_law(soft[0], (0,), 2)) < 1e-12
 
-
 @pytest.mark.parametrize("name", RULES)
 def test_a_deep_chain(name):
     "Five hundred nodes"
@@ -363,7 +319,6 @@ def test_a_deep_chain(name):
     for i in range(500): tree.grow(i, iid(.99*rows[i] + .01/V), Seeded(i))
     v = RULES[name](rows, tree, Seeded(1))
     assert v.node > 0 and 0 <= v.token < V
-
 
 def test_rows_are_read_only_where_they_are_needed():
     "No row of a rejected leaf, none below an impossible token, none of branches after the accepted one"
@@ -379,7 +334,6 @@ def test_rows_are_read_only_where_they_are_needed():
         rows = Rows(lambda i: p, len(tree), 3)
         verify(rows, tree, Tape({("coin", i): 0. for i in range(7)} | {("pick", i): .5 for i in range(8)}))
         assert set(rows.made) <= {0, first}
-
 
 def test_capped_ratio():
     "min(1, a/b), also where b is the least float"

@@ -4,34 +4,26 @@ from fractions import Fraction as F
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-from helpers import proves
+import numpy as np, pytest, torch
+from helpers import examples, proves
 from verify_helpers import siblings_of, HIDDEN, corruptions, engines_cases, hidden
 from hypothesis import example, given, settings, strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from specref.verify.block import block
-from specref.core.rng import Seeded, law_of, verdict_tape
+from specref import (block, exact, greedy, iid, in_sequence, law_of, points, random_table, reject, Seeded,
+                     target_law, Tree, without_replacement)
+from specref.core.rng import verdict_tape
 from specref.gpu import verify as v
 from specref.gpu.layout import flat, pack
 from specref.gpu.verify import ONE, Logits, Probs, decision_cells, fixed_point, verify_chains, verify_trees
-from specref.core.law import exact, greedy
-from specref.verify.reject import reject
-from specref.core.target import random_table, target_law
-from specref.core.tree import Tree, in_sequence, iid, points, without_replacement
 
 @pytest.fixture(params=["read", "masked"])
 def device_way(request, monkeypatch):
     "Verification as on a CPU, where masks are read, and as on a device, where they are not"
     if request.param == "masked": monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
-
 def double(x): return torch.tensor(x, dtype=torch.float64)
 
-
 def floats(rows): return double([[float(x) for x in row] for row in rows])
-
 
 def verified(verify, trees, rows, coins, picks, **kw):
     "The verdicts on trees with rows of p in fractions: tokens and nodes (in the tree) of each"
@@ -43,12 +35,9 @@ def verified(verify, trees, rows, coins, picks, **kw):
         assert all(x == -1 for x in [*tokens[n:], *nodes[n-1:]])
         yield tuple(tokens[:n]), tuple(i - root for i in nodes[:n-1])
 
-
 def answer(verdict, tree): return verdict.tokens(tree), tree.ancestors(verdict.node)
 
-
 def middles(cell, tree): return [cell.coins.get(i, F(1, 2)) for i in range(len(tree))]
-
 
 def in_cells(rule, verify, target, drafter):
     "Every cell of every tree, in one batch; texts weighted by volume have the target's distribution"
@@ -66,7 +55,6 @@ def in_cells(rule, verify, target, drafter):
             law[tokens + rest] = law.get(tokens + rest, 0) + w * cell.volume * m
     assert law == target_law(target, (0,), deep)
     return len(todo)
-
 
 def grown(*draws):
     "The drafter that grows level d by `draws[d](model row) -> draw, k` below every node"
@@ -97,7 +85,6 @@ KINDS = {
 }
 FOUR = "support used up", "all of them"   # on four tokens
 
-
 @pytest.mark.parametrize("kind, V", [(kind, 3 + (kind in FOUR)) for kind in KINDS])
 @proves("thm-walk")
 def test_every_cell(kind, V, device_way):
@@ -105,13 +92,11 @@ def test_every_cell(kind, V, device_way):
     target, draft = random_table(V, 1), random_table(V, 2)
     assert in_cells(reject, verify_trees, target, partial(grown(*KINDS[kind]), draft)) >= V
 
-
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_every_cell_of_chains(gamma, device_way):
     "Block verification: the same, from the end of the chain"
     drafter = partial(grown(*[(iid, 1)]*gamma), random_table(3, 6))
     assert in_cells(block, verify_chains, random_table(3, 5), drafter) > 6*gamma
-
 
 # Random batches
 
@@ -120,11 +105,9 @@ def fractions(rng, V): return exact(*rng.multinomial(64, rng.dirichlet(np.full(V
 def random_law(rng, V):
     return rng.dirichlet(np.full(V, rng.choice([.05, .5, 5.]))) if V > 9 else fractions(rng, V)
 
-
 def top(q):
     five = np.argsort(-q.astype(float), kind="stable")[:5]
     return points(five.tolist(), len(q), q.dtype == object)
-
 
 def random_tree(rng, V, most=16, kinds=4, chain=False):
     "A tree of any draws below any nodes, probes among them"
@@ -136,7 +119,6 @@ def random_tree(rng, V, most=16, kinds=4, chain=False):
         open_ += tree.grow(u, any_draw[int(rng.integers(kinds))], draws, k)
         if rng.random() < .2: tree.add(u, int(rng.integers(V)))
     return tree
-
 
 def rows_for(rng, tree, V):
     "Rows of p, some near what was drafted, some equal to it, some with zeros"
@@ -150,9 +132,7 @@ def rows_for(rng, tree, V):
         out.append(own)
     return out
 
-
 def number(rng): return float(rng.choice([rng.random(), rng.random(), 0., 1 - 2**-53]))
-
 
 @pytest.mark.parametrize("chain", [False, True])
 @given(st.integers(0, 2**32), st.sampled_from([2, 3, 5, 40]), st.integers(1, 5))
@@ -172,7 +152,6 @@ def test_random_tapes(chain, seed, V, B):
         tape = verdict_tape([whole(u) for u in coins[b]], [whole(picks[b])]*len(t))
         assert outputs[b] == answer(rule(rows[b], t, tape), t)
 
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_at_size(dtype):
     "A real vocabulary: the integers of the reference"
@@ -187,7 +166,6 @@ def test_at_size(dtype):
         verdict = reject(p[o:o+len(t)].double().numpy(), t, tape)
         assert tuple(out.tokens[b, :out.length[b]].tolist()) == verdict.tokens(t)
 
-
 # Logits
 
 @pytest.mark.parametrize("spread", [0., 3., 40.])
@@ -200,17 +178,13 @@ def test_the_weights_of_a_softmax_have_one_factor(spread):
     assert -1e-12 < (factor - 1).min() and (factor - 1).max() < V * 2**-44 + 1e-12
     assert (law - x[0].double().softmax(0)).abs().sum() / 2 < 1e-6
 
-
 def softmax(row, t):
     return (row.double() / t).softmax(-1) if t else torch.tensor(greedy(row.double().numpy()))
 
-
 def same(a, b): return torch.equal(a.tokens, b.tokens) and torch.equal(a.nodes, b.nodes)
-
 
 def uniforms(rng, batch, power=1):
     return torch.tensor(rng.random(batch.n)**power), torch.tensor(rng.random(batch.B))
-
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_logits_equal_their_softmax(kind, device_way):
@@ -226,7 +200,6 @@ def test_logits_equal_their_softmax(kind, device_way):
         laws = verify_trees(batch, p, z.double().softmax(-1), *numbers)
         assert same(verify_trees(batch, Logits(x, torch.tensor(temps)), Logits(z), *numbers), laws)
 
-
 @pytest.mark.parametrize("logits, temperature, u, token", [
     *[([1., 3., 3., 0.], 0., u, 1) for u in (0., .5, .999)],
     ([3., 1.], 1e300, .5, 1), ([3., 1.], -0., .5, 0)])
@@ -236,11 +209,9 @@ def test_extreme_temperatures(logits, temperature, u, token):
     out = verify_trees(one, Logits(torch.tensor([logits]), temperature), None, double([.5]), double([u]))
     assert out.tokens.item() == token
 
-
 def test_logits_of_several_rows_at_a_node(device_way):
     "Siblings from different rows, and point masses: each uses the maximum of its own logits"
     of_rows(verify_trees)
-
 
 def of_rows(verify):
     "Asserts that logits give the result of their probabilities, where siblings come from several rows of q"
@@ -256,7 +227,6 @@ def of_rows(verify):
         laws = verify(batch, p, z.softmax(-1), *numbers)
         assert same(verify(batch, Logits(x, temps), Logits(z), *numbers), laws)
 
-
 def offered_weightless(q, k):
     "Siblings of all kinds, one of them with weight 0 in its row"
     last = int(np.argsort(q * (np.arange(9) != 1))[-1 - k % 2])
@@ -264,7 +234,6 @@ def offered_weightless(q, k):
     tree = siblings_of(rows, [7, 1, last, 8])
     tree.add(0, int(q.argmax()), q)
     return tree
-
 
 def test_a_token_of_weight_zero_in_its_row(device_way):
     "It is verified as any other: marked or not, after point masses and independent draws"
@@ -285,7 +254,6 @@ def test_a_token_of_weight_zero_in_its_row(device_way):
             own = slice(6*b, 6*b + 6)
             verdict = reject(p[own].numpy(), tree, verdict_tape(coins[own].tolist(), [float(picks[b])]*6))
             assert tuple(one.tokens[b, :one.length[b]].tolist()) == verdict.tokens(tree)
-
 
 # Whole numbers
 
@@ -320,7 +288,6 @@ def borders(p, q, x, find=verify_trees):
     ends = [0, *high[:-1].tolist(), 2**53]
     return [F(b - a, 2**53) for a, b in zip(ends, ends[1:])]
 
-
 def distance(law, p, q):
     "The distance of a distribution from the residual of p, times the probability of a rejection"
     r = [max(F(a) - F(b), 0) for a, b in zip(p, q)]
@@ -351,7 +318,6 @@ def test_a_rejected_token_has_no_residual_mass(r, a, w, u):
     "In floats, denormal ones too: where the test rejects, the difference is not positive"
     if not u * (a * w) < r: assert max(r - a * w, 0) == 0
 
-
 @pytest.mark.parametrize("small", [1e-17, 1e-200, 1e-307])
 def test_without_replacement_with_little_mass(small):
     "Without replacement from a row with nearly all weight on its first: the rest is summed to many digits"
@@ -365,16 +331,13 @@ def test_without_replacement_with_little_mass(small):
     full, flat = s.recount(slice(None))
     assert s.cover() < v.LITTLE and full.item() / ONE == pytest.approx(4*small, rel=1e-9) and not flat
 
-
 def const(n, x): return torch.full((n,), x, dtype=torch.float64)
-
 
 def test_denormal_remaining_mass(device_way):
     "A row with a denormal remaining mass, without the check: untried tokens are equal, none beyond V"
     batch, q = flat([-1, 0, 0], [0, 0, 1], [-1, 0, 0], [False, True, True]), double([[1., 5e-324, 0., 0.]])
     out = verify_trees(batch, double([[.1, .2, .3, .4]]*3), q, const(3, .99), const(1, .5), check=False)
     assert out.tokens[0, 0] in (2, 3)
-
 
 def test_points_beside_large_logits():
     "A rejected point mass reads no row: large logits elsewhere do not matter"
@@ -386,7 +349,6 @@ def test_points_beside_large_logits():
     out = verify_trees(batch, p, q, const(batch.n, .9), const(2, .5), check=False)
     assert out.tokens[0].tolist() == [0, -1]
 
-
 def test_a_loose_bound_changes_nothing(device_way):
     "A height larger than needed: a token rejected at the end stays rejected"
     q = exact(1, 1, 0, 0, 0)
@@ -396,13 +358,11 @@ def test_a_loose_bound_changes_nothing(device_way):
         loose, p = replace(batch, height=height), floats([exact(1, 1, 1, 1, 4)]*4)
         assert verify_trees(loose, p, rows, const(4, .9), const(1, .1)).tokens[0, 0] == 4
 
-
 def test_without_residual_mass_the_token_is_from_p():
     "Point masses cover a row whose sum is a little below one: the token is sampled from p itself"
     batch, rows = pack([siblings_of([exact(1, 0), exact(0, 1)], [0, 1])])
     out = verify_trees(batch, double([[.5 - 3e-6]*2]*3), rows, const(3, 1 - 2**-53), const(1, .9))
     assert out.tokens[0].tolist() == [1, -1]
-
 
 @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]))
 @proves("prop-cut-off")
@@ -422,7 +382,6 @@ def test_cuts_are_the_warps_of_transformers(seed, kind):
         z = z.masked_fill(z < z[kept].min(), -torch.inf)   # with all that are tied to the last one
         want = MinPLogitsWarper(float(m[i]))(None, z).softmax(-1)[0]
         assert torch.equal(found[i] > 0, want > 0) and (found[i] - want).abs().max() < 1e-6
-
 
 # Rows read
 
@@ -446,9 +405,7 @@ def offered(batch, i, visited):
         c = int(batch.sibling[c])
     return found
 
-
-@given(st.integers(0, 2**32))
-@settings(max_examples=25)
+@examples(25, st.integers(0, 2**32))
 @proves("cor-no-pass")
 def test_only_visited_rows_are_read(seed):
     "In full: p at the end and where a sibling follows a rejected draw; of q, rows of visited nodes alone"
@@ -464,7 +421,6 @@ def test_only_visited_rows_are_read(seed):
     twice = [i for i in visited if any(batch.q_row[c] >= 0 for c in kids[i][:-1])]
     assert set(p.full) == {*ends, *twice}   # row 0 of q in the place of a point mass's
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
-
 
 # Broken requests
 
@@ -488,14 +444,12 @@ def test_a_broken_request_ends_alone(seed, verify, device_way):
             beside = (torch.equal(a[::2], b[::2]) for a, b in zip(found.values(), want.values()))
             assert rows[0] is not x or all(beside), name
 
-
 @pytest.mark.parametrize("name", HIDDEN)
 @proves("prop-broken")
 def test_what_no_sum_would_show_is_found(name, device_way):
     args, chains, status = hidden(name)
     found = (verify_chains if chains else verify_trees)(*args, check=False).status.tolist()
     assert found[1:] == [status, 0] and (found[0] == 0 or args[0].height == 1 or args[0].width == 1)
-
 
 def test_rows_of_p_by_number():
     "Any order, unused rows with NaN: the same verdicts; each wrong number is found"
@@ -511,7 +465,6 @@ def test_rows_of_p_by_number():
         order[batch.root[2]] = wrong
         found = verify_trees(batch, Probs(x, order), q, *u, check=False)
         assert found.status.tolist() == [0, 0, v.LINKS, 0] and torch.equal(found.tokens[3], want.tokens[3])
-
 
 # Engines
 
@@ -529,7 +482,6 @@ def test_published_tests_of_engines():
     root = int(args[0].root[1])
     assert status and number[1] == -1 and {*index[1].tolist(), *predicts[root:root + 2].tolist()} == {-1}
 
-
 # Compilation
 
 def test_one_graph():
@@ -543,7 +495,6 @@ def test_one_graph():
     for _ in range(3):
         coins, picks = torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(3))
         assert torch.equal(run(coins, picks), verify_trees(batch, p, q, coins, picks).tokens)
-
 
 # Wrong verifiers
 
@@ -585,7 +536,6 @@ def crowded(i, q, other):
     tree.grow(0, [iid(q), without_replacement(q), mix][i % 3], Seeded(i), 6)
     return tree
 
-
 def many_rejections(verify):
     "Asserts the reference's integers for six siblings of all draws and coins near one"
     rng, V = np.random.default_rng(0), 8
@@ -598,7 +548,6 @@ def many_rejections(verify):
     outputs = [*verified(verify, trees, rows, coins, picks)]
     for b, t in enumerate(trees):
         assert outputs[b] == answer(reject(rows[b], t, verdict_tape(coins[b], [picks[b]]*len(t))), t)
-
 
 def test_the_reference_with_many_rejections(device_way):
     "Six siblings, coins near one"
@@ -613,7 +562,6 @@ def is_right(verify):
     except (AssertionError, KeyError, ValueError, IndexError): return False
     return True
 
-
 def built(old, new):
     "`verify_trees` of a module whose source has `new` in the place of `old`"
     source = Path(v.__file__).read_text(encoding="utf-8")
@@ -621,7 +569,6 @@ def built(old, new):
     space = dict(vars(v), __name__="specref.gpu.verify")
     exec(compile(source.replace(old, new), "a wrong verifier", "exec"), space)
     return space["verify_trees"]
-
 
 def resorted(batch, *args, **kw):
     "Verification of siblings in the order of their tokens"
@@ -632,15 +579,12 @@ def resorted(batch, *args, **kw):
         for a, b in zip(kids, [*kids[1:], -1]): sibling[a] = b
     return verify_trees(replace(batch, child=child, sibling=sibling), *args, **kw | dict(check=False))
 
-
 EDGE = "a coin at the threshold accepts"
-
 
 @pytest.mark.parametrize("wrong", [resorted, *(name for name in WRONG if name != EDGE)])
 def test_wrong_verifiers_are_detected(wrong):
     "Each fails in some cell or after many rejections; `verify_trees` passes above"
     assert not is_right(wrong if wrong is resorted else built(*WRONG[wrong]))
-
 
 def test_a_coin_at_the_threshold_is_detected():
     "A token of weight 0, and the number 0"

@@ -2,32 +2,26 @@
 import json
 from functools import cache
 
-import numpy as np
-import pytest
-import torch
-from hypothesis import example, given, settings, strategies as st
+import numpy as np, pytest, torch
+from hypothesis import example, strategies as st
 from tokenizers import Tokenizer, decoders, models as kinds, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from contracts import drafter_contract, target_contract
-from helpers import constant, faithful, laws, proves, seeds
+from helpers import constant, examples, faithful, laws, proves, seeds
 from published import drafted, having
-from specref.core.law import exact, greedy, normalize, one_hot, overlap
-from specref.core.loop import Drafter, autoregressive, generate, loop_law, match, rounds
-from specref.core.rng import Seeded, law_of
-from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
-from specref.core.tree import Tree, iid, likeliest_points
-from specref.draft.shapes import DynamicTree, StaticTree
-from specref.draft.vocab import END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer
-from specref.draft.vocab import TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair
-from specref.draft.vocab import encoded_in_stretches, train_second, translated, with_vocabulary
-from specref.models.embedded import DOMAINS, corpus, domain_ids, embedded, prompts, raw_model, stored
-from specref.models.embedded import tokenizer
-from specref.verify.reject import Chain, reject
+from specref import (autoregressive, Chain, Drafter, DynamicTree, embedded, exact, generate, greedy, iid,
+                     law_of, loop_law, match, normalize, one_hot, overlap, prompts, random_table, reject,
+                     rounds, Seeded, StaticTree, TableModel, target_law, tokenizer, Tree)
+from specref.core.target import UnwarpedModel
+from specref.core.tree import likeliest_points
+from specref.draft.vocab import (END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer,
+                                 TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair,
+                                 encoded_in_stretches, train_second, translated, with_vocabulary)
+from specref.models.embedded import DOMAINS, corpus, domain_ids, raw_model, stored
 
 TOYS = toy_pair(3)   # a, b, ab and a, b, ba
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
-
 
 @st.composite
 def toy_pairs(draw):
@@ -38,14 +32,12 @@ def toy_pairs(draw):
         return TextTokenizer(draw(st.permutations(["a", "b", *some])))
     return TokenizerPair(words(), words())
 
-
 @st.composite
 def cases(draw):
     "A pair of tokenizers, a target and a draft model for them that depend on the whole text, and a context"
     pair, seed = draw(toy_pairs()), draw(seeds)
     ctx = draw(st.lists(st.integers(0, pair.target.V - 1), min_size=1, max_size=3).map(tuple))
     return pair, random_table(pair.target.V, 2*seed), random_table(pair.draft.V, 2*seed + 1), ctx
-
 
 # The text of the draft, enumerated
 
@@ -58,7 +50,6 @@ def beginnings(draft, tokens, words, length):
         else: todo += [(text + words.strings[d], (*ids, d), w*x) for d, x in enumerate(draft.law(ids)) if x]
     return done
 
-
 def first_words(draft, pair, ctx):
     "The distribution of the first target token of the draft's text"
     out = 0*one_hot(0, pair.target.V, exact=True)
@@ -66,12 +57,10 @@ def first_words(draft, pair, ctx):
         out[pair.target.first(text)] += w
     return out
 
-
 # Exactness
 
 @proves("thm-string-match", "thm-intersection", "thm-string-law")
-@settings(max_examples=25, deadline=None)
-@given(cases(), st.sampled_from([reject, match]), st.integers(1, 2))
+@examples(25, cases(), st.sampled_from([reject, match]), st.integers(1, 2))
 def test_exact(case, verify, gamma):
     "Every rule, with any tokenizers, keeps the distribution of two tokens; sampled rules state their edges"
     pair, target, draft, ctx = case
@@ -82,9 +71,7 @@ def test_exact(case, verify, gamma):
     for drafter in (*chains, *points): assert loop_law(target, drafter, verify, ctx, 2) == truth
     for drafter in (*chains, points[0]): drafter_contract(drafter, ctx)
 
-
-@settings(max_examples=25, deadline=None)
-@given(cases())
+@examples(25, cases())
 def test_views_are_functions_of_the_text(case):
     "The row of a node is that of its text, so that a view drafts in every shape"
     pair, target, draft, ctx = case
@@ -94,13 +81,11 @@ def test_views_are_functions_of_the_text(case):
             target_contract(view, tree)
             assert loop_law(target, drafter, reject, ctx, 1) == target_law(target, ctx, 1)
 
-
 # The rules are the paper's
 
 def accepted(drafter, target, ctx):
     "The probability that the first draft token is accepted"
     return law_of(lambda rng: next(rounds(target, drafter, reject, ctx, rng)).verdict.node > 0).get(True, 0)
-
 
 class Lost(Drafter):
     "Sampled from the draft's whole distribution, and no draft where the target lacks the token"
@@ -113,11 +98,9 @@ class Lost(Drafter):
         if x is not None: tree.add(0, x, law)
         return tree
 
-
 def same_ids(model, pair):
     "A draft id is taken for the target's"
     return Chain(TableModel(3, lambda text: model.law(pair.context(text))), 1)
-
 
 def one_tokenisation(model, pair):
     "Each target token with the probability of its string under the draft's own tokenisation, normalised"
@@ -129,14 +112,11 @@ def one_tokenisation(model, pair):
         return normalize(w) if w.any() else exact(1, 1, 1)
     return Chain(TableModel(3, law), 1)
 
-
 def sampled_points(model, pair): return StringMatch(model, pair, 3, iid, True)
 def instead(make): return drafted(lambda chain: make(chain.model.model, chain.model.pair))
 
-
 MIXED = TokenizerPair(TextTokenizer(("a", "b", "ab")), TextTokenizer(("b", "a", "ba")))
 BEFORE = 0, 2
-
 
 @proves("thm-intersection")
 @faithful("TLI", plain={"tokens lost": instead(Lost), "draft ids": instead(same_ids), "strings": having(
@@ -150,12 +130,10 @@ def test_intersection(subject):
     got = accepted(drafter, constant(*p), BEFORE)
     assert got == overlap(p, shared) > sum(np.minimum(p[:2], q[[1, 0]])) and got <= p[0] + p[1]
 
-
 @proves("thm-string-law")
 @faithful("SLRS", plain={"intersection": "TLI", "one tokenisation": instead(one_tokenisation),
                          "exact match": instead(sampled_points)})
-@settings(max_examples=25, deadline=None)
-@given(seeds, contexts)
+@examples(25, seeds, contexts)
 @example(0, (0,))
 @example(1, (0, 2))
 def test_string_law(subject, seed, ctx):
@@ -164,10 +142,8 @@ def test_string_law(subject, seed, ctx):
     psi = first_words(draft, TOYS, ctx)
     assert accepted(subject.drafter(draft, gamma=1), target, ctx) == overlap(target.law(ctx), psi)
 
-
 @proves("thm-string-law")
-@settings(max_examples=40, deadline=None)
-@given(cases())
+@examples(40, cases())
 def test_string_law_by_prefixes(case):
     "With any tokenizers: the enumeration, and the formula in the probabilities of prefixes"
     pair, target, draft, ctx = case
@@ -182,10 +158,8 @@ def test_string_law_by_prefixes(case):
     sampled = accepted(StringMatch(draft, pair, words.longest, iid, True), target, ctx)
     assert sampled <= overlap(target.law(ctx), row)
 
-
 @proves("thm-string-match")
-@settings(max_examples=25, deadline=None)
-@given(laws(3), seeds, contexts)
+@examples(25, laws(3), seeds, contexts)
 def test_acceptance_of_strings(p, seed, ctx):
     "Σ p ψ for a sampled draft, long enough to decide the first token; p of the first token for a greedy one"
     draft = random_table(3, seed)
@@ -193,7 +167,6 @@ def test_acceptance_of_strings(p, seed, ctx):
     assert accepted(StringMatch(draft, TOYS, 3, iid, True), constant(*p), ctx) == (p*psi).sum()
     tree = StringMatch(draft, TOYS, 3, exact=True)(ctx, Seeded(0))
     assert accepted(StringMatch(draft, TOYS, 3, exact=True), constant(*p), ctx) == p[tree.token[1]]
-
 
 @proves("thm-tokenisations")
 @pytest.mark.parametrize("m", [1, 2, 4, 7])
@@ -207,18 +180,14 @@ def test_the_number_of_tokenisations(m):
     assert rows(runs) == 2**(m - 1) and rows(TextTokenizer(["a"])) == m
     assert m < 4 or rows(runs, .1) < 2**(m - 1)
 
-
 # Real tokenizers
 
 @cache
 def real_pair(): return TokenizerPair(text_tokenizer(tokenizer()), text_tokenizer(second_tokenizer()))
 
-
 def in_bytes(text): return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
-
 texts = st.text(max_size=12).map(in_bytes) | st.binary(max_size=12).map(lambda b: b.decode("latin-1"))
-
 
 def told(pair, side, text):
     "A model of one text: its tokens in a tokenizer's own split, from any place on"
@@ -229,18 +198,15 @@ def told(pair, side, text):
         return one_hot(words.encode(rest)[0] if rest else 0, words.V)
     return TableModel(words.V, law)
 
-
 class EachTokenAlone(TokenizerPair):
     "Draft tokens are encoded one by one"
     def proposal(self, before, new):
         return tuple(x for d in self.draft.encode(new) for x in self.target.encode(self.draft.strings[d]))
 
-
 class ContextByToken(TokenizerPair):
     "The context is encoded token by token"
     def context(self, tokens, *room):
         return tuple(d for x in tokens for d in self.draft.encode(self.target.strings[x]))
-
 
 def spelled_only(tokens):
     "A model that is certain of its text after the tokenizer's own split of it, and else writes `e`"
@@ -249,7 +215,6 @@ def spelled_only(tokens):
         usual = words.encode(words.decode(ids))
         return model.law(ids) if ids[:8] == usual[:8] else one_hot(words.ids["e"], words.V)
     return TableModel(words.V, law)
-
 
 @faithful("universal assisted generation", plain={
     "each token alone": having(pair=EachTokenAlone), "context token by token": having(pair=ContextByToken)})
@@ -265,9 +230,7 @@ def test_a_text_that_both_write(subject):
     rejected = [r.drafted - r.accepted for r in out.ledger.rounds]
     assert max(rejected) <= 2 and out.ledger.mean_acceptance_length > 4.5
 
-
-@settings(max_examples=60, deadline=None)
-@given(texts, texts.filter(bool))
+@examples(60, texts, texts.filter(bool))
 def test_every_proposal_spells_its_draft(before, new):
     "Any bytes: valid tokens that spell the draft's text; every text is its tokens' strings"
     pair = real_pair()
@@ -275,13 +238,10 @@ def test_every_proposal_spells_its_draft(before, new):
     assert pair.target.decode(ids) == new and all(0 <= x < pair.target.V for x in ids)
     for words in (pair.target, pair.draft): assert words.decode(words.encode(before + new)) == before + new
 
-
 @cache
 def noise(V, seed): return TableModel(V, lambda text: one_hot(hash((seed, text)) % V, V))
 
-
-@settings(max_examples=40, deadline=None)
-@given(texts.filter(bool), seeds)
+@examples(40, texts.filter(bool), seeds)
 @example("\xe9", 0)
 def test_greedy_text_is_the_targets(prompt, seed):
     "Whatever the draft returns after whatever text, ends and half characters included"
@@ -294,7 +254,6 @@ def test_greedy_text_is_the_targets(prompt, seed):
         assert generate(target, drafter, reject, ctx, 5, Seeded(0)) == plain
         assert all(0 <= x < pair.target.V for x in drafter(ctx, Seeded(0)).token[1:])
 
-
 def test_tokens_of_one_text_agree():
     "Our split of a text is the tokenizer's own; the end token is one string, its name another"
     pair, text = real_pair(), "def f(x):\n    return 'é😀'  # two\n"
@@ -305,7 +264,6 @@ def test_tokens_of_one_text_agree():
     assert pair.draft.decode(pair.context(pair.target.encode("a" + END))) == "a" + END
     assert pair.proposal("x", f"y{END}")[-1] == tokenizer().eos_token_id
 
-
 def test_a_draft_ends_with_its_text():
     pair = TokenizerPair(TextTokenizer(("a", "b", END)), TextTokenizer(("b", "a", END)))
     ends = constant(1, 1, 5)
@@ -315,7 +273,6 @@ def test_a_draft_ends_with_its_text():
     for view in (Intersection(ends, without), StringLaw(ends, without)):
         assert tuple(view.law((0,))) == tuple(exact(1, 1, 0))
     assert without.context((2,)) == (2,)
-
 
 # Other kinds of tokenizers
 
@@ -329,7 +286,6 @@ def like_llama():
     tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="</s>")
 
-
 def test_byte_fallback_and_a_space_before_the_text():
     "The space that the tokenizer adds is not proposed; a letter is its own token, not that of its byte"
     words = text_tokenizer(like_llama())
@@ -342,13 +298,11 @@ def test_byte_fallback_and_a_space_before_the_text():
     assert back.draft.decode(back.context(back.target.encode("ab"))).strip() == "ab"
     assert pair.shared[real_pair().draft.ids["a"]] == 258
 
-
 def test_a_tokenizer_that_changes_the_text():
     "A split that does not spell the draft is not proposed: the longest tokens first instead"
     lower = TextTokenizer(("a", "b", "A", "ab"), lambda text: [dict(a=0, b=1)[c] for c in text.lower()])
     pair = TokenizerPair(lower, TextTokenizer(("a", "b", "A")))
     assert pair.proposal("b", "ab") == (0, 1) and pair.proposal("b", "Aab") == (2, 3)
-
 
 def test_a_long_context_is_cut():
     "The draft model reads the last tokens that fit, and its row is a distribution"
@@ -359,7 +313,6 @@ def test_a_long_context_is_cut():
     assert len(TOYS.context((0,)*200, 70)) == 200 - 3*64 and len(TOYS.context((0,)*69, 70)) == 69
     assert TOYS.context((0,)*5, 2) == (0,)
 
-
 def test_a_draft_without_mass_on_the_shared_tokens():
     "Temperature 0 on a token that the target lacks: the likeliest shared token, before any warp"
     draft = UnwarpedModel(constant(1, 2, 5))
@@ -369,7 +322,6 @@ def test_a_draft_without_mass_on_the_shared_tokens():
             return type(q)(lambda i: greedy(q[i]), len(q), self.V, lambda i: q[i])
     assert tuple(Intersection(Cold(draft), TOYS).law((0,))) == (0, 1, 0)
     assert tuple(Intersection(constant(0, 0, 1), TOYS).law((0,))) == (1, 0, 0)
-
 
 # At size
 
@@ -384,7 +336,6 @@ def test_all_rules_at_temperature_zero():
         assert out == plain and len(out.ledger.rounds) < 16
         assert out.ledger.models["draft"].tokens >= out.ledger.num_draft_tokens
 
-
 def test_the_shipped_draft():
     "Its card names the recipe; its bits per byte of held-out text are those of a language model"
     card = json.loads((stored("vocab")/"recipe.json").read_text())
@@ -396,7 +347,6 @@ def test_the_shipped_draft():
         rows = second_draft()(tree)
         assert -sum(np.log2(rows[u][x]) for u, x in enumerate(ids)) / len(text) < 3
 
-
 def test_the_draft_begins_as_the_small_one():
     "The same layers; a shared token has its embedding, another the mean of those of its pieces"
     small, pair = raw_model("small"), real_pair()
@@ -407,7 +357,6 @@ def test_the_draft_begins_as_the_small_one():
         assert torch.allclose(rows[x], sum(old[i] for i in pieces) / len(pieces), atol=1e-6)
     assert all(torch.equal(w, small.state_dict()[k]) for k, w in new.state_dict().items() if "layers" in k)
     assert new.lm_head.weight is rows and torch.equal(new.model.norm.weight, small.model.norm.weight)
-
 
 def test_stretches():
     "The texts come back whole; some tokens end where no token of the text, encoded as a whole, does"
@@ -421,7 +370,6 @@ def test_stretches():
         assert len(ends - whole) > 10
     alone = [x for y in np.concatenate(texts) for x in words.encode(real_pair().target.strings[y])]
     assert encoded_in_stretches(tok, texts, 1, np.random.default_rng(0)).tolist() == alone
-
 
 def test_training_runs(tmp_path, monkeypatch):
     "A small recipe on a few texts writes a model that loads with its tokenizer"

@@ -1,18 +1,14 @@
 "Shared by the tests of the verifiers: pairs of distributions, draws, stars of siblings, broken requests"
 from dataclasses import replace
 
-import numpy as np
-import torch
+import numpy as np, torch
 
-from specref.core.law import exact
-from specref.core.tree import Tree
+from specref import exact, Tree
 
 SGL = exact(6, 2, 1, 1), exact(14, 4, 1, 1)    # sgl-project/sglang#10308: a good draft
 PEAK = exact(7, 1, 1, 1), exact(1, 6, 2, 1)    # a bad one
 
-
 def as_dict(p): return {x: w for x, w in enumerate(p) if w}
-
 
 def star(draw, n, rng):
     "A tree of up to `n` siblings by `draw`"
@@ -20,13 +16,11 @@ def star(draw, n, rng):
     tree.grow(0, draw, rng, n)
     return tree
 
-
 def siblings_of(law, tokens):
     "A tree of these siblings, each with its distribution"
     tree = Tree((0,))
     for x, q in zip(tokens, law): tree.add(0, x, np.asarray(q))
     return tree
-
 
 def depends(seed, V, ends=0):
     "A draw whose distributions depend arbitrarily on earlier siblings; it ends with probability `ends`"
@@ -37,13 +31,11 @@ def depends(seed, V, ends=0):
         return exact(*map(int, w if w.any() else w + 1))
     return draw
 
-
 def with_entry(batch, name, at, value):
     "The batch with another number in one of its arrays"
     x = getattr(batch, name).clone()
     x[at] = value
     return replace(batch, **{name: x})
-
 
 nan, inf = np.nan, np.inf
 TWO, HALF, THREE = (-1, 0, 0), [.5, .5, 0.], [.25, .5, .25]
@@ -81,7 +73,6 @@ def hidden(name, at=1):
     coins = torch.full((batch.n,), coin, dtype=torch.float64)
     return (batch, x, rows, coins, coins[:3] * 0 + .5), bool(chains), status
 
-
 ENGINES = (   # drafts, the target's most probable tokens and the result of each request, in vLLM's tests
     ([[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4]]), ([[1, 2, 3]], [[1, 5, 3, 4]], [[1, 5, -1, -1]]),
     ([[1, 2], [3]], [[1, 2, 5], [3, 4]], [[1, 2, 5], [3, 4, -1]]), ([[1]], [[1, 2]], [[1, 2]]),
@@ -89,13 +80,11 @@ ENGINES = (   # drafts, the target's most probable tokens and the result of each
     ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7, 6], [4, 8, 6, 9]], [[1, 2, 7, -1], [4, 8, -1, -1]]),
     ([[1, 2], [3, 4]], [[1, 5, 6], [3, 4, 7]], [[1, 5, -1], [3, 4, 7]]))
 
-
 def peaked(tokens, low, high, V):
     "Logits with one high value in each row"
     z = torch.full((len(tokens), V), low)
     z[range(len(tokens)), tokens] = high
     return z
-
 
 def engines_cases():
     "Published tests of SGLang (two trees, sampled and greedy) and vLLM: a verifier's arguments, its tokens"
@@ -114,13 +103,11 @@ def engines_cases():
         z = peaked(sum(target, []), -100., 100., 100)
         yield (batch, Logits(z, 0), None, u[:batch.n], u[:batch.B]), tokens
 
-
 def filled(x, at, value):
     "A copy with one value in some places"
     x = x.clone()
     x[at] = value
     return x
-
 
 def corruptions(batch, p, q, b):
     """Wrong arrays of tree `b`, which has a child at its root: name, statuses that are right, batch, p, q
