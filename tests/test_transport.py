@@ -3,7 +3,7 @@ from fractions import Fraction as F
 from itertools import combinations
 
 import numpy as np, pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from contracts import drafter_contract, verifier_contract
 from helpers import CANON, DRAWS, Plan, constant, examples, laws, models, pairs, plans, proves, refuses, seeds
@@ -20,8 +20,6 @@ from specref.verify.transport import (best_chosen_law, best_levels, bin_starts, 
                                       sibling_sets, sibling_sets_at, support_by_ratio, transport_lp)
 from specref.verify.traversal import all_donors
 
-few = settings(max_examples=12)
-some = settings(max_examples=25)
 counts = st.integers(1, 3)
 small = pairs(st.integers(2, 4))
 
@@ -67,8 +65,7 @@ def shares(seed):
 # Plans
 
 @proves("thm-plan")
-@some
-@given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
+@examples(25, small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
 def test_any_exact_rule_is_a_plan(pq, how, n, verify):
     "Accepted mass of an exact rule, by set of siblings: a plan whose total is its acceptance probability"
     p, draw = pq[0], WAYS[how](pq[1])
@@ -77,8 +74,7 @@ def test_any_exact_rule_is_a_plan(pq, how, n, verify):
     assert token_law(law) == as_dict(p) and is_plan(f, p, sets) and total(f) == acceptance(law)
 
 @proves("thm-plan")
-@some
-@given(small, seeds, counts, st.data())
+@examples(25, small, seeds, counts, st.data())
 def test_any_plan_is_a_rule(pq, seed, n, data):
     "Accept x with probability f(S,x)/Q(S), else draw from the residual: the distribution is p, for any plan"
     p, draw = pq[0], depends(seed, len(pq[0]))
@@ -107,8 +103,7 @@ def test_importance_on_trees(pair, steps, n):
 # The optimum
 
 @proves("thm-optimum", "thm-canonical")
-@some
-@given(small, seeds, counts)
+@examples(25, small, seeds, counts)
 def test_max_flow_is_min_cut(pq, seed, n):
     "A largest plan has the value of the minimum over all H and of the linear program; so has its choice"
     p = pq[0]
@@ -122,8 +117,7 @@ def test_max_flow_is_min_cut(pq, seed, n):
     assert overlap(p, law_of_choice(p, sets, share)) == best
 
 @proves("thm-optimum")
-@some
-@given(small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
+@examples(25, small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
 def test_no_rule_accepts_more(pq, how, n, verify):
     "The acceptance probability of `transport` is the optimum, that of every other rule at most this"
     p, draw = pq[0], WAYS[how](pq[1])
@@ -131,8 +125,7 @@ def test_no_rule_accepts_more(pq, how, n, verify):
     assert acceptance(joint(verify, p, draw, n)) <= best == acceptance(joint(transport, p, draw, n))
 
 @proves("cor-always")
-@some
-@given(small, counts)
+@examples(25, small, counts)
 def test_acceptance_one(pq, n):
     "Acceptance 1 if and only if p(H) >= q(H)^n for all H; so it is for siblings drawn from p itself"
     p, q = pq
@@ -141,8 +134,7 @@ def test_acceptance_one(pq, n):
     assert (optimal_acceptance_iid(p, q, n) == 1) == hall and optimal_acceptance_iid(p, p, n) == 1
 
 @proves("prop-more")
-@some
-@given(small, ways, counts)
+@examples(25, small, ways, counts)
 def test_more_siblings_are_accepted_at_least_as_often(pq, how, n):
     "One more sibling never lowers the optimum; different siblings are never worse than independent ones"
     p, q = pq
@@ -168,8 +160,7 @@ def test_q_convexity(q, n):
     if n <= np.count_nonzero(q): assert q_convex(q, sibling_sets(without_replacement(q), n))
 
 @proves("thm-prefix")
-@some
-@given(pairs(st.integers(2, 5)), counts)
+@examples(25, pairs(st.integers(2, 5)), counts)
 def test_prefixes(pq, n):
     "The scan agrees with the search over all H, also beyond the support, with zeros and ties"
     p, q = pq
@@ -192,8 +183,7 @@ def law_of_choice(p, sets, share):
     return sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
 
 @proves("thm-canonical")
-@some
-@given(small, ways, st.integers(1, 2), seeds)
+@examples(25, small, ways, st.integers(1, 2), seeds)
 def test_any_choice_is_exact(pq, how, n, seed):
     "Arbitrary shares: the token has distribution p, and a sibling is accepted with probability Σ min(p, z)"
     p, draw, choose = pq[0], WAYS[how](pq[1]), shares(seed)
@@ -207,8 +197,7 @@ ratios = st.fractions(1, 4, max_denominator=12)
 def at(rho): return lambda p, tree, rng: kseq(p, tree, rng, rho=lambda *_: rho)
 
 @proves("thm-kseq")
-@some
-@given(small, counts, ratios)
+@examples(25, small, counts, ratios)
 def test_kseq_is_exact(pq, k, rho):
     "Every fraction with T(ρ) <= ρ is lossless and accepts with 1 - (1-β)^k; any other is refused"
     p, q = pq
@@ -219,8 +208,7 @@ def test_kseq_is_exact(pq, k, rho):
     assert token_law(law) == as_dict(p) and acceptance(law) == 1 - (1 - β)**k
 
 @proves("thm-kseq")
-@few
-@given(small, counts)
+@examples(12, small, counts)
 def test_the_smallest_rho(pq, k):
     "`smallest_rho` is lossless, and nothing smaller by more than the last step of the bisection is"
     p, q = pq
@@ -241,8 +229,7 @@ def trials(p, q, k):
     return T
 
 @proves("thm-between")
-@some
-@given(small, counts)
+@examples(25, small, counts)
 def test_the_order_of_the_rules(pq, k):
     "match <= reject = G(T_k) <= K-SEQ = G(ρ*) <= optimum <= G(k), with independent siblings"
     p, q = pq
@@ -265,8 +252,7 @@ def test_guarantee(pq, k):
 # Draws
 
 @proves("thm-greedy-draft")
-@some
-@given(pairs(st.integers(2, 5)), counts)
+@examples(25, pairs(st.integers(2, 5)), counts)
 def test_greedy_draft(pq, n):
     "p(Top) + Σ min(p, tail) is the optimum, and `reject` accepts exactly that, the sampled token first"
     p, q = pq
@@ -286,8 +272,7 @@ def test_hub_pairs_have_the_greedy_sets(pq):
 
 new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), hub_pairs])
 
-@few
-@given(models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
+@examples(12, models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
 def test_the_drafter_contract(pair, shape, draw):
     drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
@@ -316,8 +301,7 @@ def test_spechub_accepts_more_than_reject():
     assert min(gains) >= 0 and sum(gain > 0 for gain in gains) > 100
 
 @proves("thm-spechub")
-@few
-@given(models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
+@examples(12, models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
 def test_spechub_in_the_loop(pair, cold, shape):
     "Pairs and single children; in the cold the limit of the pairs, the two likeliest as points, or one"
     (target, draft), draw = pair, likeliest_points if cold else hub_pairs
@@ -338,8 +322,7 @@ def law_by_levels(p, q, levels, z, choose=lambda xs: xs[0]):
 def chosen(q, levels): return q * levels.ratio[levels.bin]
 
 @proves("thm-levels", "thm-clipped")
-@some
-@given(small, counts)
+@examples(25, small, counts)
 def test_transport_iid_is_optimal(pq, k):
     "Exact; accepts as often as the closed form and as `transport` with all sets listed"
     (p, q), k = pq, min(k, 6 - len(pq[0]))
@@ -357,8 +340,7 @@ def test_known_values(pq, want):
         assert acceptance(law) == rate and token_law(law) == as_dict(pq[0])
 
 @proves("thm-levels")
-@few
-@given(models(), st.sampled_from([(2,), (3,), (2, 1), (1, 2)]), st.sampled_from([1, 2, 9]))
+@examples(12, models(), st.sampled_from([(2,), (3,), (2, 1), (1, 2)]), st.sampled_from([1, 2, 9]))
 def test_levels_in_the_loop(pair, shape, bins):
     "Whole generations, with any number of bins"
     target, draft = pair
