@@ -313,15 +313,6 @@ def test_the_search_is_on_the_ledger():
     assert drafter.tried > 5 and meter.calls == steps + drafter.tried
     assert meter.tokens == steps + 3*drafter.tried   # no token for siblings
 
-@examples(10, models(), st.integers(0, 20))
-def test_swifts_tree(pair, seed):
-    "True edges, and the target's distribution, by tables; siblings as published, greedy and sampled"
-    target, draft = pair
-    kind = dict(temperature=1., most=2, threshold=.5, window=1)
-    drafter = Swift(lambda skip: draft, 4, skip_mask(4), seed=seed, **kind)
-    drafter_contract(drafter, (0,))
-    assert loop_law(target, drafter, reject, (0,), 3) == target_law(target, (0,), 3)
-
 def test_siblings_by_confidence():
     "The published numbers of siblings, and the end of the chain"
     for temperature, counts in ((0, (3, 5, 8, 10)), (1., (1, 3, 5, 10))):
