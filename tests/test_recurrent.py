@@ -1,6 +1,5 @@
 "07c_recurrent: states of texts on any history, the wrong ways to keep them, and what feeding again costs"
 import random, warnings
-from collections import Counter
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from fractions import Fraction
@@ -15,12 +14,10 @@ import architectures as sweep
 from helpers import examples, proves, refuses, tiny
 from specref import (block, Branching, Chain, generate, HFModel, loop_law, PromptLookup, reject, Seeded,
                      target_law, Tree)
-from specref.core.check import read_record
 from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, load_served,
                                       recurrent_speedup, refed_a_round, refed_merged, refeeding,
                                       serve_model, tensors_in)
 from specref.models.transformer import Unservable, warpers
-from house import ROOT
 from recurrent import CHAINS, deviation, histories, line
 
 V = 16
@@ -368,20 +365,3 @@ def test_when_it_pays():
         assert recurrent_speedup(at + .01, 1, c) > 1 > recurrent_speedup(at - .01, 1, c)
     assert np.isclose(recurrent_speedup(.8, 4, .05, lag=300), 3.3616 / 1.2)
     assert recurrent_speedup(.5, 4, .05, lag=300, per_token=.1) < recurrent_speedup(.5, 4, .05, per_token=.1)
-
-# ---- the stored sweep
-
-def as_stored(record): return record
-def one_wrong(record):
-    rows = record["architectures"]
-    return record | dict(architectures=rows | dict(mamba=rows["mamba"] | dict(outcome="wrong")))
-def outdated(record): return record | dict(versions=record["versions"] | dict(transformers="5.0.0"))
-
-@pytest.mark.parametrize("change", [as_stored, *fails(one_wrong, outdated)])
-def test_the_stored_sweep(change):
-    "Its counts are those of its rows, no text is wrong, and the versions are the pinned ones"
-    record = change(read_record("recurrent"))
-    counts = Counter(row["outcome"] for row in record["architectures"].values())
-    assert record["counts"] == counts and not counts["wrong"] and not counts["failed"]
-    pins = dict(line.split("==") for line in (ROOT/"constraints.txt").read_text().split() if "==" in line)
-    assert all(pins[name] == record["versions"][name].partition("+")[0] for name in ("torch", "transformers"))
