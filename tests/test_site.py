@@ -18,7 +18,7 @@ import stage
 
 CHROMIUM = shutil.which('chromium')
 reads = pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine to open the site with')
-WRITTEN = 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
+WRITTEN = 'words', 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
 OPENED = *WRITTEN, 'index', 'first_hour', 'law', 'cost', 'roofline', 'samplers', 'kernels'   # in a browser
 FORMULAS = 'formulas'   # all of them on one page, while the site is tested
 MATH = re.compile(r'<(span|div) class="math [^"]*">.*?</\1>', re.S)
@@ -242,6 +242,19 @@ def test_readme_is_the_front_page():
     "README.md and its pictures are what `make site` writes"
     for file, content in stage.readme().items():
         assert (ROOT/file).read_text(encoding='utf-8') == content, f'{file}: `make site` writes it again'
+
+def test_every_chapter_is_linked_from_the_front():
+    linked = set(re.findall(r'\]\(nbs/(\w+)[.]ipynb', stage.readme()['README.md']))
+    assert {nb.path.stem for nb in notebooks()} <= {*linked, 'index'}
+
+def test_first_uses_lead_to_the_meaning_of_a_word():
+    "In running prose: not in headings, code, formulas, links, quotations and tables, nor \"in a row\""
+    def cell(source, kind='markdown'): return dict(cell_type=kind, source=source)
+    unread = '# A round\n`round`, $round$, [round](a.ipynb), *round*, "a round"\n| round |\nthree in a row'
+    cells = cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'), cell('rounds')
+    found = [c['source'] for c in stage.first_uses(cells, ['round', 'row', 'bonus token'])]
+    assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
+                     'A [bonus token](words.md#bonus-token).', 'rounds']
 
 def test_readme_links_are_absolute_where_an_address_is_known():
     "With the address of pyproject.toml, which CITATION.cff has too, no link of README.md is relative"
