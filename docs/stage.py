@@ -20,7 +20,7 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'bibliography'
-AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words that are often meant as everyone means them
+AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
@@ -158,11 +158,11 @@ def paged(md):
     md = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', md)
     return re.sub(r'\]\((?:(?:\.\./)?nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
 
-PROTECTED = re.compile(r"""```.*?```|\{[\w:]+\}`[^`]*`|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|!?\[[^\]]*\]\([^)]*\)|<[^>]*>
-    |^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""", re.M | re.S | re.X)   # what is no running prose
+PROTECTED = re.compile(r"""```.*?```|\{[\w:]+\}`[^`]*`|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$
+    |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""", re.M | re.S | re.X)   # what is no running prose
 
 def first_uses(cells, words):
-    "The cells of a page, where the first use in running prose of each of the book's `words` leads to its meaning"
+    "The cells of a page, the first use of each of the book's `words` in prose leading to its meaning"
     left = {word: re.compile(rf'(?<!in a )\b{word}s?\b') for word in words if word not in AMBIGUOUS}
     for cell in cells:
         if cell['cell_type'] != 'markdown':
@@ -251,7 +251,8 @@ def parts(nbs):
 def chapter_list(nbs):
     "The table of contents that readers see where there is no sidebar"
     def chapters(here): return ', '.join(f'[{nb.title}]({nb.path.name})' for nb in here)
-    return '\n'.join(['| part | chapters |', '|---|---|', *(f'| {p} | {chapters(here)} |' for p, here in parts(nbs))])
+    rows = (f'| {part} | {chapters(here)} |' for part, here in parts(nbs))
+    return '\n'.join(['| part | chapters |', '|---|---|', *rows])
 
 def contents(nbs, pages):
     "The table of contents, part by part; what has no number stands in front"
@@ -341,7 +342,7 @@ def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
     book = yield from make_book(nbs, pages.keys(), root)
-    words = re.findall('^## (.+)$', pages['words'].read_text(encoding='utf-8'), re.M) if 'words' in pages else []
+    words = [w for p in pages.values() if p.stem == 'words' for w in re.findall('^## (.+)$', p.read_text(), re.M)]
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)
@@ -351,9 +352,8 @@ def stage(out, root=ROOT):
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')
     for p in pages.values(): (out/p.name).write_text(paged(p.read_text(encoding='utf-8')), encoding='utf-8')
-    (out/'api.md').write_text('\n'.join(api(nbs)), encoding='utf-8')
-    (out/'theorems.md').write_text('\n'.join(theorems(nbs)), encoding='utf-8')
-    (out/'book.json').write_text(json.dumps(book), encoding='utf-8')
+    made = {'api.md': '\n'.join(api(nbs)), 'theorems.md': '\n'.join(theorems(nbs)), 'book.json': json.dumps(book)}
+    for name, content in made.items(): (out/name).write_text(content, encoding='utf-8')
 
 def site(place, root=ROOT, work=None):
     "Stage and build; whatever is wrong with a notebook, and whatever Sphinx warns of, is an error at the end"

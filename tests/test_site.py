@@ -251,7 +251,8 @@ def test_first_uses_lead_to_the_meaning_of_a_word():
     "In running prose: not in headings, code, formulas, links, quotations and tables, nor \"in a row\""
     def cell(source, kind='markdown'): return dict(cell_type=kind, source=source)
     unread = '# A round\n`round`, $round$, [round](a.ipynb), *round*, "a round"\n| round |\nthree in a row'
-    cells = cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'), cell('rounds')
+    cells = (cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'),
+             cell('rounds'))
     found = [c['source'] for c in stage.first_uses(cells, ['round', 'row', 'bonus token'])]
     assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
                      'A [bonus token](words.md#bonus-token).', 'rounds']
