@@ -158,8 +158,10 @@ def paged(md):
     md = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', md)
     return re.sub(r'\]\((?:(?:\.\./)?nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
 
-PROTECTED = re.compile(r"""```.*?```|\{[\w:]+\}`[^`]*`|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$
-    |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""", re.M | re.S | re.X)   # what is no running prose
+PROTECTED = re.compile(   # what is no running prose
+    r"""```.*?```|\{[\w:]+\}`[^`]*`|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$
+    |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""",
+    re.M | re.S | re.X)
 
 def first_uses(cells, words):
     "The cells of a page, the first use of each of the book's `words` in prose leading to its meaning"
@@ -342,7 +344,7 @@ def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
     book = yield from make_book(nbs, pages.keys(), root)
-    words = [w for p in pages.values() if p.stem == 'words' for w in re.findall('^## (.+)$', p.read_text(), re.M)]
+    words = re.findall('^## (.+)$', ''.join(p.read_text() for p in pages.values() if p.stem == 'words'), re.M)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)
@@ -352,8 +354,8 @@ def stage(out, root=ROOT):
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')
     for p in pages.values(): (out/p.name).write_text(paged(p.read_text(encoding='utf-8')), encoding='utf-8')
-    made = {'api.md': '\n'.join(api(nbs)), 'theorems.md': '\n'.join(theorems(nbs)), 'book.json': json.dumps(book)}
-    for name, content in made.items(): (out/name).write_text(content, encoding='utf-8')
+    made = {'api.md': api(nbs), 'theorems.md': theorems(nbs), 'book.json': [json.dumps(book)]}
+    for name, lines in made.items(): (out/name).write_text('\n'.join(lines), encoding='utf-8')
 
 def site(place, root=ROOT, work=None):
     "Stage and build; whatever is wrong with a notebook, and whatever Sphinx warns of, is an error at the end"
