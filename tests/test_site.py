@@ -11,6 +11,7 @@ from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.speed.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
+from specref.core.registry import BYTE_SYSTEMS, SYSTEMS
 from specref.speed.roofline import SHAPES, Workload, pays
 from specref.verify.reject import capped_geometric
 
@@ -428,6 +429,28 @@ def test_keyboard(site, browser):
         browser.press('Tab', 9)
         style, width = (focused(f'getComputedStyle(e).outline{x}') for x in ('Style', 'Width'))
         assert style == 'solid' and float(width[:-2]) >= 2, focused('e.outerHTML')
+
+
+SORTED = """(() => {
+    const field = document.querySelector('label.filter input');
+    const table = document.querySelector('article table');
+    const first = () => name(table.tBodies[0].rows[0]);
+    const name = row => row.cells[0].textContent.trim();
+    const shown = () => [...table.tBodies[0].rows].filter(row => !row.hidden).map(name);
+    const all = shown().length, button = table.tHead.querySelector('button');
+    const names = [0, 1].map(() => (button.click(), first()));
+    field.value = 'chain block';
+    field.dispatchEvent(new Event('input'));
+    return { all, names, found: shown(), says: field.parentNode.textContent };
+})()"""
+
+@reads
+def test_long_tables_are_filtered_and_sorted(site, browser):
+    "The table of all systems, by name upwards and downwards, and the rows that have two words"
+    assert not browser.open((site/'systems.html').as_uri())
+    got, names = browser.js(SORTED), sorted({*SYSTEMS, *BYTE_SYSTEMS}, key=str.lower)
+    assert got['all'] == len(names) and got['names'][1] == names[-1]
+    assert 'block verification' in got['found'] and f"{len(got['found'])} of {len(names)}" in got['says']
 
 
 FOUND = {   # search term -> the pages, of which one is among the first three found
