@@ -221,19 +221,24 @@ def staged(cell, nb, book):
 
 def imports(cell): return cell.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') == 'Imports'
 
+def shown(cell): return cell['cell_type'] == 'code' and 'remove-input' not in cell['metadata']['tags']
+
 def joined(cells):
-    "The cells of a page, import cells as one before the next code that is shown"
-    held = None
+    "The cells of a page, imports as one cell before the first shown code that uses them, or left out"
+    held = []
     for cell in cells:
-        if imports(cell):
-            source = [text(c['source']) for c in (held, cell) if c]
-            held = cell | dict(source='\n'.join(source))
-            continue
-        if held and cell['cell_type'] == 'code' and 'remove-input' not in cell['metadata']['tags']:
-            yield held
-            held = None
-        yield cell
-    if held: yield held
+        if imports(cell): held.append(cell)
+        elif shown(cell) and (used := [c for c in held if uses(cell['source'], text(c['source']))]):
+            held = [c for c in held if c not in used]
+            yield used[0] | dict(source='\n'.join(text(c['source']) for c in used))
+            yield cell
+        else: yield cell
+
+def uses(source, imports):
+    "Whether one of the imported names is in the source, below its own imports"
+    source = re.sub(r'^(from|import) .*$', '', source, flags=re.M)
+    names = (a.asname or a.name for node in ast.parse(imports).body for a in node.names)
+    return any(re.search(rf'\b{name.split(".")[0]}\b', source) for name in names)
 
 def wordless(nbs):
     "Pictures without a text for readers who do not see them"
