@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
-from specref import (Chain, exact, generate, law_of, overlap, reject,
-                     residual, rounds, target_law, tv)
+from specref import Chain, exact, generate, law_of, overlap, reject, residual, rounds, target_law, tv
 from specref.core.check import read_record
 from specref.models.embedded import DOMAINS
 from specref.train.distill import (GRID, LABELS, LK_LOSSES, LOSSES, TEXT_SOURCES, DistilRecipe,
