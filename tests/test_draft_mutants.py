@@ -6,7 +6,7 @@ import pytest
 from contracts import drafter_contract
 from specref.certify import draft_mutants as wrong
 from specref.certify.draft_mutants import DRAFT_MUTANTS, SENTENCES, ahead_from, stated_as, submitted_while
-from specref.certify.mutants import WIDE
+from specref.certify.known import WIDE
 from specref.core.rng import law_of
 from specref.draft.parallel import Overlapped, lines_of
 from specref.verify.reject import Chain

@@ -10,7 +10,8 @@ from contracts import drafter_contract
 from helpers import ALPHA, CANON, constant, g_test
 from specref.certify.certificates import certify_system
 from specref.certify.draft_mutants import DRAFT_GALLERY, DRAFT_MUTANTS, DRAFT_SLOW, DRAFT_WIRES
-from specref.certify.mutants import BLOCK, FOUR, GALLERY, MUTANTS, NOISE_SHARED, SLOW, TLI, WIRES, OneStream
+from specref.certify.chain_mutants import BLOCK, NOISE_SHARED
+from specref.certify.loop_mutants import FOUR, GALLERY, MUTANTS, SLOW, TLI, WIRES, OneStream
 from specref.core.law import exact, overlap
 from specref.core.loop import System, rounds
 from specref.core.rng import Seeded, numpy_generator, tv_outcomes

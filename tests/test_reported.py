@@ -6,7 +6,7 @@ import pytest
 
 from specref.certify.intervals import RuleCalls, law_of_calls
 from specref.certify.judge import KNOWN_RULES, JudgeCase, judge_rule
-from specref.certify.mutants import P, Q, free_table
+from specref.certify.known import P, Q, free_table
 from specref.certify.reported import NOISE_OFF, REPORTS, SharedRace, known_rules, still_in_releases
 
 BY_ID = {r.id: r for r in REPORTS}

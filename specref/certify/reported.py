@@ -16,7 +16,9 @@ from functools import cached_property
 import numpy as np
 from ..core.rng import tv_outcomes
 from ..verify.coupled import gumbel_max_coupling, reused_noise_law
-from .mutants import MISSTATED, OTHER_STATE, P, Q, rejected_stay
+from .known import P, Q
+from .chain_mutants import OTHER_STATE, rejected_stay
+from .tree_mutants import MISSTATED
 from .certificates import in_words
 from .rows import CASES, NumpyRng, draw_by_cdf
 from .calls import Interface, Plan
