@@ -321,6 +321,7 @@ def rule_on_rows(rule, find=None, numbers=lambda rng, x: rng):  # -> verify(p, q
         if (np.asarray(x) < 0).any():
             raise ValueError(f"x: got {list(x)}, wanted drafted tokens, not padding")
         tree = drafted_tree(x, q, range(len(x)))
+        for i, row in enumerate(q): tree.draw[i] = lambda earlier, row=row: row   # for rules that read it
         return rule(p, tree, RowsRng(numbers(rng, x), find)).tokens(tree)
     return verify
 
