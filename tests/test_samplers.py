@@ -319,7 +319,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "bonus from the previous row": (dict(verify=THEIRS["bonus from the previous row"]), {"distribution"}),
     "|p - q|": (dict(verify=THEIRS["|p - q|"]), {"distribution", "noise", "zeros"}),
     "p and q exchanged": (dict(verify=THEIRS["p and q exchanged"]), {"distribution", "noise", "zeros"}),
-    "everything accepted": (dict(verify=THEIRS["everything accepted"]), {*WRONG, "zeros", "nan"}),
+    "everything accepted": (dict(verify=THEIRS["everything accepted"]), {*WRONG, "zeros"}),
     "q/p": (dict(verify=broken(lambda t: t.coin(t.qx, t.px))), {"distribution", "noise", "zeros"}),
     "accepted iff p >= q": (dict(verify=broken(lambda t: t.qx <= t.px)), {*WRONG, "tokens"}),
     "ratio times 1.5": (dict(verify=broken(lambda t: t.coin(1.5*t.px, t.qx))), {"distribution", "noise"}),
