@@ -9,8 +9,8 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
            'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
            'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW', 'BINARY_AHEAD', 'DRAFT_WIRES',
-           'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'submitted_while', 'stated_as', 'stated',
-           'submitted', 'nested_setting', 'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows',
+           'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'submitted_while', 'stated_as', 'misstates',
+           'withholds', 'nested_setting', 'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows',
            'drawn_score', 'best_of_all', 'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again',
            'LikelierBlock', 'UnlikelyLastDropped', 'scaled_chain', 'committed_again', 'draft_row', 'unknown_as_first',
            'same_ids', 'one_tokenisation', 'begins_with', 'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row',
@@ -65,11 +65,11 @@ def stated_as(drafter, law):
         return tree
     return draft
 
-def stated(name, right, law, **other):
+def misstates(name, right, law, **other):
     "A bug of stating: each edge of the right drafter, or of another, states `law(text)`"
     return bug(name, right, breaks="stated", drafter=stated_as(other.get("drafter", right.drafter), law))
 
-def submitted(name, right, keep, **how):
+def withholds(name, right, keep, **how):
     "A bug of submitting: the draft of the right drafter, or of another, as far as `keep` has it"
     drafter = submitted_while(how.pop("drafter", right.drafter), keep)
     return bug(name, right, breaks="submitted", drafter=drafter, **how)
@@ -99,20 +99,20 @@ AFTER_EACH = MaxGram((1, 2, 0), 1, True)
 GUESSED = StaticTree(CASCADE_DEEP[2], (-1, 0, 0), iid)
 
 CASCADE_MUTANTS = [
-    stated("inner lenience, and the edge states the middle model's row", LENIENT_INSIDE, PAIR[1].law),
-    submitted("inner recovered token dropped", ONE_INNER, all_but_last, drafter=one_inner_round(ONE_INNER)),
-    submitted("inner round that is too long dropped, not cut", ONE_INNER, if_single,
+    misstates("inner lenience, and the edge states the middle model's row", LENIENT_INSIDE, PAIR[1].law),
+    withholds("inner recovered token dropped", ONE_INNER, all_but_last, drafter=one_inner_round(ONE_INNER)),
+    withholds("inner round that is too long dropped, not cut", ONE_INNER, if_single,
               drafter=one_inner_round(ONE_INNER)),
-    submitted("inner round dropped if it ends with a recovered token", TWO_INNER, if_full,
+    withholds("inner round dropped if it ends with a recovered token", TWO_INNER, if_full,
               drafter=one_inner_round(TWO_INNER)),
     bug("inner lenience at the target too", LENIENT_INSIDE, breaks="verified", verify=lenient(F(1, 2))),
-    stated("horizontal cascade, all edges state the first model's rows", IN_TURN, WIDE[1].law),
-    stated("tiny model's row stated for the middle model's token", TWO_INNER, CASCADE_DEEP[2].law),
-    stated("max-gram token stated with a model's soft distribution", Setting(WIDE[0], AFTER_EACH, reject),
-           CASCADE_DEEP[2].law),
-    stated("n-gram guesses offered as if the draft model had sampled them",
-           Setting(WIDE[0], StagedTree(WIDE[1], (-1, 0, 0), guess=GUESSED), reject), WIDE[1].law,
-           drafter=GUESSED)]
+    misstates("horizontal cascade, all edges state the first model's rows", IN_TURN, WIDE[1].law),
+    misstates("tiny model's row stated for the middle model's token", TWO_INNER, CASCADE_DEEP[2].law),
+    misstates("max-gram token stated with a model's soft distribution", Setting(WIDE[0], AFTER_EACH, reject),
+              CASCADE_DEEP[2].law),
+    misstates("n-gram guesses offered as if the draft model had sampled them",
+              Setting(WIDE[0], StagedTree(WIDE[1], (-1, 0, 0), guess=GUESSED), reject), WIDE[1].law,
+              drafter=GUESSED)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #3c109ace
 def draft_rows(model, of_last):
@@ -127,7 +127,7 @@ PART_MUTANTS = [
         row=draft_rows(TWO_TOKENS.drafter.model, of_last=False)),
     bug("selected rows left to the verification", TWO_TOKENS, breaks="verified",
         row=draft_rows(TWO_TOKENS.drafter.model, of_last=True)),
-    stated("dense row stated for a token drawn from selected rows", TWO_TOKENS, OTHER_SELECTION.law)]
+    misstates("dense row stated for a token drawn from selected rows", TWO_TOKENS, OTHER_SELECTION.law)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #a3a9036a
 def drawn_score(tree, node):
@@ -147,9 +147,9 @@ TWO_DRAWN = Setting(WIDE[0], ScheduledChain(WIDE[1], ConstantLength(2)), reject,
 TWO_FOR_ONE = Setting(free_table(7, 3), ScheduledChain(CONFIDENT_AFTER_0, ConstantLength(2)), reject)
 
 LENGTH_MUTANTS = [
-    submitted("the drawn token is scored, and not submitted", TWO_DRAWN, drawn_score,
+    withholds("the drawn token is scored, and not submitted", TWO_DRAWN, drawn_score,
               seen="named and avoided in vllm's adaptive verification"),
-    submitted("best length of the whole draft, not the first drop", TWO_FOR_ONE, best_of_all, tv=F(3, 20))]
+    withholds("best length of the whole draft, not the first drop", TWO_FOR_ONE, best_of_all, tv=F(3, 20))]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #462c6481
 def ahead_from(accept, after=residual):
@@ -211,7 +211,7 @@ AHEAD_MUTANTS = [
         drafter=LikelierBlock(WIDE[1], 2)),
     bug("the last token in flight dropped if unlikely", FREE_AHEAD, breaks="submitted",
         drafter=UnlikelyLastDropped(WIDE[1], F(2, 5), 3)),
-    stated("Saguaro sampling that states the unscaled q", SCALED_CHAIN, WIDE[1].law),
+    misstates("Saguaro sampling that states the unscaled q", SCALED_CHAIN, WIDE[1].law),
     bug("on a cache miss the most likely token is accepted, else p is sampled", CACHE_MISS,
         "tanishqkumar/ssd, by reading", breaks="verified", verify=RECOVERED[-1].wrong.verify)]
 
@@ -258,11 +258,11 @@ def begins_with(text):
 
 VOCABULARY_MUTANTS = [
     bug("emitted text encoded again in every round", REENCODED, breaks="committed", loop=committed_again),
-    stated("draft token that the target lacks replaced by token 0", SHARED_ONLY,
-           SHARED_ONLY.drafter.model.law, drafter=Chain(TableModel(3, unknown_as_first), 2)),
-    stated("draft ids used as target ids", SHARED_ONLY, same_ids),
-    stated("string stated with the probability of one tokenisation", BY_STRING, one_tokenisation),
-    stated("string stated with the probability that the text begins with it", BY_STRING, begins_with)]
+    misstates("draft token that the target lacks replaced by token 0", SHARED_ONLY,
+              SHARED_ONLY.drafter.model.law, drafter=Chain(TableModel(3, unknown_as_first), 2)),
+    misstates("draft ids used as target ids", SHARED_ONLY, same_ids),
+    misstates("string stated with the probability of one tokenisation", BY_STRING, one_tokenisation),
+    misstates("string stated with the probability that the text begins with it", BY_STRING, begins_with)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #7be0a91f
 def two_slots(ctx, rng):
@@ -304,11 +304,11 @@ SELECTOR = Setting(WIDE[0], Chain(TableModel(3, selected), 2), reject, 2)
 LIKELIEST = Setting(WIDE[0], StaticTree(WIDE[1], (-1, 0, 0), likeliest_points), reject, 2)
 
 NETWORK_MUTANTS = [
-    stated("token of a mask's row stated with the row after the token before it", SLOTS, WIDE[1].law),
-    stated("selector's row not renormalised: the whole row stated", SELECTOR, WIDE[1].law),
-    stated("two likeliest tokens of a row, stated with the soft row", LIKELIEST, WIDE[1].law),
-    stated("weights updated inside a draft, and each edge states the newest row", UPDATED, VERSIONS[1].law),
-    stated("siblings of two drafts, each stated with the mean of both rows", OF_TWO, mean_row)]
+    misstates("token of a mask's row stated with the row after the token before it", SLOTS, WIDE[1].law),
+    misstates("selector's row not renormalised: the whole row stated", SELECTOR, WIDE[1].law),
+    misstates("two likeliest tokens of a row, stated with the soft row", LIKELIEST, WIDE[1].law),
+    misstates("weights updated inside a draft, and each edge states the newest row", UPDATED, VERSIONS[1].law),
+    misstates("siblings of two drafts, each stated with the mean of both rows", OF_TWO, mean_row)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #86946c10
 @dataclass(frozen=True, eq=False)

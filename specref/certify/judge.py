@@ -27,7 +27,8 @@ from ..core.loop import match
 from ..verify.reject import Chain, accepted_at_least, reject
 from ..verify.block import block, mean_accepted_block
 from .known import KILLER, Rule, one_round
-from .chain_mutants import LOSSY_MUTANTS, NOISE_SHARED, OTHER_ROW, RATIO, RECOVERED, WHOLE_BLOCK
+from .chain_mutants import LOSSY_MUTANTS, NOISE_SHARED, OTHER_ROW, RATIO, RECOVERED
+from .chain_mutants import WHOLE_BLOCK
 from .loop_mutants import LOOP, SLOW
 from .certificates import in_words
 from .samplers import drafted_tree

@@ -273,7 +273,8 @@ REPORTS = (
         how=dict(interface=Interface(batch=64))),
     ReportedBug(
         "xllm#2175", "xLLM", "xLLM-AI/xllm/pull/2175", "2026-08-10", "",
-        "the residual subtracts q at the drafted token alone", "recovered token sampled from p without the rejected token", how=dict(runs=2000)),
+        "the residual subtracts q at the drafted token alone",
+        "recovered token sampled from p without the rejected token", how=dict(runs=2000)),
     ReportedBug(
         "transformers#47932", "transformers", "huggingface/transformers/issues/47932", "2026-08-12",
         "5.16.0.dev0", "block drafters sample from warped logits (here: top-2) and return others as q",

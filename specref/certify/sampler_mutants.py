@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['chain_of_rows', 'tree_of_rows', 'RIGHT_SAMPLERS', 'first_ratio', 'first_child', 'FIRST_CASE', 'THREE_CASES',
-           'BACKWARDS_CASE', 'WIDE_ROWS', 'INNER_CASE', 'LONG', 'SHORT', 'SAMPLER_MUTANTS', 'excess', 'choose',
+           'BACKWARDS_CASE', 'WIDE_ROWS', 'INNER_CASE', 'DEEP', 'GATED', 'SAMPLER_MUTANTS', 'excess', 'choose',
            'exponential_race', 'padded_choice', 'alias_choice', 'cut_drafts', 'more_noise', 'by_sums', 'one_generator',
            'one_for_each', 'batch_sampler', 'by_rows', 'rule_on_trees', 'tree_match', 'softmax_rows', 'from_logits',
            'neighbours_row', 'wrong_at_15', 'padding_accepted', 'eight_bits', 'by_index', 'pairs_of', 'first_two_alike',
@@ -253,7 +253,7 @@ THREE_CASES = {k: CASES[k] for k in (*FIRST_CASE, "the draft ranks them backward
 BACKWARDS_CASE = {"backwards": CASES["the draft ranks them backwards"]}
 WIDE_ROWS = dict(V=1000, cases={"nothing in common": CASES["nothing in common"]})
 INNER_CASE = {"between the ends": fixed_laws(exact(0, 1, 0, 0), exact(0, 0, 1, 0))}
-LONG, SHORT = dict(depth=16), dict(depth=5)
+DEEP, GATED = dict(depth=16), dict(depth=5)
 
 SAMPLER_MUTANTS = {
     **sampler_bugs(
@@ -262,12 +262,12 @@ SAMPLER_MUTANTS = {
         ("rejected token struck out of p", Rule(after=strikes_out), 100, "rows"),
         ("bonus row scaled in p", Rule(bonus=lambda p, tree, i: np.divide(p[i], p[i].max(), out=p[i])), 100,
          "rows"),
-        ("wrong from depth 3", wrong_from(3), 600, "position", LONG),
-        ("wrong from depth 6", wrong_from(6), 600, "position", LONG),
-        ("accepted where p(x) is .6 or more", with_gate(lambda t: t.px >= .6), 1000, "gates", SHORT),
-        ("accepted where p(x) > .8 q(x)", with_gate(lambda t: t.px > .8*t.qx), 4000, "gates", SHORT),
+        ("wrong from depth 3", wrong_from(3), 600, "position", DEEP),
+        ("wrong from depth 6", wrong_from(6), 600, "position", DEEP),
+        ("accepted where p(x) is .6 or more", with_gate(lambda t: t.px >= .6), 1000, "gates", GATED),
+        ("accepted where p(x) > .8 q(x)", with_gate(lambda t: t.px > .8*t.qx), 4000, "gates", GATED),
         ("last draft of three not verified", with_gate(lambda t: t.place == 2 and len(t.tree) == 4), 400,
-         "gates", SHORT),
+         "gates", GATED),
         ("first lane of a tile", Rule(after=lambda t: moved(left_over(t)),
                                       bonus=lambda p, tree, i: moved(p[i])), 1000, "distribution", WIDE_ROWS),
         ("last tile omitted", Rule(row=without_tile), 2000, "distribution", WIDE_ROWS),
