@@ -307,7 +307,8 @@ NETWORK_MUTANTS = [
     misstates("token of a mask's row stated with the row after the token before it", SLOTS, WIDE[1].law),
     misstates("selector's row not renormalised: the whole row stated", SELECTOR, WIDE[1].law),
     misstates("two likeliest tokens of a row, stated with the soft row", LIKELIEST, WIDE[1].law),
-    misstates("weights updated inside a draft, and each edge states the newest row", UPDATED, VERSIONS[1].law),
+    misstates("weights updated inside a draft, and each edge states the newest row", UPDATED,
+              VERSIONS[1].law),
     misstates("siblings of two drafts, each stated with the mean of both rows", OF_TWO, mean_row)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #86946c10
