@@ -6,7 +6,7 @@
 __all__ = ['RECOVERED', 'EDGE', 'EQUAL', 'CUT', 'RARE', 'MATCHED', 'RATIO', 'WIDE_FORK', 'OTHER_ROW', 'CLOCK', 'STRICT',
            'BRACKETS', 'TIED', 'CLOCK_FORK', 'CUT_ONE', 'TWO_STOP', 'OTHER_STATE', 'KEYED_DRAFT', 'COUPLED',
            'NOISE_SHARED', 'BLOCK', 'HSD', 'WHOLE_BLOCK', 'TYPICAL', 'ARGMAX_LAW', 'GREEDY', 'LOSSY_MUTANTS',
-           'states_other_rows', 'first_sibling_row', 'Misread', 'sees_earlier_nodes', 'slot_for_depth', 'rejected_stay',
+           'one_row_before', 'first_sibling_row', 'Misread', 'sees_earlier_nodes', 'slot_for_depth', 'rejected_stay',
            'bracket_state', 'table_of', 'context_grammar', 'stop_masked', 'unwarped', 'in_block', 'match_in_block',
            'coupled_then_resample', 'of_draft', 'of_place', 'of_all', 'first_rejection', 'one_ratio', 'uncapped',
            'residual_of_one', 'promised']
@@ -17,7 +17,6 @@ from fractions import Fraction as F
 from operator import le
 import numpy as np
 from ..core.law import exact, normalize, one_hot, residual
-from ..core.tree import Tree
 from ..core.target import Meter, Rows, TableModel, Target
 from ..core.loop import Verdict, match, no_draft
 from ..verify.reject import Chain
@@ -27,8 +26,8 @@ from ..verify.coupled import PositionKeyed, PositionKeyedRng, coupled
 from ..verify.lossy import accept_set, lenient, lenient_greedy, bild_rollback, top_beta, typical
 from .known import BINARY, KILLER, ONE_TOKEN, ORDER0, P, PAIR, TWO_TOKENS, WIDE, WIDE2
 from .known import Grid, Numbers, Rule, Setting, argmax_law, block_of, bug, free_table
-from .known import block_odds, from_r, is_sampled, on_chain, parent_row
-from .known import whole_text, without_token
+from .known import block_odds, from_r, is_sampled, on_chain
+from .known import parent_row, stated_as, whole_text, without_token
 
 # %% ../../nbs/16aa_chain_mutants.ipynb #9adc92df
 RECOVERED = [
@@ -71,24 +70,19 @@ RATIO = [
     bug("match, then a sample from the residual", MATCHED, "two rules mixed", F(6, 25),
         verify=Rule(is_sampled))]
 
-# %% ../../nbs/16aa_chain_mutants.ipynb #ac672be7
-def states_other_rows(model, gamma, shift):
-    "A chain whose edges state the row `shift` places from the one that was sampled from"
-    def draft(ctx, rng):
-        true, tree = Chain(model, gamma)(ctx, rng), Tree(ctx)
-        for i in range(1, gamma + 1):
-            q = true.law[min(max(i + shift, 1), gamma)]
-            tree.add(i - 1, true.token[i], q if q[true.token[i]] else true.law[i])
-        return tree
-    return draft
-
 # %% ../../nbs/16aa_chain_mutants.ipynb #3c6327ff
 WIDE_FORK = replace(WIDE2, drafter=Branching(WIDE[1], (2,)), n=2)
+def one_row_before(model, gamma):
+    "A chain whose edges, but for the first, state the row before their own"
+    def draft(ctx, rng):
+        def before(text): return model.law(text[:-1] if len(text) > len(ctx) else text)
+        return stated_as(Chain(model, gamma), before)(ctx, rng)
+    return draft
+
 def first_sibling_row(p, tree, i): return p[tree.children(tree.parent[i])[0]] if i else p[0]
 
 OTHER_ROW = [
-    bug("row of q off by one", WIDE2, "NVIDIA/TensorRT-LLM#15098",
-        drafter=states_other_rows(WIDE[1], 2, -1)),
+    bug("row of q off by one", WIDE2, "NVIDIA/TensorRT-LLM#15098", drafter=one_row_before(WIDE[1], 2)),
     bug("row of p off by one", WIDE2, "huggingface/transformers#28166", row=parent_row),
     bug("first row used at every position", WIDE2, "mlx-node/mlx-node#11: penalties of the context only",
         row=lambda p, tree, i: p[0]),

@@ -9,19 +9,20 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
            'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
            'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW', 'BINARY_AHEAD', 'DRAFT_WIRES',
-           'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'submitted_while', 'stated_as', 'misstates',
-           'withholds', 'nested_setting', 'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows',
-           'drawn_score', 'best_of_all', 'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again',
-           'LikelierBlock', 'UnlikelyLastDropped', 'scaled_chain', 'committed_again', 'draft_row', 'unknown_as_first',
-           'same_ids', 'one_tokenisation', 'begins_with', 'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row',
-           'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'changes', 'survival', 'block_survives']
+           'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'nested_setting', 'one_inner_round',
+           'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all', 'ahead_from', 'own_coin',
+           'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock', 'UnlikelyLastDropped', 'scaled_chain',
+           'committed_again', 'draft_row', 'unknown_as_first', 'same_ids', 'one_tokenisation', 'begins_with',
+           'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row', 'ChangedText', 'TokenByToken', 'alternating',
+           'spelling', 'changes', 'survival', 'block_survives']
 
 # %% ../../nbs/28_wrong_drafts.ipynb #8d9fbbe7
 from dataclasses import dataclass, replace
 from fractions import Fraction as F
 import numpy as np
 from .known import BINARY, PAIR, TWO_TOKENS, WIDE, Setting, bug, free_table
-from .known import keyed_coin, last_token, on_chain, whole_text, with_one_more
+from .known import keyed_coin, last_token, misstates, on_chain, whole_text
+from .known import with_one_more, withholds
 from .chain_mutants import RECOVERED
 from .loop_mutants import MUTANTS, SLOW, WIRES, Wire
 from .sampler_mutants import SAMPLER_MUTANTS
@@ -45,34 +46,6 @@ SENTENCES = {
     "verified": "a token is verified once, by the rule, on the target's row, with its own random number",
     "committed": "emitted tokens are not changed",
 }
-
-# %% ../../nbs/28_wrong_drafts.ipynb #c1bb66ac
-def submitted_while(drafter, keep):
-    "The chain of `drafter` up to the first token that `keep(tree, node)` refuses: the token was drawn"
-    def draft(ctx, rng):
-        drawn, tree = drafter(ctx, rng), Tree(ctx)
-        for node in range(1, len(drawn)):
-            if not keep(drawn, node): break
-            with_one_more(tree, drawn.token[node], drawn.law[node])
-        return tree
-    return draft
-
-def stated_as(drafter, law):
-    "The tokens of `drafter`, each stated with `law(text)`"
-    def draft(ctx, rng):
-        drawn, tree = drafter(ctx, rng), Tree(ctx)
-        for u, x in zip(drawn.parent[1:], drawn.token[1:]): tree.add(u, x, law(tree.text(u)))
-        return tree
-    return draft
-
-def misstates(name, right, law, **other):
-    "A bug of stating: each edge of the right drafter, or of another, states `law(text)`"
-    return bug(name, right, breaks="stated", drafter=stated_as(other.get("drafter", right.drafter), law))
-
-def withholds(name, right, keep, **how):
-    "A bug of submitting: the draft of the right drafter, or of another, as far as `keep` has it"
-    drafter = submitted_while(how.pop("drafter", right.drafter), keep)
-    return bug(name, right, breaks="submitted", drafter=drafter, **how)
 
 # %% ../../nbs/28_wrong_drafts.ipynb #1f82c8c4
 CASCADE_THREE = *PAIR, free_table(4, 1, 1, 4)   # target, middle, small
@@ -148,8 +121,8 @@ TWO_FOR_ONE = Setting(free_table(7, 3), ScheduledChain(CONFIDENT_AFTER_0, Consta
 
 LENGTH_MUTANTS = [
     withholds("the drawn token is scored, and not submitted", TWO_DRAWN, drawn_score,
-              seen="named and avoided in vllm's adaptive verification"),
-    withholds("best length of the whole draft, not the first drop", TWO_FOR_ONE, best_of_all, tv=F(3, 20))]
+              "named and avoided in vllm's adaptive verification"),
+    withholds("best length of the whole draft, not the first drop", TWO_FOR_ONE, best_of_all, "", F(3, 20))]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #462c6481
 def ahead_from(accept, after=residual):

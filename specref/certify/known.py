@@ -8,7 +8,7 @@ __all__ = ['IN_PARTS', 'P', 'Q', 'PAIR', 'ORDER0', 'BINARY', 'KILLER', 'WIDE', '
            'own_row', 'own_law', 'Rule', 'parent_row', 'from_r', 'is_sampled', 'block_odds', 'residual_of_block',
            'longest_accepted', 'BlockRule', 'present_state', 'first_state', 'BottomUpRule', 'bug', 'free_table',
            'last_token', 'without_token', 'on_chain', 'argmax_law', 'with_one_more', 'whole_text', 'one_round',
-           'block_of']
+           'block_of', 'submitted_while', 'stated_as', 'misstates', 'withholds']
 
 # %% ../../nbs/16a_known.ipynb #7759f01b
 from dataclasses import dataclass, fields, replace
@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from ..core.law import exact, normalize, one_hot, residual
 from ..core.rng import law_of, tv_outcomes
-from ..core.tree import edge_laws
+from ..core.tree import Tree, edge_laws
 from ..core.target import TableModel, random_table, target_law
 from ..core.loop import Verdict, clip, generate, loop_law, rounds
 from ..verify.reject import Chain, reject
@@ -264,3 +264,30 @@ def one_round(target, drafter, verify, ctx, n, rng, stop):
 def block_of(models, gamma):
     "`block` on chains of `gamma`, with the distribution of gamma + 1 tokens"
     return replace(on_chain(models, gamma, n=gamma + 1, loop=one_round), verify=block)
+
+# %% ../../nbs/16a_known.ipynb #fe0c41f7
+def submitted_while(drafter, keep):
+    "The chain of `drafter` up to the first token that `keep(tree, node)` refuses: the token was drawn"
+    def draft(ctx, rng):
+        drawn, tree = drafter(ctx, rng), Tree(ctx)
+        for node in range(1, len(drawn)):
+            if not keep(drawn, node): break
+            with_one_more(tree, drawn.token[node], drawn.law[node])
+        return tree
+    return draft
+
+def stated_as(drafter, law):
+    "The tokens of `drafter`, each stated with `law(text)`"
+    def draft(ctx, rng):
+        drawn, tree = drafter(ctx, rng), Tree(ctx)
+        for u, x in zip(drawn.parent[1:], drawn.token[1:]): tree.add(u, x, law(tree.text(u)))
+        return tree
+    return draft
+
+def misstates(name, right, law, *seen, drafter=None, breaks="stated"):
+    "A bug: each edge of the right drafter, or of another, states `law(text)`"
+    return bug(name, right, *seen, breaks=breaks, drafter=stated_as(drafter or right.drafter, law))
+
+def withholds(name, right, keep, *seen, drafter=None, breaks="submitted"):
+    "A bug: the draft of the right drafter, or of another, is submitted as far as `keep` has it"
+    return bug(name, right, *seen, breaks=breaks, drafter=submitted_while(drafter or right.drafter, keep))

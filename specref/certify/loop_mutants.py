@@ -24,11 +24,12 @@ from ..core.target import TableModel
 from ..core.loop import Verdict, clip, generate, match, rounds
 from ..verify.reject import Chain, reject
 from .known import KILLER, ONE_TOKEN, P, PAIR, Q, TWO_TOKENS, WIDE, WIDE2, Known, Rule, Setting
-from .known import argmax_law, bug, free_table, on_chain, whole_text, with_one_more
+from .known import argmax_law, bug, free_table, on_chain, submitted_while, whole_text
+from .known import with_one_more
 from .chain_mutants import BLOCK, LOSSY_MUTANTS, NOISE_SHARED, OTHER_ROW, OTHER_STATE, RATIO
 from .chain_mutants import RECOVERED, WHOLE_BLOCK
 from .tree_mutants import BOTTOM_UP, IID2, MISSTATED, RESAMPLED, SWOR, WRONG_Q, confident
-from .tree_mutants import drops_unlikely, looks_ahead, on_star, sibling_draft, top_two
+from .tree_mutants import leads_to, likely, on_star, sibling_draft, top_two
 
 # %% ../../nbs/16ac_loop_mutants.ipynb #9b0cf279
 @dataclass(frozen=True)
@@ -343,9 +344,10 @@ WITHHELD = {
         replace(WIDE2, drafter=second_if(WIDE[1], confident)),
     "an unlikely point mass not proposed": replace(WIDE2, drafter=point_if_likely(WIDE[1], confident)),
     "unlikely token dropped, verified by match":
-        replace(ONE_TOKEN, drafter=drops_unlikely(Q, F(1, 4)), verify=match),
+        replace(ONE_TOKEN, drafter=submitted_while(ONE_TOKEN.drafter, likely(F(1, 4))), verify=match),
     "token dropped by looking ahead, verified by match":
-        replace(WIDE2, n=2, drafter=looks_ahead(WIDE[1], confident), verify=match)}
+        replace(WIDE2, n=2, drafter=submitted_while(Chain(WIDE[1], 1), leads_to(confident, WIDE[1])),
+                verify=match)}
 
 FALSE_ALARMS = CORRECT | WITHHELD
 

@@ -8,8 +8,8 @@ __all__ = ['siblings_by_p', 'SWOR', 'IID2', 'IID3', 'SWOR2', 'SWOR_STATED', 'HAL
            'BOTTOM_UP', 'SAME_TABLE', 'SMALL', 'NESTED', 'ARGMAX', 'WIDE_ONE', 'TWO_CUT', 'ROUNDED', 'LAST_DROPPED',
            'ARGMAX_SEEN', 'WRONG_Q', 'sibling_draft', 'on_star', 'against_p', 'given_earlier', 'by_q', 'by_p',
            'uniform_when_exhausted', 'path_end', 'each_path', 'redrawn_after', 'point_paths', 'one_uniform_for_all',
-           'kseq_clamped', 'best_of_two', 'law_of_first', 'top_two', 'drops_unlikely', 'looks_ahead', 'two_level',
-           'confident', 'stating_q']
+           'kseq_clamped', 'best_of_two', 'law_of_first', 'top_two', 'likely', 'leads_to', 'two_level', 'confident',
+           'soft']
 
 # %% ../../nbs/16ab_tree_mutants.ipynb #4a4239c6
 from dataclasses import replace
@@ -25,7 +25,8 @@ from ..verify.siblings import Branching
 from ..verify.traversal import traversal
 from ..verify.kseq import kseq, expected_trials
 from .known import KILLER, ONE_TOKEN, P, PAIR, Q, WIDE, WIDE2, Rule, Setting, bug, first_state
-from .known import free_table, from_r, is_sampled, on_chain, one_round, with_one_more
+from .known import free_table, from_r, is_sampled, misstates, on_chain, one_round
+from .known import with_one_more, withholds
 
 # %% ../../nbs/16ab_tree_mutants.ipynb #c3b05771
 def sibling_draft(draw, k, state=None, order=lambda kid: 0, merge=False):
@@ -70,8 +71,8 @@ MISSTATED = [
         f"{SPECTR}; the kernel before NVIDIA/TensorRT-LLM#15098", F(7, 50), verify=siblings_by_p),
     bug("siblings verified against p, not against the residual, k = 3", IID3, SPECTR, F(49, 250),
         verify=siblings_by_p),
-    bug("drawn without replacement, stated as i.i.d.", SWOR2, "SafeAILab/EAGLE#50, unconfirmed",
-        F(17, 392), drafter=sibling_draft(SWOR, 2, state=lambda x, earlier: Q)),
+    misstates("drawn without replacement, stated as i.i.d.", SWOR2, lambda text: Q,
+              "SafeAILab/EAGLE#50, unconfirmed", F(17, 392)),
     bug("drawn i.i.d., stated as without replacement", IID2, "the reverse", F(3, 80),
         edge=given_earlier(SWOR)),
     bug("i.i.d. siblings sorted by q", IID2, SORTED, F(3, 50), drafter=sibling_draft(iid(Q), 2, order=by_q)),
@@ -184,19 +185,13 @@ def top_two(law):
     "A distribution restricted to its two most likely tokens"
     return normalize(np.where(np.argsort(np.argsort(-law, kind="stable")) < 2, law, 0*law))
 
-def drops_unlikely(law, least):
-    "Discards a draft token when it is unlikely"
-    def draft(ctx, rng):
-        x = rng.pick(law)
-        return Tree(ctx) if law[x] < least else with_one_more(Tree(ctx), x, law)
-    return draft
+def likely(least):
+    "Whether the probability of a draft token reaches `least`"
+    return lambda tree, node: tree.law[node][tree.token[node]] >= least
 
-def looks_ahead(model, condition):
-    "Discards a draft token unless the draft's next distribution satisfies `condition`"
-    def draft(ctx, rng):
-        tree = Chain(model, 1)(ctx, rng)
-        return tree if condition(model.law(tree.text(1))) else Tree(ctx)
-    return draft
+def leads_to(condition, model):
+    "Whether the draft's distribution after a token satisfies `condition`"
+    return lambda tree, node: condition(model.law(tree.text(node)))
 
 def two_level(small, middle, after):
     "A small draft verified into a sample of a middle one, whose distribution the edge states"
@@ -218,21 +213,19 @@ TWO_CUT, ROUNDED = top_two(Q), exact(205, 410, 616, 820)   # Q after top-2; Q wi
 LAST_DROPPED = "ggml-org/llama.cpp#22506 if with ggml-org/llama.cpp#27694"
 ARGMAX_SEEN = ("huggingface/transformers#32867; jaymody/speculative-sampling#3; "
                "Self-Speculative Decoding, by reading")
-def stating_q(draw): return sibling_draft(draw, 1, state=lambda x, earlier: Q)
+def soft(text): return Q
 
 WRONG_Q = [
-    bug("argmax draft, stated with the softmax q", on_star(ARGMAX, 1), ARGMAX_SEEN, F(5, 16),
-        drafter=stating_q(ARGMAX)),
-    bug("warped draft, stated with the unwarped q", on_star(iid(TWO_CUT), 1),
-        "huggingface/transformers#47932", F(11, 70), drafter=stating_q(iid(TWO_CUT))),
-    bug("draft sampled from rounded probabilities, q not rounded", on_star(iid(ROUNDED), 1),
-        "deepseek-ai/DeepSpec#31", drafter=stating_q(iid(ROUNDED))),
+    misstates("argmax draft, stated with the softmax q", on_star(ARGMAX, 1), soft, ARGMAX_SEEN, F(5, 16)),
+    misstates("warped draft, stated with the unwarped q", on_star(iid(TWO_CUT), 1), soft,
+              "huggingface/transformers#47932", F(11, 70)),
+    misstates("draft sampled from rounded probabilities, q not rounded", on_star(iid(ROUNDED), 1), soft,
+              "deepseek-ai/DeepSpec#31"),
     bug("two levels, inner recovered token not from the residual", NESTED, "TriForce, by reading",
         drafter=two_level(SMALL, Q, lambda p, q: p)),
-    bug("draft token dropped by looking ahead", WIDE_ONE, "DSpark's and D-cut's warning",
-        drafter=looks_ahead(WIDE[1], confident)),
-    *(bug(f"draft token dropped if q < .{least}", ONE_TOKEN, LAST_DROPPED, tv,
-          drafter=drops_unlikely(Q, F(least, 100)))
+    withholds("draft token dropped by looking ahead", WIDE_ONE, leads_to(confident, WIDE[1]),
+              "DSpark's and D-cut's warning"),
+    *(withholds(f"draft token dropped if q < .{least}", ONE_TOKEN, likely(F(least, 100)), LAST_DROPPED, tv)
       for least, tv in ((15, F(6, 100)), (25, F(11, 100)), (35, F(125, 1000)))),
-    bug("draft token dropped if q < .5, with q = p", on_chain(SAME_TABLE, 1, n=1), LAST_DROPPED, F(3, 16),
-        drafter=drops_unlikely(exact(3, 1), F(1, 2)))]
+    withholds("draft token dropped if q < .5, with q = p", on_chain(SAME_TABLE, 1, n=1), likely(F(1, 2)),
+              LAST_DROPPED, F(3, 16))]
