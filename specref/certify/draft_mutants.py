@@ -7,14 +7,14 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'GUESSED', 'CASCADE_MUTANTS', 'OTHER_SELECTION', 'PART_MUTANTS', 'STEP_SECONDS', 'CONFIDENT_AFTER_0',
            'TWO_DRAWN', 'TWO_FOR_ONE', 'LENGTH_MUTANTS', 'TWO_AHEAD', 'FREE_AHEAD', 'SHARED_NUMBER', 'SCALED_CHAIN',
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
-           'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
-           'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW', 'BINARY_AHEAD', 'DRAFT_WIRES',
-           'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'nested_setting', 'one_inner_round',
-           'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all', 'ahead_from', 'own_coin',
-           'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock', 'UnlikelyLastDropped', 'scaled_chain',
-           'committed_again', 'draft_row', 'unknown_as_first', 'same_ids', 'one_tokenisation', 'begins_with',
-           'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row', 'ChangedText', 'TokenByToken', 'alternating',
-           'spelling', 'changes', 'survival', 'block_survives']
+           'VOCABULARY_MUTANTS', 'VERSIONS', 'updated', 'two_slots', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR',
+           'LIKELIEST', 'NETWORK_MUTANTS', 'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW',
+           'BINARY_AHEAD', 'DRAFT_WIRES', 'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'nested_setting',
+           'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all',
+           'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock',
+           'UnlikelyLastDropped', 'scaled_chain', 'committed_again', 'draft_row', 'unknown_as_first', 'same_ids',
+           'one_tokenisation', 'begins_with', 'drawn_from', 'after_draft', 'two_drafts', 'selected', 'mean_row',
+           'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'changes', 'survival', 'block_survives']
 
 # %% ../../nbs/28_wrong_drafts.ipynb #8d9fbbe7
 from dataclasses import dataclass, replace
@@ -238,23 +238,19 @@ VOCABULARY_MUTANTS = [
     misstates("string stated with the probability that the text begins with it", BY_STRING, begins_with)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #7be0a91f
-def two_slots(ctx, rng):
-    "Two tokens of one pass: the row of the second has read a mask, here token 0, and not the first"
-    tree = Tree(ctx)
-    for masks in ((), (0,)):
-        q = WIDE[1].law(ctx + masks)
-        with_one_more(tree, rng.pick(q), q)
-    return tree
-
 VERSIONS = WIDE[1], CASCADE_DEEP[2]   # a draft before and after an update, or two drafts
 
-def updated(ctx, rng):
-    "A token of each version of a draft that is updated between the two"
-    tree = Tree(ctx)
-    for model in VERSIONS:
-        q = model.law(tree.text(len(tree) - 1))
-        with_one_more(tree, rng.pick(q), q)
-    return tree
+def drawn_from(*rows):  # rows(tree) -> (V,)
+    "A chain whose token i is drawn from the row `rows[i]`"
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        for q in (row(tree) for row in rows): with_one_more(tree, rng.pick(q), q)
+        return tree
+    return draft
+
+def after_draft(model): return lambda tree: model.law(tree.text(len(tree) - 1))
+updated = drawn_from(*map(after_draft, VERSIONS))   # a draft is updated between its two tokens
+two_slots = drawn_from(after_draft(WIDE[1]), lambda tree: WIDE[1].law(tree.ctx + (0,)))   # reads a mask, 0
 
 def two_drafts(ctx, rng):
     "A child of each of two drafts"

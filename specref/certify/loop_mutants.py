@@ -10,8 +10,7 @@ __all__ = ['WORDS', 'LETTERS', 'STOP_MUTANTS', 'SPELT', 'TWO_OF_TWO', 'LOOP', 'S
            'without_bonus', 'first_only', 'ignores_draft', 'one_row_behind', 'of_q', 'Wire', 'Inclusive', 'OneStream',
            'Unseeded', 'first_number', 'strict_at_zero', 'two_streams', 'seed_matters', 'raises_for_all',
            'rows_untouched', 'logs_of_target', 'own_logs', 'draft_logs', 'zeroes_in_place', 'raises_on_bad',
-           'raises_on_nan', 'raises_on_negative', 'stops_after', 'stops_before', 'point_if_likely', 'second_if',
-           'shuffled']
+           'raises_on_nan', 'raises_on_negative', 'grown_while', 'point_if_likely', 'shuffled']
 
 # %% ../../nbs/16ac_loop_mutants.ipynb #5211bcbc
 from dataclasses import dataclass, replace
@@ -267,24 +266,13 @@ WIRES = [Wire(name, seen, *parts) for name, seen, *parts in (
      "log-probability test", logs_of_target))]
 
 # %% ../../nbs/16ac_loop_mutants.ipynb #d7b1585e
-def stops_after(model, least, most=2):
-    "Proposes an unlikely token, and stops there"
-    def draft(ctx, rng):
-        tree, i = Tree(ctx), 0
-        while i < most:
-            q = model.law(tree.text(i))
-            (i,) = tree.grow(i, iid(q), rng)
-            if q[tree.token[i]] < least: break
-        return tree
-    return draft
-
-def stops_before(model, condition, most=2):
-    "Samples no token from a distribution that does not satisfy `condition`"
+def grown_while(model, go_on, most=2):
+    "Samples a token from q if `go_on(tree, q)`, of what was sampled before and of q itself"
     def draft(ctx, rng):
         tree = Tree(ctx)
         for i in range(most):
             q = model.law(tree.text(i))
-            if not condition(q): break
+            if not go_on(tree, q): break
             tree.grow(i, iid(q), rng)
         return tree
     return draft
@@ -295,15 +283,6 @@ def point_if_likely(model, condition):
         q = model.law(ctx)
         top = argmax_law(q)
         return with_one_more(Tree(ctx), top.argmax(), top) if condition(q) else Tree(ctx)
-    return draft
-
-def second_if(model, condition):
-    "One token, and a second if its distribution satisfies `condition`"
-    def draft(ctx, rng):
-        tree = Chain(model, 1)(ctx, rng)
-        q = model.law(tree.text(1))
-        if condition(q): tree.grow(1, iid(q), rng)
-        return tree
     return draft
 
 def shuffled(draw, k):
@@ -337,11 +316,12 @@ CORRECT = {
 
 WITHHELD = {
     "stops after an unlikely token, and proposes it":
-        replace(WIDE2, drafter=stops_after(WIDE[1], F(1, 3))),
+        replace(WIDE2, drafter=grown_while(
+            WIDE[1], lambda tree, q: len(tree) == 1 or likely(F(1, 3))(tree, 1))),
     "stops before a row without a likely token (SVIP, AdaEDL)":
-        replace(WIDE2, drafter=stops_before(WIDE[1], confident)),
+        replace(WIDE2, drafter=grown_while(WIDE[1], lambda tree, q: confident(q))),
     "second token only if the row after the first has a likely token":
-        replace(WIDE2, drafter=second_if(WIDE[1], confident)),
+        replace(WIDE2, drafter=grown_while(WIDE[1], lambda tree, q: len(tree) == 1 or confident(q))),
     "an unlikely point mass not proposed": replace(WIDE2, drafter=point_if_likely(WIDE[1], confident)),
     "unlikely token dropped, verified by match":
         replace(ONE_TOKEN, drafter=submitted_while(ONE_TOKEN.drafter, likely(F(1, 4))), verify=match),
