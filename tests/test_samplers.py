@@ -22,7 +22,7 @@ from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject
 from specref.certify.sampler_mutants import INNER_CASE, RIGHT_SAMPLERS, SAMPLER_MUTANTS
 from specref.certify.known import Numbers, Rule, from_r, left_over, parent_row
-from specref.certify.chain_mutants import of_all
+from specref.certify.chain_mutants import of_all, of_place
 from specref.certify.sampler_mutants import alias_choice, batch_sampler, by_rows, chain_of_rows, excess
 from specref.certify.sampler_mutants import first_child, more_noise, padded_choice as theirs, shared_by_two
 from specref.certify.sampler_mutants import rule_on_trees, tree_match, tree_of_rows
@@ -241,15 +241,7 @@ class Racer:
 racer = Racer()
 
 
-def one_coin(p, q, x, rng):
-    "The uniform number that rejected the draft samples the recovered token too"
-    for i in range(len(x)):
-        if np.isnan(q).any(): raise ValueError("q: NaN")
-        u = rng.random()
-        if not u*q[i, x[i]] < p[i, x[i]]:
-            r = np.cumsum(excess(p[i], q[i]))
-            return [*x[:i], int(np.searchsorted(r, u*r[-1], side="right"))]
-    return [*x, rng.choice(p.shape[1], p=p[-1])]
+one_coin = broken(numbers=Numbers(of_place, of_place))   # what rejected a draft samples the recovered token
 
 
 def verifies_after_rejection(p, q, x, rng):
