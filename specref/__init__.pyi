@@ -78,7 +78,7 @@ from .verify.lossy import AcceptanceRule as AcceptanceRule
 from .verify.lossy import lenient as lenient
 from .verify.lossy import top_beta as top_beta
 from .verify.lossy import typical as typical
-from .certify.mutants import MUTANTS as MUTANTS
+from .certify.loop_mutants import MUTANTS as MUTANTS
 from .certify.counts import g_test as g_test
 from .certify.certificates import certify_system as certify_system
 from .certify.certificates import certificate as certificate
