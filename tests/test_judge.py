@@ -14,9 +14,9 @@ from helpers import proves
 from specref.certify.intervals import CannotEnumerate, Exact, RandomNumber, RuleCalls, UniformSource, boxes
 from specref.certify.intervals import choose_token, exactly, law_of_calls, load_rule, positive_part
 from specref.certify.judge import JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, TABLE_CASES, JudgeCase, KnownRule
-from specref.certify.judge import judge_case, judge_rule, nearest_known, turned
+from specref.certify.judge import judge_case, judge_rule, nearest_known, rule_of, turned
 from specref.certify.known import P, Q, Rule, free_table
-from specref.certify.chain_mutants import NOISE_SHARED
+from specref.certify.chain_mutants import NOISE_SHARED, RECOVERED
 from specref.certify.reported import MATCH_RULE, POINT_RULE, SAMPLING_RULE
 from specref.certify.sampler_mutants import SAMPLER_MUTANTS, chain_of_rows, padded_choice
 from specref.certify.samplers import rule_on_rows
@@ -126,6 +126,14 @@ def test_lazy_numbers_give_the_law_of_coins_and_picks():
     "The joint distribution of draft and tokens, against the verifiers of this book on an rng of coins"
     for source, known in zip((VECTORS, MATCH_RULE, BLOCKS), RIGHT_RULES):
         for case in JUDGE_CASES: assert law_of_calls(case, RuleCalls(load_rule(source)[0])) == known.law(case)
+
+
+@pytest.mark.parametrize("mutant", [*RECOVERED, NOISE_SHARED[2], NOISE_SHARED[4]], ids=lambda m: m.name)
+def test_a_wrong_rule_is_the_same_on_rows_with_numbers_and_on_coins(mutant):
+    "One bug, written once: called with numbers that are not drawn, and enumerated by its coins and picks"
+    for case in (FOUR, TWO):
+        found = [law_of_calls(case, RuleCalls(read(mutant.wrong.verify))) for read in (rule_on_rows, rule_of)]
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("pasted, bug", {
