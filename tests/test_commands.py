@@ -31,7 +31,8 @@ from specref.core.target import random_table
 from specref.draft.vocab import translated
 from specref.models.embedded import tokenizer, tokenizer_of
 from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 X = "decode", "--prompt", "x", "--seconds", "1e-3"   # one pair of runs
 SAME = "plain decoding gives the same text"

@@ -26,7 +26,8 @@ from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, 
                                  redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
                                  with_mask)
 from specref.train.medusa import Medusa
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V, L = 5, 3

@@ -27,8 +27,10 @@ from specref.train.online import (REPLAYS, SERIES, CountedDraft, MergedDrafts, N
                                   no_drop, no_nodes, one_domain_draft, rejected_nodes, replay_batch, retrace,
                                   sampled_domains, serve, shift_record, shifting_order, sibling_acceptance,
                                   soft_kl, stream_record, uniform_order)
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, acceptance_prob_iid
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.verify.siblings import acceptance_prob_iid
+from specref.core.drafters import Branching
 
 torch.set_num_threads(1)
 V = 5

@@ -24,7 +24,8 @@ from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, Pa
                                     whole_layers, write_search)
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
 from specref.models.transformer import HFModel, RowAnswer, cache_name
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from test_embedded import SEEN, Once, plain_law
 
 torch.set_num_threads(1)

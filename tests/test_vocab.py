@@ -18,12 +18,15 @@ from specref.core.rng import Seeded, law_of
 from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
 from specref.core.tree import Tree, iid, likeliest_points
 from specref.draft.shapes import DynamicTree, StaticTree
-from specref.draft.vocab import END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer
+from specref.draft.vocab import END, Intersection, StringLaw, StringMatch, TextTokenizer
+from specref.train.second import SecondRecipe
 from specref.draft.vocab import TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair
-from specref.draft.vocab import encoded_in_stretches, train_second, translated, with_vocabulary
+from specref.draft.vocab import translated
+from specref.train.second import encoded_in_stretches, train_second, with_vocabulary
 from specref.models.embedded import DOMAINS, corpus, domain_ids, embedded, prompts, raw_model, stored
 from specref.models.embedded import tokenizer
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 TOYS = toy_pair(3)   # a, b, ab and a, b, ba
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)

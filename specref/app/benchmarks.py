@@ -35,7 +35,8 @@ from ..speed.causes import measure
 from ..core.loop import generate, match, rounds
 from ..core.target import Rows, random_table
 from ..core.tree import Tree, iid
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
 from ..models.embedded import EMBEDDED, domain_ids, embedded, generation_view, prompts, raw_model

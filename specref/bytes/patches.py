@@ -20,7 +20,8 @@ from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
 from .latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from ..train.masks import SlotRows
 
 # %% ../../nbs/52b_patches.ipynb #c216af24

@@ -23,7 +23,7 @@ from ..core.loop import Drafter, Round, Verdict
 from ..core.rng import Rng
 from ..core.target import Meter, PerThread, Rows, Target, check_target
 from ..core.tree import Tokens, Tree, iid
-from ..core.registry import SYSTEMS, TRAINED, Source, drafter_system
+from ..core.registry import SYSTEMS, TRAINED, TRAININGS, Source, drafter_system, just
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model
 from ..models.llama import packed_or_plain
@@ -339,4 +339,5 @@ def space_source(target, _):
 TRAINED.declare("PaSS", drafter_system(model_chain, reject, 5), "monea2023pass", recipe=Recipe(
     "pass", PaSS, PassDraft, 3e-2, rows=4, eval_data=few_texts, target_model=lambda net: net.extended()))
 SYSTEMS.declare("SPACE", drafter_system(mask_groups, reject, 5), "yi2024space", source=space_source,
-                for_embedded=True, own_target=space_model, trainings={"space": train_space})
+                for_embedded=True, own_target=space_model)
+TRAININGS.declare("space", just(train_space))

@@ -32,7 +32,8 @@ from ..models.embedded import DOMAINS, domain_ids, windows
 from ..models.recipe import fit, llama, next_token_loss, optimiser
 from ..models.transformer import HFModel
 from .harness import batch_at, label_mean
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from ..draft.sparse import LastTokens
 
 # %% ../../nbs/30e_online.ipynb #742bfb31
