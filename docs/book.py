@@ -93,8 +93,9 @@ def references(root=ROOT):
 
 MAIN = {   # module: what a user calls first; the page of names describes them
     'core.loop': 'generate generate_texts rounds System Ledger', 'core.drafters': 'Chain',
-    'verify.reject': 'reject', 'verify.block': 'block', 'verify.coupled': 'coupled', 'draft.shapes': 'StaticTree DynamicTree',
-    'draft.lookup': 'PromptLookup', 'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
+    'verify.reject': 'reject', 'verify.block': 'block', 'verify.coupled': 'coupled',
+    'draft.shapes': 'StaticTree DynamicTree', 'draft.lookup': 'PromptLookup',
+    'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
     'models.encoder_decoder': 'EncoderDecoderModel', 'models.embedded': 'embedded',
     'models.bridge': 'speculate', 'gpu.engine': 'Engine',
     'certify.certificates': 'certificate certify_system', 'certify.samplers': 'certify_rows',

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from math import inf
 import numpy as np
-from ..core.check import check_at_least, check_between, check_type, look_up
+from ..core.check import check_at_least, check_between, check_function, check_type, look_up
 from ..core.law import greedy, one_hot
 from ..core.loop import Drafter
 from ..core.target import ModelView, Rows, raw_row
@@ -183,7 +183,7 @@ class StringMatch(Drafter):
     exact: bool = False
     def __post_init__(self):
         check_at_least(1, gamma=self.gamma)
-        check_type(Callable, draw=self.draw)
+        check_function(1, "of a row (V,)", draw=self.draw)
         object.__setattr__(self, "view", TextView(self.model, self.pair))
     @property
     def V(self): return self.pair.target.V

@@ -9,10 +9,10 @@ __all__ = ['acceptance_prob', 'acceptance_prob_iid', 'drawn_at', 'tree_system', 
 from math import inf
 import numpy as np
 from ..core.check import check_at_least, check_between
-from ..core.drafters import Branching, round_robin
+from ..core.drafters import Branching
 from ..core.law import Law, Number, overlap, residual
 from ..core.target import UnwarpedModel
-from ..core.tree import Draw, Tokens, Tree, iid, likeliest_points, without_replacement
+from ..core.tree import Draw, Tokens, iid, likeliest_points, without_replacement
 from ..core.loop import System
 from ..core.registry import SYSTEMS
 from .reject import reject
