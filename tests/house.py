@@ -388,7 +388,7 @@ def unproved(root=ROOT):
 UNREACHED = {   # parts that have a faithful test, though no declaration runs them, and why
     ('BLT-S', 'specref.bytes.patches.LocalDraft'): 'no command builds a model of bytes',
     ('BLT-DV', 'specref.bytes.patches.HiddenBlockDraft'): 'no command builds a model of bytes',
-    ('boosted drafts', 'specref.train.online.agrees'):
+    ('boosted drafts', 'specref.train.boosted.agrees'):
         'the series of drafts is trained in its chapter; none is shipped',
     ('multi-token prediction', 'specref.train.mtp.backward_in_turn'):
         'the recipe adds all losses; one after the other gives the same gradient in less memory',

@@ -30,7 +30,8 @@ from specref.draft.pipeline import match_rates, schedule
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
 from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
 from specref.draft.shapes import sequoia, skip_accuracy
-from specref.draft.skipping import AdaptiveExit, SkippedModel, Swift, matchness, random_mask
+from specref.draft.skipping import AdaptiveExit, SkippedModel
+from specref.draft.swift import Swift, matchness, random_mask
 from specref.draft.skipping import random_search, skip_mask
 from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
 from specref.train.stopping import StateHead, best_stopping, stopping_network

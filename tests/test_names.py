@@ -17,7 +17,7 @@ from specref.draft.shapes import sequoia
 from specref.models.embedded import corpus, embedded, prompts
 from specref.models.transformer import HFModel
 from specref.train.consistency import consistency_model
-from specref.train.masks import space_model
+from specref.train.space import space_model
 from specref.train.registry import load_drafter
 
 
