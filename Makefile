@@ -64,13 +64,13 @@ gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into
 	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 
 gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
-	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore -m specref.gpu.bench --rehearse
+	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore records/rehearsal.py
 
 gpu-twin: $(READY)  ## time the torch implementation on this CPU, beside the reference; recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --cpu
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/twin.py
 
 gpu-verdicts: $(READY)  ## the torch implementation's verdicts, with which a GPU's are compared; recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --verdicts
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/verdicts.py
 
 compat-triton: .venv-triton/.ready  ## every kernel compiled with the oldest Triton that is served: registers, spills; recorded
 	PYTHONPATH=.:models .venv-triton/bin/python -W ignore records/compiled.py
