@@ -124,8 +124,9 @@ HIGH_ROWS = (   # of target and draft where one token has the probability a
 
 def high_case(pair, k, place=0, gamma=1):
     "One token of (2k + 1)/128 at place `place`; elsewhere target and draft agree on one token"
-    tables = (TableModel(4, lambda text, row=row: np.roll(row, k)) for row in pair(Fraction(2*k + 1, 2*HEIGHTS)))
-    return JudgeCase("all heights", *(agreed(table, {1 + place}) for table in tables), gamma)
+    rows = [np.roll(row, k) for row in pair(Fraction(2*k + 1, 2*HEIGHTS))]
+    tables = (agreed(TableModel(4, lambda text, row=row: row), {1 + place}) for row in rows)
+    return JudgeCase("all heights", *tables, gamma)
 
 HIGH_CASES = (*(high_case(pair, k) for pair in HIGH_ROWS for k in range(HEIGHTS)),
               *(high_case(HIGH_ROWS[i], k, place, 13) for i, k in ((0, HEIGHTS - 1), (4, HEIGHTS//2))
