@@ -431,9 +431,9 @@ def test_training_runs(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
     from specref.models.transformer import HFModel
     rows = [next(r for r in corpus() if r["domain"] == d and not r["held_out"]) for d in DOMAINS]
-    monkeypatch.setattr("specref.models.embedded.corpus", lambda: rows)
+    monkeypatch.setattr("specref.train.second.corpus", lambda: rows)
     ids = {d: np.array(tokenizer()(r["text"])["input_ids"], np.uint16) for d, r in zip(DOMAINS, rows)}
-    monkeypatch.setattr("specref.models.embedded.domain_ids", lambda domain, held_out: ids[domain])
+    monkeypatch.setattr("specref.train.second.domain_ids", lambda domain, held_out: ids[domain])
     small = SecondRecipe(vocab_size=300, sample_tokens=64, sample_rows=2, steps=2, rows=2, length=48)
     train_second(tmp_path, small)
     folder = tmp_path/"data"/"vocab"
