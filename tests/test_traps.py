@@ -23,8 +23,9 @@ from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, edge_laws, iid, points, without_replacement
 from specref.verify.block import block
 from specref.verify.coupled import inverse_cdf_coupling, reused_noise_law
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.verify.traversal import traversal
 
 
