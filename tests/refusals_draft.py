@@ -10,8 +10,6 @@ from specref import (Chain, Costs, Datastore, DynamicTree, Fallback, generate, J
 from specref.draft.cascade import (InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting,
                                    horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup)
 from specref.draft.datastore import suffix_array
-from specref.draft.early_exit import (AdapterDraft, ExitDraft, ExitTarget, dropout_rates, exit_scales,
-                                      exit_weights)
 from specref.draft.jacobi import jacobi
 from specref.draft.length import (AdaEDL, AllOf, ConfidenceLength, ConstantLength, EntropyLength,
                                   AcceptanceEstimate, GoodputLength, HeuristicLength, ScheduledChain, admit,
@@ -20,19 +18,21 @@ from specref.draft.lookahead import NgramPool, window_probes
 from specref.draft.lookup import MostFrequent, NgramPlaces, longest_ending
 from specref.draft.parallel import (Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate,
                                     whole_fan_out)
-from specref.draft.pipeline import (InFlight, LoopedRecipe, Pipeline, flight_latency, layer_stages, looped,
-                                    match_rates, schedule)
+from specref.draft.pipeline import InFlight, Pipeline, flight_latency, layer_stages, match_rates, schedule
 from specref.draft.recycling import rank_template
 from specref.draft.shapes import (ParallelHeadTree, SkipGrams, best_size, expected_tokens,
                                   measure_rank_acceptance, medusa_choices, skip_accuracy)
-from specref.draft.skipping import (AdaptiveExit, SkippedModel, Swift, matchness, random_mask,
-                                    random_search, skip_mask)
+from specref.draft.skipping import AdaptiveExit, SkippedModel, random_search, skip_mask
 from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
-from specref.draft.stopping import StateHead, best_stopping, stopping_network
 from specref.draft.suffix import SuffixTree
+from specref.draft.swift import Swift, matchness, random_mask
 from specref.draft.vocab import (Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair,
                                  text_tokenizer, toy_pair, translated)
 from specref.speed.cost import Machine, ModelSize
+from specref.train.early_exit import (AdapterDraft, ExitDraft, ExitTarget, dropout_rates, exit_scales,
+                                      exit_weights)
+from specref.train.looped import LoopedRecipe, looped
+from specref.train.stopping import StateHead, best_stopping, stopping_network
 
 RATES, NAN, INF = (.6, .2, .1), float("nan"), float("inf")
 SIZE, MACHINE = ModelSize(10, 2, 3, 5), Machine(4, 8)

@@ -12,7 +12,7 @@ from specref import exact, HFModel, Tree
 from specref.models import recurrent
 from specref.models.recipe import llama
 from specref.train import (blocks, eagle3, falcon, features, harness, hydra, masks, medusa, mtp, online,
-                           registry, spire, synthetic)
+                           registry, space, spire, synthetic)
 from specref.train.harness import StateDataset, TargetModel
 
 @cache
@@ -88,7 +88,7 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
     (number(0, 100), (partial(eagle3.Hass, base()), "weight")),
     (at_least(0), (partial(online.shifting_order, ["code"]), "before"),
         (partial(recurrent.refeeding, .5, 2), "lag")),
-    (at_least(1), (partial(masks.PaSS, base()), "slots cuts"), (partial(masks.Space, V=5), "V k"),
+    (at_least(1), (partial(masks.PaSS, base()), "slots cuts"), (partial(space.Space, V=5), "V k"),
         (partial(blocks.PEagle, base(), reads=(0, 2, 3)), "k layers"),
         (partial(blocks.Pard, base(), hidden=32), "k layers"), (partial(blocks.Uno, base()), "rank anchors"),
         (partial(online.OnlineDrafter, random_table(3, 0)), "gamma"),
@@ -108,8 +108,8 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
 ]
 ROWS = [
     ("target", lambda: masks.PassDraft(masks.PaSS(base()), target())),
-    ("target", lambda: masks.SlotRows(base(), (5,))), ("mask", lambda: masks.Space(5, 2, -1)),
-    ("q", lambda: masks.redraw_distance(exact(1, 1), exact(1, 1, 1))),
+    ("target", lambda: masks.SlotRows(base(), (5,))), ("mask", lambda: space.Space(5, 2, -1)),
+    ("q", lambda: space.redraw_distance(exact(1, 1), exact(1, 1, 1))),
     ("x", lambda: masks.random_cuts(torch.zeros(1, 4, dtype=torch.long), 3, 3)),
     ("model", lambda: TargetModel(soft()), "plain head"),
     ("model", lambda: TargetModel(tiny(5).model), "LlamaModel"),

@@ -10,13 +10,14 @@ from verify_helpers import star as star_by
 from specref import (acceptance_prob, AcceptanceRule, block, Branching, Chain, exact, generate, hub_pairs,
                      iid, kseq, lenient, points, PositionKeyed, reject, residual, Seeded, spechub, top_beta,
                      transport, transport_iid, traversal, Tree, typical, without_replacement)
+from specref.core.drafters import round_robin
 from specref.verify.block import mean_accepted_block, prefix_weights
 from specref.verify.coupled import (GumbelMax, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob,
                                     list_position, reused_noise_law)
 from specref.verify.kseq import smallest_rho
 from specref.verify.lossy import (BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
                                   lenient_greedy, standard_rule, text_law)
-from specref.verify.siblings import acceptance_prob_iid, round_robin
+from specref.verify.siblings import acceptance_prob_iid
 from specref.verify.transport import (greedy_draft, importance, optimal_acceptance_iid,
                                       optimal_acceptance_pair, sibling_sets)
 from specref.verify.traversal import acceptance_bound, all_donors, best_rule, layer_donors, mean_accepted

@@ -19,12 +19,12 @@ from test_transformer import NONE, bare as network
 from specref import (Branching, Chain, generate_law, greedy, HFModel, iid, law_of, loop_law, match,
                      no_draft, PromptLookup, random_table, reject, rounds, Seeded, speculate, target_law,
                      Tree, tv, tv_outcomes, Verdict)
+from specref.core.drafters import round_robin
 from specref.core.loop import CheckedDrafter, as_drafter
 from specref.models.bridge import (SERVED_CONFIG, GeneratorDrafter, SpeculativeOutput, TextSoFar,
                                    TorchEnumerator, copy_generator, decode_rounds, edge_law_error,
                                    new_tokens, wrap_models)
 from specref.models.transformer import cache_name, given_cache
-from specref.verify.siblings import round_robin
 
 V = 64
 EXACT = 1e-6   # transformers computes in float32 from the logits on

@@ -12,9 +12,9 @@ from verify_helpers import PEAK, SGL, as_dict
 from specref import (Branching, Chain, coupled, exact, generate, iid, law_of, loop_law, match, no_draft,
                      overlap, PositionKeyed, reject, residual, rounds, Seeded, TableModel, target_law, Tree,
                      tv, tv_outcomes)
-from specref.verify.coupled import (GumbelMax, PositionKeyedRng, by_position, chain_position,
-                                    gumbel_max_coupling, inverse_cdf_coupling, list_match_prob,
-                                    list_position, reused_noise_law)
+from specref.core.drafters import chain_position
+from specref.verify.coupled import (GumbelMax, PositionKeyedRng, by_position, gumbel_max_coupling,
+                                    inverse_cdf_coupling, list_match_prob, list_position, reused_noise_law)
 
 F = Fraction
 PAIRS = CANON, SGL, PEAK, (exact(3, 0, 2, 0, 1), exact(0, 1, 2, 0, 2))

@@ -10,7 +10,7 @@ from helpers import constant, examples, faithful, laws, proves
 from published import drafted
 from specref import (add_paths, Datastore, Enumerator, law_of, match, PromptLookup, reject, Rest, Tree,
                      tv_outcomes)
-from specref.certify.mutants import each_path, redrawn_after
+from specref.certify.tree_mutants import each_path, redrawn_after
 from specref.draft.datastore import join_texts, suffix_array
 
 V = 3

@@ -13,16 +13,16 @@ from helpers import faithful, proves, seeds, shapes, tiny
 from published import having
 from specref import (Chain, generate, HFModel, loop_law, prompts, reject, rounds, Seeded, target_law, Tree,
                      tv_outcomes)
-from specref.draft import early_exit
-from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
-                                      KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
-                                      dropped_states, early_exit_loss, exit_rates, exit_scales,
-                                      exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
-                                      second_exit, some_layers, train_layerskip)
 from specref.draft.length import Schedule
 from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
 from specref.models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from specref.models.recipe import llama
+from specref.train import early_exit
+from specref.train.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
+                                      KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
+                                      dropped_states, early_exit_loss, exit_rates, exit_scales,
+                                      exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
+                                      second_exit, some_layers, train_layerskip)
 from test_embedded import SEEN, plain_law
 
 L = 4

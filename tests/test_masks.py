@@ -15,10 +15,10 @@ from specref.core.target import ModelView
 from specref.models.embedded import DATA, raw_model
 from specref.models.recipe import llama
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
-                                 group_labels, group_logits, mask_overlaps, random_cuts, random_span,
-                                 redraw, redraw_distance, slot_chain, space_evaluation, space_loss,
-                                 space_target, with_mask)
+from specref.train.masks import (PaSS, PassDraft, SlotRows, append_groups, extend_table, group_labels,
+                                 group_logits, random_cuts, random_span, slot_chain)
+from specref.train.space import (Space, SpaceRecipe, mask_overlaps, redraw, redraw_distance,
+                                 space_evaluation, space_loss, space_target, with_mask)
 from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 
 V, L = 5, 3

@@ -5,12 +5,12 @@ from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
 from specref import autoregressive, embedded, HFModel, prompts, Seeded, sequoia, SYSTEMS, Tree, warp
 from specref.app import loading, paired
 from specref.app.loading import ModelOptions, text_difference, fresh_copy, rounding_reach
-from specref.draft.early_exit import trained_exit
 from specref.models.embedded import corpus
 from specref.speed import causes
 from specref.train.consistency import consistency_model
-from specref.train.masks import space_model
+from specref.train.early_exit import trained_exit
 from specref.train.registry import load_drafter
+from specref.train.space import space_model
 
 def test_a_name_is_the_embedded_model_and_a_path_the_folder(folder, monkeypatch, capsys):
     "Where a folder has the name of an embedded model or drafter, one line says which is meant"

@@ -12,11 +12,11 @@ from published import Published, having
 from specref import (autoregressive, Chain, generate, HFModel, loop_law, match, reject, Seeded, target_law,
                      Tree, tv_outcomes)
 from specref.draft.parallel import reject_ahead
-from specref.draft.pipeline import (InFlight, LoopedRecipe, Pipeline, exit_logits, flight_latency,
-                                    layer_stages, looped, looped_model, match_rates, most_in_flight,
-                                    schedule, train_looped)
+from specref.draft.pipeline import (InFlight, Pipeline, flight_latency, layer_stages, match_rates,
+                                    most_in_flight, schedule)
 from specref.draft.shapes import drawn_at
 from specref.models.embedded import stored
+from specref.train.looped import LoopedRecipe, exit_logits, looped, looped_model, train_looped
 
 CTX, N, V = (3, 1, 4, 1, 5), 12, 11
 
@@ -170,7 +170,7 @@ def test_match_rates():
 
 def test_the_recipe_runs(tmp_path, monkeypatch):
     "Two steps; the weights that are stored give the model back, in half precision"
-    monkeypatch.setattr("specref.draft.pipeline.domain_ids", lambda domain, held_out: np.arange(400) % 99)
+    monkeypatch.setattr("specref.train.looped.domain_ids", lambda domain, held_out: np.arange(400) % 99)
     recipe = LoopedRecipe(unique=1, loops=2, hidden=32, inner=32, steps=2, rows=1, length=16)
     model, x = train_looped(tmp_path, recipe), torch.tensor([[1, 2, 3]])
     again, card = looped_model(tmp_path/"data"/"looped"), tmp_path/"data"/"looped"/"recipe.json"

@@ -13,10 +13,10 @@ from specref import (Chain, embedded, exact, generate, HFModel, law_of, loop_law
                      rounds, Seeded, TableModel, target_law, Tree, tv_outcomes, Verdict)
 from specref.draft import skipping
 from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
-                                    SkippedModel, Swift, attention_share, bayesian_search, found_mask,
-                                    hand_made_masks, inner_blocks, mask_score, matchness, modelled_speedup,
-                                    random_mask, random_search, skip_mask, stored_search, upper_bounds,
-                                    whole_layers, write_search)
+                                    SkippedModel, attention_share, bayesian_search, found_mask,
+                                    hand_made_masks, mask_score, modelled_speedup, random_search, skip_mask,
+                                    stored_search, upper_bounds, whole_layers, write_search)
+from specref.draft.swift import Swift, inner_blocks, matchness, random_mask
 from specref.models.embedded import DOMAINS, domain_ids, windows
 from specref.models.transformer import RowAnswer, cache_name
 from test_embedded import SEEN, Once, plain_law

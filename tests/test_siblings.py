@@ -12,8 +12,9 @@ from verify_helpers import PEAK, SGL, as_dict, depends, star
 from specref import (acceptance_prob, add_paths, Branching, Chain, exact, generate, iid, in_sequence,
                      law_of, loop_law, match, normalize, one_hot, overlap, random_table, reject, residual,
                      rounds, Seeded, target_law, Tree, tv, tv_outcomes, Verdict, without_replacement)
+from specref.core.drafters import round_robin
 from specref.core.loop import as_drafter
-from specref.verify.siblings import round_robin, acceptance_prob_iid
+from specref.verify.siblings import acceptance_prob_iid
 
 F = Fraction
 few = st.integers(2, 4)

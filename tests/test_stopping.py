@@ -12,13 +12,13 @@ from helpers import constant, examples, faithful, models, proves, seeds, tiny
 from published import having
 from specref import (embedded, exact, HFModel, law_of, overlap, prompts, reject, rounds, Seeded, TableModel,
                      Tree)
-from specref.draft import stopping
 from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain, SpecDecPP
-from specref.draft.stopping import (AcceptanceHead, LengthRecipe, Recorded, StateHead, acceptance_loss,
+from specref.models.embedded import DATA, raw_model
+from specref.train import stopping
+from specref.train.stopping import (AcceptanceHead, LengthRecipe, Recorded, StateHead, acceptance_loss,
                                     best_stopping, classifier_data, draft_features, length_prompts,
                                     mixed_texts, rate_difference, reliability, replay, rollouts,
                                     stopping_network, train_lengths, unweighted)
-from specref.models.embedded import DATA, raw_model
 
 class Listed(Schedule):
     "Goes on after the listed texts"

@@ -9,11 +9,11 @@ from helpers import at_once, tiny
 from specref import (Chain, Engine, generate, HFModel, match, PackedLlama, PromptLookup, reject, Seeded,
                      speculate, StaticTree, Tree)
 from specref.core.target import Meter, run_in_thread
-from specref.draft.early_exit import ExitDraft, ExitTarget
 from specref.draft.pipeline import Pipeline, layer_stages
 from specref.draft.skipping import SkippedModel, skip_mask
 from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.models.recurrent import RecurrentModel
+from specref.train.early_exit import ExitDraft, ExitTarget
 
 CTXS, N = ((1, 0, 2, 1, 1), (2, 1)), 24
 

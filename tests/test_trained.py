@@ -29,10 +29,11 @@ from specref.train.features import FeatureDraft, UnrolledAttention, causal_atten
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, read_card,
                                    save_network, state_dataset, tokens_a_round, train_network)
 from specref.train.hydra import Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft
-from specref.train.masks import PassDraft, few_texts, group_labels, label_loss, random_cuts, redraw
+from specref.train.masks import PassDraft, few_texts, group_labels, label_loss, random_cuts
 from specref.train.medusa import Medusa, MedusaDraft, medusa_loss
 from specref.train.mtp import DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDraft, shifted_loss
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, shipped_trainings
+from specref.train.space import redraw
 from specref.train.spire import ABLATIONS, OwnMemory, Spire
 from specref.train.synthetic import branch_texts, branching, chain_tokens, overlap_at
 

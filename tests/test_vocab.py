@@ -15,10 +15,10 @@ from specref import (autoregressive, Chain, Drafter, DynamicTree, embedded, exac
                      rounds, Seeded, StaticTree, TableModel, target_law, tokenizer, Tree)
 from specref.core.target import UnwarpedModel
 from specref.core.tree import likeliest_points
-from specref.draft.vocab import (END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer,
-                                 TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair,
-                                 encoded_in_stretches, train_second, translated, with_vocabulary)
+from specref.draft.vocab import (END, Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair,
+                                 second_draft, second_tokenizer, text_tokenizer, toy_pair, translated)
 from specref.models.embedded import DOMAINS, corpus, domain_ids, raw_model, stored
+from specref.train.second import SecondRecipe, encoded_in_stretches, train_second, with_vocabulary
 
 TOYS = toy_pair(3)   # a, b, ab and a, b, ba
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
@@ -376,9 +376,9 @@ def test_training_runs(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
     from specref.models.transformer import HFModel
     rows = [next(r for r in corpus() if r["domain"] == d and not r["held_out"]) for d in DOMAINS]
-    monkeypatch.setattr("specref.models.embedded.corpus", lambda: rows)
+    monkeypatch.setattr("specref.train.second.corpus", lambda: rows)
     ids = {d: np.array(tokenizer()(r["text"])["input_ids"], np.uint16) for d, r in zip(DOMAINS, rows)}
-    monkeypatch.setattr("specref.models.embedded.domain_ids", lambda domain, held_out: ids[domain])
+    monkeypatch.setattr("specref.train.second.domain_ids", lambda domain, held_out: ids[domain])
     small = SecondRecipe(vocab_size=300, sample_tokens=64, sample_rows=2, steps=2, rows=2, length=48)
     train_second(tmp_path, small)
     folder = tmp_path/"data"/"vocab"
