@@ -25,7 +25,7 @@ prf_realtyp_to_countertyp = {e.lower(): 'theorem' for e in stage.ENVS}  # one co
 html_theme, html_title = 'sphinx_book_theme', 'specref'
 html_favicon = '_static/favicon.svg'
 html_static_path, html_css_files = ['_static'], ['specref.css']
-html_js_files = [('figures.js', dict(defer='defer'))]
+html_js_files = [(name, dict(defer='defer')) for name in ('figures.js', 'tables.js')]
 html_context = dict(default_mode='auto')
 html_copy_source = html_show_sphinx = html_use_index = html_domain_indices = False
 html_search_scorer = str(stage.DOCS/'scorer.js')

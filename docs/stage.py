@@ -19,12 +19,14 @@ PARTS = {   # the last chapter of each
     'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
-LOOK_UP = 'questions', 'bring_your_own', 'symbols', 'theorems', 'api', 'bibliography'
+LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'bibliography'
+AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
 KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold', 'public'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
+CONTENTS = '<!-- contents -->'
 SEARCH = re.compile(r'\n*<!-- search: (.*?) -->')
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
 HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
@@ -132,6 +134,7 @@ def prose(source, nb, book):
     formula = r'^((?:> )?)(\$\$.+\$\$[.,;]?)$'
     md = re.sub(formula, r'\1\n\1\2\n\1', source, flags=re.M)   # a paragraph of its own
     md = SEARCH.sub('', md).replace('<!-- stand-ins -->', stand_ins())
+    if CONTENTS in md: md = md.replace(CONTENTS, chapter_list(notebooks(nb.path.parent.parent)))
     md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
     md = re.sub(r'\A# ', f'# {short(number(nb.path.stem))} '.replace('  ', ' '), md)
     def unlinked(m): return m[1] if m[1] in book['statements'] else m[0]   # a statement is linked by its name
@@ -150,7 +153,31 @@ def pictures(cell):
         alt = directives(cell['source']).get('alt') or (title[1] if title else '')
         if any(k.startswith('image/') for k in data): yield alt
 
-def paged(md): return re.sub(r'\]\((?:nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
+def paged(md):
+    "Links between files of the repository as links between pages"
+    md = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', md)
+    return re.sub(r'\]\((?:(?:\.\./)?nbs/)?(\w+)\.ipynb', lambda m: f']({page(m[1])}.ipynb', md)
+
+PROTECTED = re.compile(   # what is no running prose
+    r"""```.*?```|\{[\w:]+\}`[^`]*`|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$
+    |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""",
+    re.M | re.S | re.X)
+
+def first_uses(cells, words):
+    "The cells of a page, the first use of each of the book's `words` in prose leading to its meaning"
+    left = {word: re.compile(rf'(?<!in a )\b{word}s?\b') for word in words if word not in AMBIGUOUS}
+    for cell in cells:
+        if cell['cell_type'] != 'markdown':
+            yield cell
+            continue
+        md = cell['source']
+        for word, said in [*left.items()]:
+            safe = [m.span() for m in PROTECTED.finditer(md)]
+            use = next((m for m in said.finditer(md) if not any(a <= m.start() < b for a, b in safe)), None)
+            if not use: continue
+            md = f'{md[:use.start()]}[{use[0]}](words.md#{word.replace(" ", "-")}){md[use.end():]}'
+            del left[word]
+        yield cell | dict(source=md)
 
 def linked(output):
     "An output whose Markdown links lead to pages"
@@ -192,12 +219,26 @@ def staged(cell, nb, book):
     line = dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))
     return [shown, line] if tests else [shown]
 
+def imports(cell): return cell.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') == 'Imports'
+
+def shown(cell): return cell['cell_type'] == 'code' and 'remove-input' not in cell['metadata']['tags']
+
 def joined(cells):
-    "The cells of a page, import cells that follow one another as one"
-    for cell, after in zip(cells, [*cells[1:], {}]):
-        words = [c.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') for c in (cell, after)]
-        if words != ['Imports', 'Imports']: yield cell
-        else: after['source'] = '\n'.join(text(c['source']) for c in (cell, after))
+    "The cells of a page, imports as one cell before the first shown code that uses them, or left out"
+    held = []
+    for cell in cells:
+        if imports(cell): held.append(cell)
+        elif shown(cell) and (used := [c for c in held if uses(cell['source'], text(c['source']))]):
+            held = [c for c in held if c not in used]
+            yield used[0] | dict(source='\n'.join(text(c['source']) for c in used))
+            yield cell
+        else: yield cell
+
+def uses(source, imports):
+    "Whether one of the imported names is in the source, below its own imports"
+    source = re.sub(r'^(from|import) .*$', '', source, flags=re.M)
+    names = (a.asname or a.name for node in ast.parse(imports).body for a in node.names)
+    return any(re.search(rf'\b{name.split(".")[0]}\b', source) for name in names)
 
 def wordless(nbs):
     "Pictures without a text for readers who do not see them"
@@ -205,6 +246,20 @@ def wordless(nbs):
     for nb in nbs: yield from (f'{nb.path.name} cell {c["id"]}: {says}' for c in nb.code if '' in pictures(c))
 
 # -- Pages ------------------------------------------------------------------------------------------------
+
+def parts(nbs):
+    "The parts of the book, each with its chapters"
+    first = 0
+    for part, last in PARTS.items():
+        here = [nb for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]
+        if here: yield part, here
+        first = last + 1
+
+def chapter_list(nbs):
+    "The table of contents that readers see where there is no sidebar"
+    def chapters(here): return ', '.join(f'[{nb.title}]({nb.path.name})' for nb in here)
+    rows = (f'| {part} | {chapters(here)} |' for part, here in parts(nbs))
+    return '\n'.join(['| part | chapters |', '|---|---|', *rows])
 
 def contents(nbs, pages):
     "The table of contents, part by part; what has no number stands in front"
@@ -214,11 +269,7 @@ def contents(nbs, pages):
     def place(p): return FRONT.index(p) if p in FRONT else 99, p
     front = sorted((p for p in pages if p not in ('index', *LOOK_UP)), key=place)
     yield tree('', front)
-    first = 0
-    for part, last in PARTS.items():
-        here = [nb for nb in nbs if first <= nb.order[0] <= last and nb.order[0] < math.inf]
-        if here: yield tree(part, [page(nb.path.stem) for nb in here])
-        first = last + 1
+    yield from (tree(part, [page(nb.path.stem) for nb in here]) for part, here in parts(nbs))
     made = {*pages, 'theorems', 'api', 'bibliography'}
     yield tree('Look up', [p for p in LOOK_UP if p in made])
 
@@ -298,19 +349,18 @@ def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
     book = yield from make_book(nbs, pages.keys(), root)
+    words = re.findall('^## (.+)$', ''.join(p.read_text() for p in pages.values() if p.stem == 'words'), re.M)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)
     for nb in nbs:
-        cells = list(joined([s for c in nb.cells for s in staged(c, nb, book)]))
-        if nb.path.stem == 'index':
-            cells.append(contents_cell(nbs, pages))
+        cells = first_uses(joined([s for c in nb.cells for s in staged(c, nb, book)]), words)
+        if nb.path.stem == 'index': cells = [*cells, contents_cell(nbs, pages)]
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
-        staged_nb.write_text(json.dumps(nb.raw | dict(cells=cells)), encoding='utf-8')
-    for p in pages.values(): shutil.copy(p, out)
-    (out/'api.md').write_text('\n'.join(api(nbs)), encoding='utf-8')
-    (out/'theorems.md').write_text('\n'.join(theorems(nbs)), encoding='utf-8')
-    (out/'book.json').write_text(json.dumps(book), encoding='utf-8')
+        staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')
+    for p in pages.values(): (out/p.name).write_text(paged(p.read_text(encoding='utf-8')), encoding='utf-8')
+    made = {'api.md': api(nbs), 'theorems.md': theorems(nbs), 'book.json': [json.dumps(book)]}
+    for name, lines in made.items(): (out/name).write_text('\n'.join(lines), encoding='utf-8')
 
 def site(place, root=ROOT, work=None):
     "Stage and build; whatever is wrong with a notebook, and whatever Sphinx warns of, is an error at the end"
@@ -329,7 +379,7 @@ def site(place, root=ROOT, work=None):
 
 # -- README -----------------------------------------------------------------------------------------------
 
-def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md)
+def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md).replace('](../docs/', '](docs/')
 
 def repository(root=ROOT):
     "The public address that pyproject.toml gives; empty until its owner fills one in"
@@ -354,16 +404,16 @@ def result(output, name):
 
 def readme(root=ROOT):
     "README.md and its pictures, {path: text}: prose as it is, shown code fenced, results below it"
-    parts, files = [], {}
+    said, files, nbs = [], {}, notebooks(root)
     for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
         dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
         if HIDDEN & dirs.keys(): continue
-        if c['cell_type'] == 'markdown': parts.append(relative(source))
-        elif dirs.get('echo') != 'false': parts.append(f'```python\n{source}\n```')
+        if c['cell_type'] == 'markdown': said.append(relative(source.replace(CONTENTS, chapter_list(nbs))))
+        elif dirs.get('echo') != 'false': said.append(f'```python\n{source}\n```')
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
-            parts.append(md)
+            said.append(md)
             files |= more
-    return files | {'README.md': absolute('\n\n'.join(parts), repository(root)) + '\n'}
+    return files | {'README.md': absolute('\n\n'.join(said), repository(root)) + '\n'}
 
 if __name__ == '__main__':
     for file, content in readme().items(): (ROOT/file).write_text(content, encoding='utf-8')

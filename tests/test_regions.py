@@ -80,13 +80,12 @@ def test_the_stated_share_is_detected():
 
 
 def test_no_gate_escapes_the_judge():
-    "Of gates made at random that are wrong by .05 on some rows, 99 in 100 are wrong on rows of the judge"
+    "All gates made at random whose mean distance on rows of all kinds is .001 or more are wrong on its rows"
     rng, mine = np.random.default_rng(long(3, 4)), judged_rows()
     rows = random_rows(rng, long(1000, 4000))
     every = [random_gate(rng) for _ in range(long(200, 5000))]
-    gates = [gate for gate in every if gate.distances(*rows).max() > .05]
-    escaped = [str(gate) for gate in gates if gate.distances(*mine).max() < 1e-9]
-    assert len(gates) > 100 and len(escaped) < len(gates)/100, escaped
+    gates = [gate for gate in every if gate.distances(*rows).mean() >= .001]
+    assert len(gates) > len(every)/2 and all(gate.distances(*mine).max() >= 1e-9 for gate in gates)
 
 
 SGLANG = Gate((("p(x)", .6, True),), "accept")
@@ -98,7 +97,14 @@ NARROW = (   # each holds on few rows
     Gate((("q(x)", .67, True), ("max q", .706, False)), "reject"),
     Gate((("max p", .884, True), ("max q", .304, False)), "reject"),
     Gate((("max q", .319, False), ("rank in p", 1, False)), "accept"),
-    Gate((("p(x)", .46, True), ("entropy", .00215, False)), "reject"))
+    Gate((("p(x)", .46, True), ("entropy", .00215, False)), "reject"),
+    Gate((("max q", .737, False), ("p(x)", .635, True)), "argmax"),
+    Gate((("p(x)", .827, True), ("q(x)", .988, False)), "argmax"),
+    Gate((("entropy", .904, True), ("p(x)", .65, True)), "argmax"),
+    Gate((("max p", .571, False), ("entropy", .686, False)), "accept"),
+    Gate((("rank in q", 2, True), ("p(x)", .627, True)), "reject"),
+    Gate((("ratio", 1.42, True), ("q(x)", .528, True)), "reject"),
+    Gate((("p(x)", .982, True), ("place", 9, True)), "reject"))
 
 def test_narrow_gates_are_wrong_on_rows_of_the_judge():
     mine = judged_rows()

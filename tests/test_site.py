@@ -11,6 +11,7 @@ from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.speed.cost import best_gamma, speedup
 from specref.core.law import exact, overlap, residual
+from specref.core.registry import BYTE_SYSTEMS, SYSTEMS
 from specref.speed.roofline import SHAPES, Workload, pays
 from specref.verify.reject import capped_geometric
 
@@ -18,7 +19,7 @@ import stage
 
 CHROMIUM = shutil.which('chromium')
 reads = pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine to open the site with')
-WRITTEN = 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
+WRITTEN = 'words', 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
 OPENED = *WRITTEN, 'index', 'first_hour', 'law', 'cost', 'roofline', 'samplers', 'kernels'   # in a browser
 FORMULAS = 'formulas'   # all of them on one page, while the site is tested
 MATH = re.compile(r'<(span|div) class="math [^"]*">.*?</\1>', re.S)
@@ -243,6 +244,20 @@ def test_readme_is_the_front_page():
     for file, content in stage.readme().items():
         assert (ROOT/file).read_text(encoding='utf-8') == content, f'{file}: `make site` writes it again'
 
+def test_every_chapter_is_linked_from_the_front():
+    linked = set(re.findall(r'\]\(nbs/(\w+)[.]ipynb', stage.readme()['README.md']))
+    assert {nb.path.stem for nb in notebooks()} <= {*linked, 'index'}
+
+def test_first_uses_lead_to_the_meaning_of_a_word():
+    "In running prose: not in headings, code, formulas, links, quotations and tables, nor \"in a row\""
+    def cell(source, kind='markdown'): return dict(cell_type=kind, source=source)
+    unread = '# A round\n`round`, $round$, [round](a.ipynb), *round*, "a round"\n| round |\nthree in a row'
+    cells = (cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'),
+             cell('rounds'))
+    found = [c['source'] for c in stage.first_uses(cells, ['round', 'row', 'bonus token'])]
+    assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
+                     'A [bonus token](words.md#bonus-token).', 'rounds']
+
 def test_readme_links_are_absolute_where_an_address_is_known():
     "With the address of pyproject.toml, which CITATION.cff has too, no link of README.md is relative"
     text, given = (ROOT/'README.md').read_text(encoding='utf-8'), stage.repository()
@@ -414,6 +429,28 @@ def test_keyboard(site, browser):
         browser.press('Tab', 9)
         style, width = (focused(f'getComputedStyle(e).outline{x}') for x in ('Style', 'Width'))
         assert style == 'solid' and float(width[:-2]) >= 2, focused('e.outerHTML')
+
+
+SORTED = """(() => {
+    const field = document.querySelector('label.filter input');
+    const table = document.querySelector('article table');
+    const first = () => name(table.tBodies[0].rows[0]);
+    const name = row => row.cells[0].textContent.trim();
+    const shown = () => [...table.tBodies[0].rows].filter(row => !row.hidden).map(name);
+    const all = shown().length, button = table.tHead.querySelector('button');
+    const names = [0, 1].map(() => (button.click(), first()));
+    field.value = 'chain block';
+    field.dispatchEvent(new Event('input'));
+    return { all, names, found: shown(), says: field.parentNode.textContent };
+})()"""
+
+@reads
+def test_long_tables_are_filtered_and_sorted(site, browser):
+    "The table of all systems, by name upwards and downwards, and the rows that have two words"
+    assert not browser.open((site/'systems.html').as_uri())
+    got, names = browser.js(SORTED), sorted({*SYSTEMS, *BYTE_SYSTEMS}, key=str.lower)
+    assert got['all'] == len(names) and got['names'][1] == names[-1]
+    assert 'block verification' in got['found'] and f"{len(got['found'])} of {len(names)}" in got['says']
 
 
 FOUND = {   # search term -> the pages, of which one is among the first three found

@@ -1,9 +1,6 @@
-"""Rules with an exception, made at random by a generator that knows nothing of the rows of any test.
-
-python tests/gates.py [SECONDS [SEED]] searches for gates that are wrong on some rows although the kit passes
-them, and prints them with their distances."""
-import sys
-import time
+"""Rules with an exception, made at random by a generator that knows nothing of the rows of any test
+(`make record-gates`, a quarter of an hour): which ones are wrong and pass the judge and the kit?"""
+from pathlib import Path
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +9,7 @@ from specref.certify.intervals import RuleCalls, choose_token, law_of_calls, pos
 from specref.certify.judge import JUDGE_CASES
 from specref.certify.calls import Plan
 from specref.certify.samplers import Kit
+from specref.core.check import write_record
 
 FEATURES = {   # what a condition may look at, and how its threshold is drawn
     "p(x)": lambda r: r.uniform(0, 1), "q(x)": lambda r: r.uniform(0, 1),
@@ -101,27 +99,29 @@ def kit_fails(gate, seed=0):  # -> checks
     return [name for name in ("distribution", "position", "gates") if kit.finding(name).passes is False]
 
 
-def search(seconds, seed=0, least=.02):
-    "Gates that are wrong by `least` or more, with the distance on random rows and on the judge's"
-    rng, end, mine = np.random.default_rng(seed), time.time() + seconds, judged_rows()
-    rows = random_rows(rng)
-    while time.time() < end:
+def search(gates=50_000, seed=0, every=2_500):  # -> record
+    "The kit is asked about the gates that the judge does not see, and about each `every`-th of the others"
+    rng, mine = np.random.default_rng(seed), judged_rows()
+    rows, found = random_rows(rng), []
+    for k in range(gates):
         gate = random_gate(rng)
-        worst = gate.distances(*rows).max()
-        if worst >= least: yield worst, gate.distances(*mine).max(), gate
+        distances, judged = gate.distances(*rows), gate.distances(*mine).max() >= 1e-9
+        if distances.max() < 1e-9: continue
+        asked = not judged or k % every == 0
+        found.append(dict(gate=str(gate), largest=distances.max(), mean=distances.mean(), judged=bool(judged),
+                          kit=bool(kit_fails(gate, k)) if asked else None))
+    return dict(seed=seed, rows=len(rows[0]), gates=gates, wrong=len(found),
+                means=[dict(least=least, **counts(found, least)) for least in (0, 1e-4, 1e-3, 1e-2)],
+                passed=[one for one in found if not (one["judged"] or one["kit"])])
 
 
-def main(seconds=600, seed=0, every=50):
-    "The kit is asked about the gates that the judge does not see, and about each `every`-th"
-    tried = unseen = missed = asked = 0
-    for tried, (worst, judged, gate) in enumerate(search(float(seconds), int(seed)), 1):
-        seen = judged >= 1e-9
-        unseen += not seen
-        if seen and tried % int(every): continue
-        failed, asked = kit_fails(gate, tried), asked + 1
-        missed += not failed
-        if not failed: print(f"{worst:.3f} on random rows, {judged:.3f} on the judge's: {gate}", flush=True)
-    print(f"{tried} gates, {unseen} not seen by the judge; the kit, asked about {asked}, passes {missed}")
+def counts(found, least):  # -> {name: count}, of the gates whose mean distance is at least `least`
+    some = [one for one in found if one["mean"] >= least]
+    unseen = [one for one in some if not one["judged"]]
+    asked = [one for one in some if one["judged"] and one["kit"] is not None]
+    return dict(wrong=len(some), unjudged=len(unseen), passed=sum(not one["kit"] for one in unseen),
+                asked=len(asked), kit_passed=sum(not one["kit"] for one in asked))
 
 
-if __name__ == "__main__": main(*sys.argv[1:])
+if __name__ == "__main__":
+    write_record(Path(__file__).with_suffix(".json"), "make record-gates", search())
