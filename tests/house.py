@@ -96,7 +96,7 @@ def plain(nb):
 def measured(cell): return 'measured' in cell['metadata'].get('tags', [])
 
 def skipped(cell):
-    "Cells that measure for long, are stored, and define nothing for others, are run by `make test-long` alone"
+    "Cells that measure for long and define nothing for others: once stored, `make test-long` alone runs them"
     stored = measured(cell) and 'long' in cell['metadata']['tags'] and cell['outputs']
     return bool(stored) and not os.environ.get('SPECREF_LONG')
 

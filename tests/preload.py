@@ -1,4 +1,4 @@
-"All modules, and models and corpus of most notebooks, loaded once in the process they are forked from (warm.py)"
+"All modules, models and corpus, loaded once in the process from which notebooks are forked (warm.py)"
 from importlib import import_module
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from specref.models.embedded import DOMAINS, domain_ids, embedded, tokenizer
 
 ROOT = Path(specref.__file__).parent
 OTHERS = "execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats"
-MODULES = [f.relative_to(ROOT.parent).with_suffix("") for f in sorted(ROOT.rglob("*.py")) if f.stem[:1] != "_"]
-for name in (*OTHERS, *(".".join(module.parts) for module in MODULES)): import_module(name)
+FILES = [f.relative_to(ROOT.parent) for f in sorted(ROOT.rglob("*.py")) if not f.stem.startswith("_")]
+for name in (*OTHERS, *(".".join(f.with_suffix("").parts) for f in FILES)): import_module(name)
 
 for name in ("target", "small"):
     for dtype in (torch.float32, torch.float64): embedded(name, dtype)
