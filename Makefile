@@ -40,7 +40,6 @@ train: $(RUN)  ## make the shipped models anew; goes on where it was interrupted
 	$(PY) -m specref train
 	for name in $$($(NAMES) $(USUAL)); do $(PY) -m specref train $$name || exit 1; done
 	$(NAMES) $(LONGER) | while read run; do $(CURVE) --anew build/longer.json build/curve $$run || exit 1; done
-	$(PY) -c "from specref.bytes.latent import train_bytes; train_bytes()"
 
 bench: $(RUN)  ## race every system and transformers' own on this machine, then the trained drafters (an hour)
 	$(PY) -m specref record
@@ -50,10 +49,6 @@ trained-twice: $(READY)  ## train seven drafters with another seed, then the rac
 	for name in medusa hydra hydra++ peagle dflash dflash2 dspark; do \
 	    $(PY) -m specref train $$name --seed 1 --out build/twice || exit 1; done
 	$(PY) -m specref compare --again build/twice/data --out records/trained_twice.json
-
-record-tour: $(READY)  ## the tour of every system, for the chapter on it
-	$(PY) -m specref tour --all --out build/tour
-	sed '2s/specref tour/make record-tour/' build/tour/tour.json > records/tour.json
 
 record-%: $(READY)  ## a record by its script: record-engine runs records/engine.py and writes records/engine.json
 	OMP_NUM_THREADS=1 $(PY) -W ignore records/$*.py
@@ -69,13 +64,13 @@ gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into
 	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 
 gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
-	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore -m specref.gpu.bench --rehearse
+	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore records/rehearsal.py
 
 gpu-twin: $(READY)  ## time the torch implementation on this CPU, beside the reference; recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --cpu
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/twin.py
 
 gpu-verdicts: $(READY)  ## the torch implementation's verdicts, with which a GPU's are compared; recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore -m specref.gpu.bench --verdicts
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/verdicts.py
 
 compat-triton: .venv-triton/.ready  ## every kernel compiled with the oldest Triton that is served: registers, spills; recorded
 	PYTHONPATH=.:models .venv-triton/bin/python -W ignore records/compiled.py
@@ -119,7 +114,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests records docs -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice record-tour peers engines gpu gpu-others gpu-rehearsal gpu-twin gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines gpu gpu-others gpu-rehearsal gpu-twin gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specref.core.registry import DECLARED
+from specref.core.registry import DECLARED, TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,9 +71,10 @@ def marked_names(arg, root=ROOT):
     return [name for name, table in declared(root).items() if table == getattr(arg.value, 'id', None)]
 
 def declared(root=ROOT):  # -> {name: table}
-    "What the chapters declare"
+    "What the chapters declare in the tables that are tested by their names"
     texts = (f.read_text(encoding='utf-8') for f in sorted((root/'specref').rglob('*.py')))
-    return {name: table for text in texts for table, name in DECLARED.findall(text)}
+    tested = {table.title for table in TABLES}
+    return {name: table for text in texts for table, name in DECLARED.findall(text) if table in tested}
 
 def by_name(marks):
     "Each name that stands in one of these marks, with the tests that carry it"
@@ -91,9 +92,10 @@ def references(root=ROOT):
 # -- Docstrings of the main names ------------------------------------------------------------------
 
 MAIN = {   # module: what a user calls first; the page of names describes them
-    'core.loop': 'generate generate_texts rounds System Ledger', 'verify.reject': 'Chain reject',
-    'verify.block': 'block', 'verify.coupled': 'coupled', 'draft.shapes': 'StaticTree DynamicTree',
-    'draft.lookup': 'PromptLookup', 'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
+    'core.loop': 'generate generate_texts rounds System Ledger', 'core.drafters': 'Chain',
+    'verify.reject': 'reject', 'verify.block': 'block', 'verify.coupled': 'coupled',
+    'draft.shapes': 'StaticTree DynamicTree', 'draft.lookup': 'PromptLookup',
+    'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
     'models.encoder_decoder': 'EncoderDecoderModel', 'models.embedded': 'embedded',
     'models.bridge': 'speculate', 'gpu.engine': 'Engine',
     'certify.certificates': 'certificate certify_system', 'certify.samplers': 'certify_rows',

@@ -31,8 +31,9 @@ from specref.draft.recycling import Recycling, rank_template
 from specref.draft.shapes import DynamicTree
 from specref.models.transformer import HFModel, releases
 from specref.verify.block import block
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 
 RECORD = Path(__file__).with_suffix(".json")
 OUTCOMES = "right", "right by paths", "refused", "failed", "wrong", "not built"

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import engines_exact as ee
-from specref.certify import engines as en
+from specref.certify import engines as en, released as rs
 from specref.app.benchmarks import quiet
 from specref.models.embedded import generation_view
 from specref.certify.counts import ALPHA
@@ -64,13 +64,13 @@ def released(package):
     except PackageNotFoundError: return next(SOURCES.glob(f"{package}-*.whl")).name.split("-")[1]
 
 @cache
-def vllm(): return en.vllm_modules(sources("vllm"))
+def vllm(): return rs.vllm_modules(sources("vllm"))
 
 @cache
-def sglang(): return en.sglang_modules(sources("sglang"))
+def sglang(): return rs.sglang_modules(sources("sglang"))
 
 @cache
-def lmdeploy(): return en.lmdeploy_modules(sources("lmdeploy"))
+def lmdeploy(): return rs.lmdeploy_modules(sources("lmdeploy"))
 
 
 # -- Samplers: engine, what was asked, how it is made, the rule, its planted mistakes -----------------
@@ -84,43 +84,43 @@ def kernels():
     "{name: (package, what was asked, sampler of modules, modules, rule, mistakes)}"
     (runner, _, v1, sampling), (chain, _, dspark), (tiles, launcher, plain) = vllm(), sglang(), lmdeploy()
     return {
-        "LMDeploy": ("lmdeploy", CHAIN, en.lmdeploy_kernel_sampler, [tiles, launcher], reject, {
+        "LMDeploy": ("lmdeploy", CHAIN, rs.lmdeploy_kernel_sampler, [tiles, launcher], reject, {
             FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
             ONE_UNIFORM: [("uniform_probs_ptr + req_idx * draft_stride + pos",
                            "uniform_probs_ptr + req_idx * draft_stride")],
             NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
-        "LMDeploy, torch": ("lmdeploy", CHAIN, en.lmdeploy_torch_sampler, [plain], reject, {
+        "LMDeploy, torch": ("lmdeploy", CHAIN, rs.lmdeploy_torch_sampler, [plain], reject, {
             FROM_P: [("(target_probs - draft_probs).clamp_min_(0)", "target_probs")],
             NO_Q: [("target_draft_probs / draft_token_probs >=", "target_draft_probs >=")]}),
-        "vLLM, runner V2": ("vllm", CHAIN, en.vllm_runner_sampler, [runner], reject, {
+        "vLLM, runner V2": ("vllm", CHAIN, rs.vllm_runner_sampler, [runner], reject, {
             FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
                      ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
             ONE_UNIFORM: [("step_seed, pos, includes_zero", "step_seed, pos*0, includes_zero")],
             NO_Q: [("tl.log(u) + draft_logprob", "tl.log(u)")]}),
         "vLLM, runner V2, block": (
-            "vllm", BLOCK, partial(en.vllm_runner_sampler, block=True), [runner], block, {
+            "vllm", BLOCK, partial(rs.vllm_runner_sampler, block=True), [runner], block, {
                 FROM_P: [("ratio < 1.0,", "ratio < 1e30,"),
                          ("target_log_probs + tldevice.log1p(-ratio)", "target_log_probs")],
                 PREFIX: [("tl.where(denom > 0.0, residual_mass / denom, 1.0)", "prefix_joint_ratio")]}),
-        "vLLM, V1": ("vllm", CHAIN, en.vllm_v1_sampler, [v1, sampling], reject, {
+        "vLLM, V1": ("vllm", CHAIN, rs.vllm_v1_sampler, [v1, sampling], reject, {
             FROM_P: [("tl.maximum(target_prob - draft_prob, 0.0)", "target_prob")],
             ONE_UNIFORM: [("uniform_probs_ptr + start_idx + pos", "uniform_probs_ptr + start_idx")],
             NO_Q: [("target_prob / draft_prob >=", "target_prob >=")]}),
-        "SGLang, chain": ("sglang", CHAIN, en.sglang_chain_sampler, [chain], reject, {
+        "SGLang, chain": ("sglang", CHAIN, rs.sglang_chain_sampler, [chain], reject, {
             FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
             ONE_UNIFORM: [("uni_ptr_base + (step - 1) * stride_uni_s", "uni_ptr_base")],
             "the first row for all places": [("cur_prob_row = step", "cur_prob_row = 0")]}),
         "SGLang, chain, block": (
-            "sglang", BLOCK, partial(en.sglang_chain_sampler, block=True), [chain], block, {
+            "sglang", BLOCK, partial(rs.sglang_chain_sampler, block=True), [chain], block, {
                 FROM_P: [("residual_scale * p_val - q_val", "residual_scale * p_val")],
                 PREFIX: [(BLOCK_MASS, "prefix_prob")]}),
-        "SGLang, DSpark": ("sglang", CHAIN, en.sglang_dspark_sampler, [dspark], reject, {
+        "SGLang, DSpark": ("sglang", CHAIN, rs.sglang_dspark_sampler, [dspark], reject, {
             FROM_P: [("ratio < 1.0, log_p + libdevice.log1p(-ratio)", "ratio < 1e30, log_p")],
             ONE_UNIFORM: [("(req * STRIDE + i).to(tl.int32)", "(req * STRIDE).to(tl.int32)")]})}
 
 def mistaken(sampler, modules, changes):
     "The sampler of a changed module"
-    other = en.changed_module(modules[0], *changes)
+    other = rs.changed_module(modules[0], *changes)
     if hasattr(modules[0], "libdevice"): other.libdevice = modules[0].libdevice
     return sampler(other, *modules[1:])
 
@@ -161,20 +161,20 @@ def own_draft_rows():
     "vLLM's drafter and verifier with the seeds of one request"
     (runner, noise, *_), what = vllm(), "drafts by the engine's own noise, verified with the same seed"
     names = "vLLM, runner V2", released("vllm"), what
-    yield checked_row(names, en.vllm_runner_sampler(runner), en.vllm_drafts(noise), reject,
+    yield checked_row(names, rs.vllm_runner_sampler(runner), rs.vllm_drafts(noise), reject,
                       reason="released source in Triton's interpreter")
 
 def tree_rows():
     "SGLang's Triton kernel of trees, with the target's token of each node sampled: the rule `match`"
     names = "SGLang, tree", released("sglang"), "match of a tree with sampled tokens (Triton)"
     calls = Interface("links", batch=BATCH)
-    kit = en.sampler_checks(en.sglang_tree_sampler(sglang()[1]), calls, 8000, TWO, like=match)
+    kit = en.sampler_checks(rs.sglang_tree_sampler(sglang()[1]), calls, 8000, TWO, like=match)
     yield en.row_of_checks(kit, *names, reason="released source in Triton's interpreter")
 
 def transformers_rows():
     "transformers' rule, called for each draft"
     names = "transformers", released("transformers"), CHAIN
-    yield checked_row(names, en.transformers_sampler(), Interface(dtype="float32"), reject, 130_000)
+    yield checked_row(names, rs.transformers_sampler(), Interface(dtype="float32"), reject, 130_000)
 
 def mlx_tables(k=0):
     "Two tables of four tokens: rows, and the target"
@@ -185,7 +185,7 @@ def mlx_tables(k=0):
 def mlx_rows():
     "mlx-lm's loop on tables: texts of four tokens"
     rows, target = mlx_tables()
-    found = certify_sampler(en.mlx_sampler(*rows, 2), target, (0,), 4, runs=TEXTS)
+    found = certify_sampler(rs.mlx_sampler(*rows, 2), target, (0,), 4, runs=TEXTS)
     asked = "mlx-lm", released("mlx-lm"), "its loop on two tables, texts of four tokens"
     yield en.engine_row(*asked, "sampler", runs=TEXTS, verdict="no difference" if found.passes else "differs",
                         distance=found.distance_visible, approximations=FLOAT32,
@@ -208,7 +208,7 @@ def exact_rows():
 # -- Planted mistakes, and right samplers with many seeds ---------------------------------------------
 
 def transformers_mistakes():
-    rule = en.import_module("transformers.generation.utils")._speculative_sampling
+    rule = rs.import_module("transformers.generation.utils")._speculative_sampling
     def lost(ids, q, n, p):   # the last token, recovered or bonus
         tokens, k = rule(ids, q, n, p)
         return tokens[:, :max(int(k), 1)], k
@@ -216,9 +216,9 @@ def transformers_mistakes():
         tokens, k = rule(ids, q, n, p)
         if k == n: return tokens, k
         return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
-    return {"the last token is left out": en.transformers_sampler(lost),
-            "q stated at a temperature of 5": en.transformers_sampler(stated=lambda q: q/5),
-            "recovered token from p": en.transformers_sampler(from_p)}
+    return {"the last token is left out": rs.transformers_sampler(lost),
+            "q stated at a temperature of 5": rs.transformers_sampler(stated=lambda q: q/5),
+            "recovered token from p": rs.transformers_sampler(from_p)}
 
 def short_runs():
     "(engine, right sampler, {mistake: sampler}, how it is called, rule, runs of the right and of wrong ones)"
@@ -227,19 +227,19 @@ def short_runs():
         wrong = {what: mistaken(sampler, modules, changes) for what, changes in mistakes.items()}
         yield name, sampler(*modules), wrong, calls, rule, (2000, 8000)
     calls = Interface(dtype="float32")
-    yield "transformers", en.transformers_sampler(), transformers_mistakes(), calls, reject, (300, 2500)
+    yield "transformers", rs.transformers_sampler(), transformers_mistakes(), calls, reject, (300, 2500)
 
 def mlx_short(seed, runs, loop=None):
     rows, target = mlx_tables()
-    return certify_sampler(en.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
+    return certify_sampler(rs.mlx_sampler(*rows, 2, loop), target, (0,), 4, runs=runs, seed=seed).passes
 
 def mlx_mistakes():
-    module, rejected = en.import_module("mlx_lm.generate"), "([*draft_tokens, tokens[-1]])[n]"
+    module, rejected = rs.import_module("mlx_lm.generate"), "([*draft_tokens, tokens[-1]])[n]"
     always = [("if tn != dtn:", "if tn != dtn and n:")]
     returned = [("yield tokens[n], logprobs[n], False", f"yield {rejected}, logprobs[n], False"),
                 ("y = mx.array([tokens[n]], mx.uint32)", f"y = mx.array([{rejected}], mx.uint32)")]
-    return {"the first draft token is always accepted": en.changed_module(module, *always),
-            "a rejected draft token is returned": en.changed_module(module, *returned)}
+    return {"the first draft token is always accepted": rs.changed_module(module, *always),
+            "a rejected draft token is returned": rs.changed_module(module, *returned)}
 
 def convicted(verify, calls, rule, runs, seed):
     return bool(en.sampler_checks(verify, calls, runs, ONE, like=rule, seed=seed).differs_quickly)
@@ -259,7 +259,7 @@ def planted_rows(seeds=10):
                  for what, f in wrong.items()}
         yield dict(engine=name, runs=runs, seeds=seeds, convicted=found)
     (runner, noise, *_), what = vllm(), "draft and recovered token from one noise"
-    shared = en.vllm_runner_sampler(runner), en.vllm_drafts(noise, salted=False), reject, RUNS
+    shared = rs.vllm_runner_sampler(runner), rs.vllm_drafts(noise, salted=False), reject, RUNS
     yield dict(engine="vLLM, runner V2, its own drafts", runs=RUNS, seeds=3,
                convicted={what: sum(convicted(*shared, seed) for seed in range(3))})
     found = {what: sum(not mlx_short(seed, 1500, m.speculative_generate_step) for seed in range(seeds))
@@ -305,7 +305,7 @@ def listed_by_id(tok):
 
 def other_tokenizer(listed=lambda tok: tok):
     "A fresh draft model with another tokenizer: transformers changes it"
-    second = en.import_module("specref.draft.vocab")
+    second = rs.import_module("specref.draft.vocab")
     return dict(assistant_model=deepcopy(second.second_module()), tokenizer=listed(tokenizer()),
                 assistant_tokenizer=listed(second.second_tokenizer()))
 
@@ -426,7 +426,7 @@ def two_texts_of_transformers():
     generation_view("large").generate(ids, attention_mask=torch.ones_like(ids), **how)
 
 def two_texts_of_onnx(folder):
-    genai = en.import_module("onnxruntime_genai")
+    genai = rs.import_module("onnxruntime_genai")
     model = genai.Model(str(folder))
     params = genai.GeneratorParams(model)
     params.set_search_options(batch_size=2, max_length=40)
@@ -467,7 +467,7 @@ OWN_DRAFTS = "the released drafter and verifier with the seed of one request, in
 
 def zero_coins():
     "The kernel of chains at uniform numbers of 0, where no draft token is possible; that of trees by reading"
-    verify, calls = en.sglang_chain_sampler(sglang()[0]), Interface(batch=64)
+    verify, calls = rs.sglang_chain_sampler(sglang()[0]), Interface(batch=64)
     case = RowCase(CASES["nothing in common"], 4)
     given = calls.arguments(calls.drafts(case, 64, 2, numpy_generator(0)))
     with mock.patch.object(np.random, "default_rng", lambda seed: SimpleNamespace(random=np.zeros)):

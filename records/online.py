@@ -8,8 +8,8 @@ import numpy as np
 from specref.core.check import write_record
 from specref.models.embedded import DOMAINS, domain_ids, raw_model
 from specref.train.harness import TargetModel, state_dataset
-from specref.train.online import (boost_record, one_domain_draft, one_layer_draft, sampled_domains,
-                                  shift_record, shifting_order)
+from specref.train.online import one_domain_draft, one_layer_draft, shift_record, shifting_order
+from specref.train.boosted import boost_record, sampled_domains
 
 def streams_of(base, train, domains):  # -> rows
     "A draft of English on requests that change to code; a block has the eight requests between two updates"

@@ -21,7 +21,8 @@ from specref.core.rng import Seeded
 from specref.core.tree import Tree
 from specref.models.embedded import prompts, raw_model, stored
 from specref.models.transformer import HFModel, Unservable
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 RECORD = Path(__file__).with_suffix(".json")
 TEXTS, TOKENS = 4, 32

@@ -20,7 +20,8 @@ from specref.draft.lookup import PromptLookup
 from specref.draft.suffix import SuffixDecoding
 from specref.models.recurrent import RecurrentModel, keeps_state
 from specref.verify.block import block
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 
 def line(ctx, drafted=()):

@@ -47,8 +47,10 @@ from .core.loop import loop_law as loop_law
 from .core.registry import SYSTEMS as SYSTEMS
 from .core.registry import TRAINED as TRAINED
 from .core.registry import LOSSY as LOSSY
+from .core.drafters import Chain as Chain
+from .core.drafters import Branching as Branching
+from .core.drafters import PositionKeyed as PositionKeyed
 from .verify.reject import reject as reject
-from .verify.reject import Chain as Chain
 from .verify.reject import capped_geometric as capped_geometric
 from .speed.cost import speedup as speedup
 from .speed.cost import Costs as Costs
@@ -63,7 +65,6 @@ from .models.embedded import embedded as embedded
 from .models.embedded import prompts as prompts
 from .models.bridge import speculate as speculate
 from .models.bridge import generate_law as generate_law
-from .verify.siblings import Branching as Branching
 from .verify.siblings import acceptance_prob as acceptance_prob
 from .verify.block import block as block
 from .verify.traversal import traversal as traversal
@@ -73,12 +74,11 @@ from .verify.transport import hub_pairs as hub_pairs
 from .verify.transport import spechub as spechub
 from .verify.kseq import kseq as kseq
 from .verify.coupled import coupled as coupled
-from .verify.coupled import PositionKeyed as PositionKeyed
 from .verify.lossy import AcceptanceRule as AcceptanceRule
 from .verify.lossy import lenient as lenient
 from .verify.lossy import top_beta as top_beta
 from .verify.lossy import typical as typical
-from .certify.mutants import MUTANTS as MUTANTS
+from .certify.loop_mutants import MUTANTS as MUTANTS
 from .certify.counts import g_test as g_test
 from .certify.certificates import certify_system as certify_system
 from .certify.certificates import certificate as certificate

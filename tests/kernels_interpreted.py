@@ -6,7 +6,7 @@ import torch
 
 from helpers import DRAWS, cold
 from verify_helpers import HIDDEN, corruptions, engines_cases, hidden
-from specref.certify.engines import changed_module
+from specref.certify.released import changed_module
 from specref.core.law import exact
 from specref.core.rng import Seeded, law_of
 from specref.core.target import random_table

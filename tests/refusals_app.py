@@ -24,8 +24,8 @@ def tour(**kw):
     return tour(out="/dev/null/never", **kw)
 
 def stop(folder):
-    from specref.app.tour import TrainedStop
-    return TrainedStop("EAGLE", folder=folder).build(0.)
+    from specref.app.tour import TrainedContestant
+    return TrainedContestant("EAGLE", folder=folder).build(0.)
 
 
 def decode(**kw):

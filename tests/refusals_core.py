@@ -19,8 +19,9 @@ from specref.core.tree import without_replacement
 from specref.draft.cascade import Nested
 from specref.draft.length import ScheduledChain
 from specref.draft.shapes import DynamicTree, StaticTree
-from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import accepted_at_least, capped_geometric, reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.verify.traversal import best_rule, mean_accepted
 from specref.core.registry import SYSTEMS
 

@@ -20,23 +20,26 @@ from specref.draft.ouroboros import Ouroboros
 from specref.draft.cascade import InTurn, MaxGram, Nested, StagedTree, check_cascade, cs_drafting
 from specref.draft.cascade import horizontal_speedup, lenient_inside, mean_rounds, vertical_speedup
 from specref.draft.recycling import Recycling, rank_template
-from specref.draft.early_exit import AdapterDraft, ExitDraft, ExitTarget
-from specref.draft.early_exit import dropout_rates, exit_scales, exit_weights
+from specref.train.early_exit import AdapterDraft, ExitDraft, ExitTarget
+from specref.train.early_exit import dropout_rates, exit_scales, exit_weights
 from specref.draft.parallel import Amusd, EventLog, Pearl, Saguaro, SSD, fan_out, pearl_tokens, simulate
 from specref.draft.parallel import whole_fan_out
-from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, flight_latency, layer_stages, looped
+from specref.draft.pipeline import InFlight, Pipeline, flight_latency, layer_stages
+from specref.train.looped import LoopedRecipe, looped
 from specref.draft.pipeline import match_rates, schedule
 from specref.draft.shapes import DynamicTree, ParallelHeadTree, SkipGrams, StaticTree, best_size
 from specref.draft.shapes import expected_tokens, measure_rank_acceptance, medusa_choices, opt_tree
 from specref.draft.shapes import sequoia, skip_accuracy
-from specref.draft.skipping import AdaptiveExit, SkippedModel, Swift, matchness, random_mask
+from specref.draft.skipping import AdaptiveExit, SkippedModel
+from specref.draft.swift import Swift, matchness, random_mask
 from specref.draft.skipping import random_search, skip_mask
 from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
-from specref.draft.stopping import StateHead, best_stopping, stopping_network
+from specref.train.stopping import StateHead, best_stopping, stopping_network
 from specref.draft.suffix import SAM, Fallback, SuffixDecoding, SuffixTree
 from specref.draft.vocab import Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair
 from specref.draft.vocab import text_tokenizer, toy_pair, translated
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 RATES, NAN, INF = (.6, .2, .1), float("nan"), float("inf")
 SIZE, MACHINE = ModelSize(10, 2, 3, 5), Machine(4, 8)

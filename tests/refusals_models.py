@@ -25,7 +25,7 @@ from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.models.llama import PackedLlama
 from specref.models.recurrent import load_served
 from specref.models.transformer import HFModel, cache_name
-from specref.verify.reject import Chain
+from specref.core.drafters import Chain
 
 V, INF, NAN = 8, float("inf"), float("nan")
 NONE = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)

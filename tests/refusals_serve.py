@@ -15,7 +15,7 @@ from specref.serve.simulator import (Arrival, ServingEngine, best_lengths, curve
                                      queue_wait, random_requests, roofline_seconds, rounds_law, run_server,
                                      static_steps)
 from specref.serve.steering import Problem, not_before, parsed, smc, smc_speculative, steer, survivors
-from specref.verify.reject import Chain
+from specref.core.drafters import Chain
 
 SIZE, MACHINE, DEVICE = ModelSize(10, 2, 3, 5), Machine(4, 8), Device(9, 4, 8, "")
 TABLE = random_table(3, 0)

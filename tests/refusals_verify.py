@@ -11,12 +11,15 @@ from specref.core.loop import generate
 from specref.core.rng import Seeded
 from specref.core.tree import Tree, iid, points, without_replacement
 from specref.verify.block import block, mean_accepted_block, prefix_weights
-from specref.verify.coupled import (GumbelMax, PositionKeyed, gumbel_max_coupling, inverse_cdf_coupling,
-                                    list_match_prob, list_position, reused_noise_law)
+from specref.verify.coupled import GumbelMax, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob
+from specref.verify.coupled import list_position, reused_noise_law
+from specref.core.drafters import PositionKeyed
 from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, bild_rollback, cascade, ensemble,
                                   lenient, lenient_greedy, standard_rule, text_law, top_beta, typical)
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, acceptance_prob, acceptance_prob_iid, round_robin
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.verify.siblings import acceptance_prob, acceptance_prob_iid
+from specref.core.drafters import Branching, round_robin
 from specref.verify.kseq import kseq, smallest_rho
 from specref.verify.transport import (greedy_draft, hub_pairs, importance, optimal_acceptance_iid,
                                       optimal_acceptance_pair, sibling_sets, spechub, transport,

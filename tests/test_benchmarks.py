@@ -37,7 +37,7 @@ def seen(monkeypatch):
 def test_transformers_runs_with_the_named_settings(name, seen):
     "The text of ours at temperature 0; the assistant has the named settings; no configuration is changed"
     chosen = {("goodput length", draft) for draft in ("small", "large")}
-    ours = {(stop.recipe, stop.draft) for stop in b.RACED} | chosen
+    ours = {(contestant.recipe, contestant.draft) for contestant in b.RACED} | chosen
     assert len(THEIRS) == 6 and b.CONTEST.keys() - {*THEIRS} == ours
     before = {k: raw_model(k).generation_config.to_dict() for k in ("target", "small", "large")}
     b.CONTEST[name](0., PROMPT, 9, 0)
@@ -149,26 +149,26 @@ def test_a_target_of_its_own_has_its_own_plain_decoding():
 
 
 def test_each_run_is_between_two_plain_runs(monkeypatch):
-    "Prompt by prompt: the plain run after one stop is the one before the next, on the same target"
-    stops, done = [tour.Stop("a"), tour.SourceStop("LayerSkip"), tour.Stop("b")], []
-    def cold(stop, temperature, prompt, n, seed):
-        done.append((stop.recipe + stop.draft, prompt))
-        return tour.TourRun(stop, None, prompt, (), len(done))
+    "Prompt by prompt: the plain run after one contestant is the one before the next, on the same target"
+    contestants, done = [tour.Contestant("a"), tour.SourceContestant("LayerSkip"), tour.Contestant("b")], []
+    def cold(contestant, temperature, prompt, n, seed):
+        done.append((contestant.recipe + contestant.draft, prompt))
+        return tour.TourRun(contestant, None, prompt, (), len(done))
     monkeypatch.setattr(tour, "decode_cold", cold)
     monkeypatch.setitem(tour.KINDS, "copy", lambda n, seed: range(n))
     bar = SimpleNamespace(update=lambda: None)
-    runs = tour.decode_beside(stops, "copy", 0., 5, 2, bar)
+    runs = tour.decode_beside(contestants, "copy", 0., 5, 2, bar)
     plain, own = "autoregressive", "autoregressiveLayerSkip"
     order = plain, "a", plain, own, "LayerSkip", own, plain, "b", plain
     assert done == [(name, k) for k in (0, 1) for name in order]
-    beside = {s.recipe: [tuple(p.seconds for p in run.beside) for run in runs[s]] for s in stops}
+    beside = {s.recipe: [tuple(p.seconds for p in run.beside) for run in runs[s]] for s in contestants}
     assert beside == dict(a=[(1, 3), (10, 12)], LayerSkip=[(4, 6), (13, 15)], b=[(7, 9), (16, 18)])
 
 
 def test_a_different_text_has_a_reason():
     "Another target, or the first token that differs"
-    stop, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
-    def run(text, target=target): return tour.TourRun(stop, None, PROMPT, text, 1., target)
+    contestant, target, other = tour.PLAIN, embedded(temperature=0), SimpleNamespace(model=None)
+    def run(text, target=target): return tour.TourRun(contestant, None, PROMPT, text, 1., target)
     plain = run(tuple(autoregressive(target, PROMPT, 3, Seeded(0))))
     changed = run((*plain.text[:2], plain.text[2] + 1))
     assert tour.why_different(run(plain.text, other), plain) == ""

@@ -23,7 +23,8 @@ from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 from specref.core.registry import SYSTEMS
 from specref.core.target import TableModel, target_law
-from specref.certify.mutants import reject_from, siblings_by_p
+from specref.certify.known import Rule, from_r
+from specref.certify.tree_mutants import siblings_by_p
 from specref.core.tree import Tree, iid, without_replacement
 
 
@@ -151,9 +152,9 @@ def completed(law, target, n):
 def test_token_by_token(pair, steps, rule):
     "Correct and incorrect rules on any tree"
     target, draft = pair
-    verify = dict(reject=reject, match=match, all=reject_from(accept=lambda *_: True),
-                  p=reject_from(after=lambda r, q, x: r),
-                  bonus=reject_from(last=lambda p, tree, i: p[0]))[rule]
+    verify = dict(reject=reject, match=match, all=Rule(accept=lambda t: True),
+                  p=Rule(after=from_r),
+                  bonus=Rule(bonus=lambda p, tree, i: p[0]))[rule]
     law = block_law(verify, Plan(draft, steps), target)
     n = max(map(len, law))
     want = {y: w for y, w in target_law(target, (0,), n).items() if w}
@@ -205,11 +206,11 @@ def warm(model):
 
 
 WRONG = {   # drafter, verifier, the check that fails
-    "everything accepted": (Chain(draft, 2), reject_from(accept=lambda *_: True), "distribution"),
-    "recovered token from p": (Chain(draft, 2), reject_from(after=lambda r, q, x: r), "distribution"),
-    "|p - q|": (Chain(draft, 2), reject_from(after=lambda r, q, x: normalize(abs(r - q))), "distribution"),
-    "bonus from the previous row": (Chain(draft, 2), reject_from(last=previous_row), "distribution"),
-    "every row is the first": (Chain(draft, 2), reject_from(row=lambda p, tree, i: p[0]), "distribution"),
+    "everything accepted": (Chain(draft, 2), Rule(accept=lambda t: True), "distribution"),
+    "recovered token from p": (Chain(draft, 2), Rule(after=from_r), "distribution"),
+    "|p - q|": (Chain(draft, 2), Rule(after=lambda t: normalize(abs(t.r - t.q))), "distribution"),
+    "bonus from the previous row": (Chain(draft, 2), Rule(bonus=previous_row), "distribution"),
+    "every row is the first": (Chain(draft, 2), Rule(row=lambda p, tree, i: p[0]), "distribution"),
     "argmax of the target": (no_draft, lambda p, tree, rng: Verdict(0, int(np.argmax(p[0]))), "distribution"),
     "the target too warm": (no_draft, lambda p, tree, rng: Verdict(0, rng.pick(normalize(np.sqrt(p[0])))),
                             "distribution"),
@@ -337,7 +338,7 @@ def test_it_stops_at_the_first_rejection():
 
 def test_a_larger_rate_rejects_earlier():
     "Of false alarms, for the same incorrect system"
-    wrong = system(Chain(draft, 2), reject_from(after=lambda r, q, x: r))
+    wrong = system(Chain(draft, 2), Rule(after=from_r))
     titles = [certify_sequentially(wrong, target, (0,), most=6000, n=8, alpha=a).title for a in (.01, 1e-9)]
     early, late = (int(title.split()[0].replace(",", "")) for title in titles)
     assert early < late
@@ -346,7 +347,7 @@ def test_a_larger_rate_rejects_earlier():
 def test_fractions_and_floats_alike():
     "Bets on a table of fractions"
     exact_target, exact_draft = killer()
-    wrong = system(Chain(exact_draft, 2), reject_from(accept=lambda *_: True))
+    wrong = system(Chain(exact_draft, 2), Rule(accept=lambda t: True))
     assert certify_sequentially(system(Chain(exact_draft, 2), reject), exact_target, (0,), most=60).passes
     assert not certify_sequentially(wrong, exact_target, (0,), most=600).passes
 
@@ -524,7 +525,7 @@ def test_requests_of_one_batch_share_no_numbers():
 
 def test_wrong_only_in_long_contexts():
     "Bettors that begin late in each text need a third of the tokens; the right rule stays poor"
-    everything = reject_from(accept=lambda *_: True)
+    everything = Rule(accept=lambda t: True)
     def late(p, tree, rng): return (everything if len(tree.ctx) > 34 else reject)(p, tree, rng)
     needed = {}
     for starts in (0, 32, 128, 512), (0,):
@@ -623,7 +624,7 @@ def test_rounded_logs():
     "A rejection without a tolerance, and none with it; a wrong rule is still found"
     p, q = (tempered(random_table(4, s, zeros=False), .4) for s in (1, 2))
     right, wrong = ([coarse(r) for r in islice(sample_rounds(system(Chain(q, 2), rule), p, (0,), 8, 3), 400)]
-                    for rule in (reject, reject_from(accept=lambda *_: True)))
+                    for rule in (reject, Rule(accept=lambda t: True)))
     assert "has probability 0" in certify_rounds(right).words
     found = certify_rounds(right, tolerance=.05, like="reject")
     assert found.passes and "relative error of 0.05" in found.title

@@ -15,7 +15,8 @@ from specref.verify.block import mean_accepted_block, block, excess_mass, prefix
 from specref.core.rng import Seeded, tv_outcomes, law_of, verdict_tape
 from specref.core.law import exact
 from specref.core.loop import Verdict, generate, match, rounds
-from specref.verify.reject import Chain, accepted_at_least, reject
+from specref.verify.reject import accepted_at_least, reject
+from specref.core.drafters import Chain
 from specref.core.target import Rows, TableModel, target_law
 from specref.core.tree import Tree, iid, points
 

@@ -23,7 +23,8 @@ from specref.train.falcon import block_tokens, overlap_within
 from specref.train.features import FeatureDraft
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
 from specref.train.medusa import HeadMarginals
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V, K = 5, 4

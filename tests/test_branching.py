@@ -16,7 +16,8 @@ from specref.core.tree import Tree
 from specref.models.transformer import HFModel
 from specref.train.synthetic import branch_texts, branching, chain_tokens, following, most_tokens, overlap_at
 from specref.train.harness import TargetModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 sources = st.tuples(st.integers(1, 4), st.integers(1, 4))
 shapes = pytest.mark.parametrize("B, tail, gamma", [(2, 1, 3), (2, 2, 3), (3, 1, 3), (2, 3, 2), (3, 2, 2)])

@@ -24,8 +24,9 @@ from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import greedy, tv
 from specref.draft.lookup import PromptLookup
 from specref.core.loop import CheckedDrafter, Verdict, as_drafter, loop_law, match, no_draft, rounds
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, round_robin
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching, round_robin
 from specref.core.target import random_table, target_law
 from specref.models.transformer import HFModel, cache_name, given_cache
 from specref.core.tree import Tree, iid

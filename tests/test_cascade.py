@@ -27,7 +27,8 @@ from specref.draft.shapes import StaticTree, drawn_at
 from specref.models.embedded import DOMAINS, embedded, prompts
 from specref.verify.block import block
 from specref.verify.lossy import AcceptanceRule, GreedyModel, bild_rollback, lenient
-from specref.verify.reject import Chain, capped_geometric, reject
+from specref.verify.reject import capped_geometric, reject
+from specref.core.drafters import Chain
 
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 verifiers = st.sampled_from([reject, match, block])

@@ -22,7 +22,8 @@ from specref.certify.counts import log_moment, partition, safe_limit
 from specref.certify.certificates import exact_certificate, sparse_table
 from specref.certify.counts import split_row
 from specref.certify.judge import JUDGE_CASES, judge_rule
-from specref.certify.mutants import parent_row, redraw_verifier, reject_from, siblings_by_p
+from specref.certify.known import Rule, from_r, is_sampled, parent_row
+from specref.certify.tree_mutants import siblings_by_p
 from specref.certify.samplers import SamplerReport
 from specref.certify.bets import Finding
 from specref.core.law import exact, greedy
@@ -64,12 +65,12 @@ def test_a_certificate_covers_fewer_tokens_and_any_stop(name, pair, ctx, stop):
 def test_a_certificate_covers_nothing_else():
     "Incorrect systems that pass for fewer tokens, after another context, and on another table"
     wide, two = [random_table(3, s, zeros=False) for s in (1, 2)], (constant(3, 2, 1), constant(1, 2, 3))
-    late = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
+    late = Rule(bonus=parent_row)
     assert certify(late, *wide, n=1).passes and not certify(late, *wide, n=2).passes
     def after_one(p, tree, rng): return Verdict(0, 0) if tree.ctx[0] else match(p, tree, rng)
     assert certify(after_one, wide[0], no_draft).passes
     assert not certify(after_one, wide[0], no_draft, (1,)).passes
-    rows = reject_from(row=lambda p, tree, i: p[0])
+    rows = Rule(row=lambda p, tree, i: p[0])
     assert certify(rows, *two, gamma=2).passes and not certify(rows, *wide, gamma=2).passes
 
 
@@ -272,7 +273,7 @@ def test_longer_than_a_block():
     assert certificate(lambda draft, **kw: System("right", Chain(draft, 2), reject), stop=()).passes
 
 
-@pytest.mark.parametrize("verify,right", [(reject, True), (reject_from(last=parent_row), False)])
+@pytest.mark.parametrize("verify,right", [(reject, True), (Rule(bonus=parent_row), False)])
 def test_eight_drafts_on_eight_tokens(verify, right):
     "On sparse rows, texts of ten tokens; the wrong bonus token comes after eight accepted drafts"
     p, q = (sparse_table(8, s) for s in (1, 2))
@@ -493,11 +494,11 @@ def test_listed_systems_pass_by_counts(name):
 
 
 WRONG = {   # drafter, verifier, runs
-    "recovered token from p": (lambda q: Chain(q, 2), reject_from(after=lambda r, q, x: r), 2500),
-    "everything accepted": (lambda q: Chain(q, 2), reject_from(lambda *_: True), 2500),
-    "match, then a fresh draw": (lambda q: Chain(q, 2), redraw_verifier(lambda r, q: r), 2500),
+    "recovered token from p": (lambda q: Chain(q, 2), Rule(after=from_r), 2500),
+    "everything accepted": (lambda q: Chain(q, 2), Rule(lambda t: True), 2500),
+    "match, then a fresh draw": (lambda q: Chain(q, 2), Rule(is_sampled, from_r), 2500),
     "siblings verified by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p, 2500),
-    "bonus from the previous row": (lambda q: Chain(q, 1), reject_from(last=parent_row), 4000),
+    "bonus from the previous row": (lambda q: Chain(q, 1), Rule(bonus=parent_row), 4000),
 }
 
 
@@ -525,7 +526,7 @@ def test_two_large_vocabularies():
             w = np.exp(z - z.max())
             return w / w.sum()
         return TableModel(512, f)
-    rules = reject, reject_from(row=lambda p, tree, i: p[0])
+    rules = reject, Rule(row=lambda p, tree, i: p[0])
     right, wrong = (certify(rule, model(0), model(1), gamma=2, runs=1500) for rule in rules)
     assert right.passes and right.test.cells > 20 and 0 < right.mass_in_shared_cells < 1 and not wrong.passes
 

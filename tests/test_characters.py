@@ -12,7 +12,8 @@ from specref.core.rng import law_of
 from specref.core.target import TableModel, random_table, target_law
 from specref.draft.vocab import END, TextTokenizer
 from specref.bytes.characters import CharacterModel, pick_cover
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 VOCABULARIES = ("a", "b", "ab"), ("a", "b", "ab", "ba"), ("a", "aa", "ab", "b"), ("a", "b", "bab", END), (
     "a", "b", None, "ab")

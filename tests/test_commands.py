@@ -20,7 +20,7 @@ from specref.app import commands, paired
 from specref.app.commands import ProgressLines, TextStream, compare_texts, main, parser
 from specref.app.loading import ModelOptions, encode_prompt, translators
 from specref.core.registry import SYSTEMS, Declared
-from specref.app.tour import decode_cold, drafter_stops, own_stops
+from specref.app.tour import decode_cold, drafter_contestants, own_contestants
 from specref.certify.reported import ARGMAX_DRAFT, INCLUSIVE_RULE, LATE_RULE, MATCH_RULE, SAMPLING_RULE
 from specref.certify.sequential import sample_rounds
 from specref.certify.logs import save_log
@@ -31,7 +31,8 @@ from specref.core.target import random_table
 from specref.draft.vocab import translated
 from specref.models.embedded import tokenizer, tokenizer_of
 from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 X = "decode", "--prompt", "x", "--seconds", "1e-3"   # one pair of runs
 SAME = "plain decoding gives the same text"
@@ -244,7 +245,7 @@ def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
 
 
 def test_a_trained_drafter_joins_the_tour(mine):
-    stops = drafter_stops(pair_of(1., drafter=mine))
+    stops = drafter_contestants(pair_of(1., drafter=mine))
     assert [(stop.recipe, stop.draft) for stop in stops] == [("EAGLE", "own"), ("EAGLE-2", "own")]
     run = decode_cold(stops[0], 0., (1, 2, 3), 3, 0)
     assert len(run.text) == 3 and run.system.name.startswith("EAGLE") and run.text.ledger.num_draft_tokens
@@ -253,7 +254,7 @@ def test_a_trained_drafter_joins_the_tour(mine):
 def test_the_tour_on_models_of_your_own(mine, folder):
     "A pair runs what it can: with a draft all systems, alone those without one, and those of its drafter"
     def names(**given):
-        return [(stop.recipe, stop.draft) for stop in own_stops(pair_of(**given), every=False)]
+        return [(stop.recipe, stop.draft) for stop in own_contestants(pair_of(**given), every=False)]
     alone = names(target=str(folder/"target"))
     assert alone[0] == ("autoregressive", "") and ("prompt lookup", "") in alone
     assert not any(draft for _, draft in alone)
@@ -261,7 +262,7 @@ def test_the_tour_on_models_of_your_own(mine, folder):
     assert {*alone} < {*both} and ("speculative sampling", "own") in both
     assert names(target="target", drafter=mine) == [*alone, ("EAGLE", "own"), ("EAGLE-2", "own")]
     letters = pair_of(target=str(folder/"letters"), draft=str(folder/"letters"))
-    plain, *others = own_stops(letters, every=True)
+    plain, *others = own_contestants(letters, every=True)
     assert {stop.recipe for stop in (plain, *others)} == {
         entry.name for entry in SYSTEMS.entries() if not entry.for_embedded}
     assert plain.tok is letters.tok
@@ -272,7 +273,7 @@ def test_the_tour_on_models_of_your_own(mine, folder):
 def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
     "At the temperature that is asked for; at 0 the text is that of plain decoding"
     pair = pair_of(target=str(folder/"target"), draft=str(folder/"draft"))
-    stops = {stop.recipe: stop for stop in own_stops(pair, every=True)}
+    stops = {stop.recipe: stop for stop in own_contestants(pair, every=True)}
     prompt = stops["autoregressive"].prompts("code", 1, 6)[0]
     plain = decode_cold(stops["autoregressive"], temperature, prompt, 6, 0)
     of_the_target = "LayerSkip", "SWIFT", "TriForce", "MagicDec"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specref.app import benchmarks, comparison as c
-from specref.app.tour import TrainedStop
+from specref.app.tour import TrainedContestant
 from specref.speed.cost import Costs
 from specref.core.rng import Seeded
 from specref.models.embedded import prompts, raw_model
@@ -73,7 +73,7 @@ def test_the_contestants(tmp_path):
     (tmp_path/"eagle").symlink_to(SHIPPED_DRAFTERS/"eagle")
     more = c.contest(tmp_path)
     assert more.keys() - {*names} == {("EAGLE", "again"), ("EAGLE-2", "again")}
-    (a, one), (b, two) = more["EAGLE", "again"].build(0.), TrainedStop("EAGLE").build(0.)
+    (a, one), (b, two) = more["EAGLE", "again"].build(0.), TrainedContestant("EAGLE").build(0.)
     assert one(a, (1, 2, 3), 8, Seeded(0)) == two(b, (1, 2, 3), 8, Seeded(0))
 
 
@@ -82,9 +82,9 @@ def short(tmp_path, monkeypatch):
     "A race of four systems, two of them trained twice, on one domain, with fixed costs"
     (tmp_path/"again").mkdir()
     for name in ("medusa", "hydra"): (tmp_path/"again"/name).symlink_to(SHIPPED_DRAFTERS/name)
-    stops = c.contest(tmp_path/"again")
+    contestants = c.contest(tmp_path/"again")
     names = "autoregressive", "Medusa", "Hydra", "SAM"
-    some = {key: stop for key, stop in stops.items() if key[0] in names}
+    some = {key: contestant for key, contestant in contestants.items() if key[0] in names}
     monkeypatch.setattr(c, "DOMAINS", ("code",))
     monkeypatch.setattr(c, "contest", lambda again: some)
     monkeypatch.setattr(benchmarks, "measure", lambda *args, **kw: Costs({1: .02, 9: .03}, .01, .001))

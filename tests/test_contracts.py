@@ -6,7 +6,8 @@ from contracts import drafter_contract, one_round, verifier_contract
 from helpers import CANON, Plan, constant, killer, models, plans, proves
 from specref.core.rng import law_of
 from specref.core.loop import Verdict, match
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from specref.core.registry import SYSTEMS
 from specref.core.tree import Tree, iid, points
 

@@ -19,8 +19,9 @@ from specref.speed.causes import explain, measure, reprice
 from specref.core.law import exact, overlap
 from specref.draft.lookup import PromptLookup
 from specref.core.loop import Ledger, RoundCounts, generate, rounds
-from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import accepted_at_least, capped_geometric, reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.core.target import NgramModel, TableModel, Target, random_table
 
 F, near = Fraction, pytest.approx

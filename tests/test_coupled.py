@@ -11,13 +11,14 @@ from contracts import drafter_contract
 from helpers import CANON, constant, g_test, models, pairs, proves, seeds, tempered
 from verify_helpers import PEAK, SGL, as_dict
 from specref.core.rng import Seeded, tv_outcomes, law_of
-from specref.verify.coupled import (GumbelMax, PositionKeyed, PositionKeyedRng, by_position, chain_position,
-                                    coupled, gumbel_max_coupling, inverse_cdf_coupling, list_match_prob,
-                                    list_position, reused_noise_law)
+from specref.verify.coupled import GumbelMax, by_position, coupled, gumbel_max_coupling, inverse_cdf_coupling
+from specref.verify.coupled import list_match_prob, list_position, reused_noise_law
+from specref.core.drafters import PositionKeyed, PositionKeyedRng, chain_position
 from specref.core.law import exact, overlap, residual, tv
 from specref.core.loop import generate, loop_law, match, no_draft, rounds
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, iid
 

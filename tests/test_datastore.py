@@ -8,7 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 from contracts import drafter_contract, verifier_contract
 from helpers import constant, faithful, laws, models, proves
 from published import drafted
-from specref.certify.mutants import each_path, redrawn_after
+from specref.certify.tree_mutants import each_path, redrawn_after
 from specref.core.loop import loop_law, match
 from specref.core.rng import Enumerator, law_of, tv_outcomes
 from specref.core.target import target_law

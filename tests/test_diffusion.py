@@ -28,7 +28,8 @@ from specref.train.diffusion import (
     training_candidates)
 from specref.train.falcon import block_tokens
 from specref.train.harness import StateDataset, TargetModel, evaluate, state_dataset, train_network
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V, D = 7, 3   # vocabulary; draft tokens of a block

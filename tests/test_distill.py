@@ -25,7 +25,8 @@ from specref.train.distill import (GRID, LABELS, LK_LOSSES, LOSSES, TEXT_SOURCES
                                    hybrid_by_batch, hybrid_by_position, jensen_shannon, log_laws,
                                    log_mean_acceptance, negative_log_acceptance, remembered, reverse_kl,
                                    target_texts, texts_of_both, token_labels, total_variation)
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V = 6

@@ -5,8 +5,8 @@ import pytest
 
 from contracts import drafter_contract
 from specref.certify import draft_mutants as wrong
-from specref.certify.draft_mutants import DRAFT_MUTANTS, SENTENCES, ahead_from, stated_as, submitted_while
-from specref.certify.mutants import WIDE
+from specref.certify.draft_mutants import DRAFT_MUTANTS, SENTENCES, ahead_from
+from specref.certify.known import WIDE, keyed_coin, stated_as, submitted_while
 from specref.core.rng import law_of
 from specref.draft.parallel import Overlapped, lines_of
 from specref.verify.reject import Chain
@@ -30,7 +30,7 @@ def test_the_verifier_from_parts_is_the_rule(setting):
 
 def test_keyed_coins_are_correct_with_their_own_keys():
     "One uniform number for each place in the text, not for the length of the prefix"
-    def own_key(rng, ratio, place, alone): return wrong.keyed_coin(rng, ratio, place)
+    def own_key(rng, ratio, place, alone): return keyed_coin(rng, ratio, place)
     assert replace(wrong.SHARED_NUMBER, verify=ahead_from(own_key)).law() == wrong.SHARED_NUMBER.want()
 
 

@@ -25,7 +25,8 @@ from specref.train.harness import (TargetModel, acceptances, label_mean, read_ca
                                    written_by_another)
 from specref.train.registry import TRAINED, load_drafter, load_system, train_drafter
 from specref.train.texts import OnlineStates, encode_texts, read_texts
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from specref.verify.siblings import drawn_at
 
 torch.set_num_threads(1)

@@ -28,7 +28,8 @@ from specref.train.features import FeatureDraft, causal_attention, unroll
 from specref.train.harness import (StateDataset, TargetModel, evaluate, load_checkpoint, save_network,
                                    state_dataset, train_network)
 from specref.train.registry import load_network
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 double = torch.float64

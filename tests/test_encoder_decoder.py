@@ -21,7 +21,8 @@ from specref.draft.shapes import DynamicTree, StaticTree
 from specref.models import encoder_decoder
 from specref.models.encoder_decoder import EncoderDecoderModel, SourceDecoder, WithSource, stated_positions
 from specref.models.transformer import Unservable
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from test_transformer import grown, history
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from helpers import proves
-from specref.certify import engines as en
+from specref.certify import engines as en, released as rs
 from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record
@@ -66,12 +66,12 @@ def test_the_table_has_every_row_of_the_record():
 
 def test_transformers_rule_passes_and_a_wrong_one_is_convicted():
     "Few runs: the released rule, and one that subtracts nothing after a rejection"
-    rule = en.import_module("transformers.generation.utils")._speculative_sampling
+    rule = rs.import_module("transformers.generation.utils")._speculative_sampling
     def from_p(ids, q, n, p):
         tokens, k = rule(ids, q, n, p)
         if k == n: return tokens, k
         return torch.cat([tokens[:, :k], torch.multinomial(p[0, k].softmax(-1), 1)[None]], 1), k
-    def found(rule): return en.sampler_checks(en.transformers_sampler(rule), FLOAT32, 1000, TWO, like=reject)
+    def found(rule): return en.sampler_checks(rs.transformers_sampler(rule), FLOAT32, 1000, TWO, like=reject)
     right = found(rule)
     assert not right.differs_quickly and right.finding("distribution").passes
     assert .3 < right.visible < .5   # of texts; on the cells alone it is about .2
@@ -85,11 +85,11 @@ def test_a_released_module_is_imported_alone(tmp_path):
         "from engine_of_a_test.config import Config\nfrom engine_of_a_test.tools import three\n"
         "@Config.register(1)\nclass Unused: pass\ndef limit(x): return x < three\n")
     given = {"engine_of_a_test.tools": dict(three=3)}
-    rule, = en.released_modules(tmp_path, "engine_of_a_test", ["engine_of_a_test.deep.rule"], given)
-    other = en.changed_module(rule, ("x < three", "x <= three"))
+    rule, = rs.released_modules(tmp_path, "engine_of_a_test", ["engine_of_a_test.deep.rule"], given)
+    other = rs.changed_module(rule, ("x < three", "x <= three"))
     assert not rule.limit(3) and other.limit(3) and rule.limit(2)
-    with pytest.raises(ValueError, match="changes"): en.changed_module(rule, ("not there", ""))
-    with pytest.raises(ValueError, match="root"): en.released_modules(tmp_path, "no_such_engine", [])
+    with pytest.raises(ValueError, match="changes"): rs.changed_module(rule, ("not there", ""))
+    with pytest.raises(ValueError, match="root"): rs.released_modules(tmp_path, "no_such_engine", [])
     sys.meta_path[:] = [f for f in sys.meta_path if getattr(f, "package", None) != "engine_of_a_test"]
 
 

@@ -14,22 +14,23 @@ from torch.nn import functional as F
 from contracts import drafter_contract
 from helpers import faithful, models, proves, seeds, shapes, tiny
 from published import having
-from specref.draft import early_exit
+from specref.train import early_exit
 from specref.core.loop import generate, loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law
 from specref.core.tree import Tree
-from specref.draft.early_exit import (AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget,
-                                      KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit,
-                                      dropped_states, early_exit_loss, exit_rates, exit_scales,
-                                      exit_weights, kangaroo_adapter, layerskip_exits, layerskip_model,
-                                      second_exit, some_layers, train_layerskip)
+from specref.train.early_exit import AdapterDraft, AdapterRecipe, Branch, ExitDraft, ExitTarget
+from specref.train.early_exit import KangarooAdapter, LayerSkipRecipe, Trunk, adapter_loss, best_exit
+from specref.train.early_exit import dropped_states, early_exit_loss, exit_rates, exit_scales, exit_weights
+from specref.train.early_exit import kangaroo_adapter, layerskip_exits, layerskip_model, second_exit
+from specref.train.early_exit import some_layers, train_layerskip
 from specref.draft.length import Schedule
 from specref.draft.skipping import PartialModel, ScheduledChain, same_warp, whole_layers
 from specref.models.embedded import DOMAINS, domain_ids, prompts, raw_model, stored, windows
 from specref.models.recipe import llama
 from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from test_embedded import SEEN, plain_law
 
 torch.set_num_threads(1)

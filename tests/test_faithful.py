@@ -18,10 +18,11 @@ from specref.core.loop import Round, generate, match, no_draft, rounds
 from specref.draft.lookup import PromptLookup
 from specref.draft.suffix import SuffixTree
 from specref.models.embedded import raw_model, embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from specref.core.target import Meter, Target
 from specref.core.tree import Tree
-from specref.verify.siblings import Branching
+from specref.core.drafters import Branching
 from specref.models.transformer import HFModel
 from specref.verify.kseq import kseq, smallest_rho
 from specref.verify.transport import optimal_acceptance_iid, transport_iid

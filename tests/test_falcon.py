@@ -30,7 +30,8 @@ from specref.train.falcon import (BlockDraft, Falcon, annealed_share, block_toke
                                   overlap_within, relaxed_causal_mask)
 from specref.train.harness import StateDataset, TargetModel
 from specref.verify.block import block
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from specref.verify.traversal import traversal
 
 torch.set_num_threads(1)

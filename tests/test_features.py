@@ -17,7 +17,8 @@ from specref.models.transformer import HFModel
 from specref.train.falcon import BlockDraft, Falcon
 from specref.train.features import DraftLayer, FeatureDraft, causal_attention, layer_config
 from specref.train.harness import DraftNetwork, TargetModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 

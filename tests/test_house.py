@@ -177,6 +177,8 @@ PLANTS = {
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
     'a room that imports from a later one': (
         house.doors, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
+    'training below its room': (
+        house.doors, file('specref/core/law.py', 'from ..models.recipe import fit\n')),
     'a chapter without a module that imports a later number': (house.upward, lambda root: write(
         root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),

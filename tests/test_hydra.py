@@ -17,7 +17,8 @@ from specref.models.transformer import HFModel, RowTrie
 from specref.train.harness import TargetModel
 from specref.train.hydra import (CandidateTree, Hydra, HydraPlus, MLPSpeculator, PathDraft, PrefixDraft,
                                  ScaledUnitRMS, module_at, unit_rms)
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 FAMILIES = {"hydra": (Hydra, PathDraft), "hydra++": (HydraPlus, PrefixDraft),

@@ -14,10 +14,12 @@ from helpers import proves
 from specref.certify.intervals import CannotEnumerate, Exact, RandomNumber, RuleCalls, UniformSource, boxes
 from specref.certify.intervals import choose_token, exactly, law_of_calls, load_rule, positive_part
 from specref.certify.judge import JUDGE_CASES, KNOWN_RULES, RIGHT_RULES, TABLE_CASES, JudgeCase, KnownRule
-from specref.certify.judge import judge_case, judge_rule, nearest_known, turned
-from specref.certify.mutants import NOISE_SHARED, P, Q, free_table
+from specref.certify.judge import judge_case, judge_rule, nearest_known, rule_of, turned
+from specref.certify.known import P, Q, Rule, free_table
+from specref.certify.chain_mutants import NOISE_SHARED, RECOVERED
 from specref.certify.reported import MATCH_RULE, POINT_RULE, SAMPLING_RULE
-from specref.certify.sampler_mutants import chain_sampler, in_place, padded_choice
+from specref.certify.sampler_mutants import SAMPLER_MUTANTS, chain_of_rows, padded_choice
+from specref.certify.samplers import rule_on_rows
 from specref.certify.rows import draw_by_cdf
 from specref.core.law import exact
 from specref.core.rng import Enumerator, law_of
@@ -52,8 +54,8 @@ WRITINGS = {   # of right rules: as which they behave
     "loop": (SAMPLING_RULE, "speculative sampling"), "vectors": (VECTORS, "speculative sampling"),
     "races": (RACES, "speculative sampling"), "padded": (PADDED, "speculative sampling"),
     "a generator": (padded_choice, "speculative sampling"),
-    "in pieces": (chain_sampler(), "speculative sampling"),
-    "searchsorted": (chain_sampler(find=draw_by_cdf), "speculative sampling"),
+    "in parts": (chain_of_rows, "speculative sampling"),
+    "searchsorted": (rule_on_rows(Rule(), draw_by_cdf), "speculative sampling"),
     "blocks": (BLOCKS, "block verification"), "match": (MATCH_RULE, "sample-and-match"),
     "without q": (POINT_RULE, "sample-and-match"),
     "plain": (PLAIN, "falls back to plain decoding (a fallback without a warning)")}
@@ -126,6 +128,14 @@ def test_lazy_numbers_give_the_law_of_coins_and_picks():
         for case in JUDGE_CASES: assert law_of_calls(case, RuleCalls(load_rule(source)[0])) == known.law(case)
 
 
+@pytest.mark.parametrize("mutant", [*RECOVERED, NOISE_SHARED[2], NOISE_SHARED[4]], ids=lambda m: m.name)
+def test_a_wrong_rule_is_the_same_on_rows_with_numbers_and_on_coins(mutant):
+    "One bug, written once: called with numbers that are not drawn, and enumerated by its coins and picks"
+    for case in (FOUR, TWO):
+        found = [law_of_calls(case, RuleCalls(read(mutant.wrong.verify))) for read in (rule_on_rows, rule_of)]
+        assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("pasted, bug", {
     "choose(p[i], u)": "recovered token sampled from p", "choose(abs(p[i] - q[i]), u)": "residual |p - q|",
     "argmax(p[i] - q[i])": "recovered token is the argmax of the residual"}.items())
@@ -168,7 +178,7 @@ def test_an_epsilon_is_convicted_and_rounding_is_not():
 
 EDGES = {
     "< in place of <=": VECTORS.replace("draft] < p", "draft] <= p"),
-    "changes p in place": in_place,
+    "changes p in place": SAMPLER_MUTANTS["residual written into p"].wrong,
     "never ends": SAMPLING_RULE.replace("return [*draft, ", "while len(draft): pass\n    return ["),
     "returns 4 tokens after a draft of 1": SAMPLING_RULE.replace("u)]\n", "u), 0, 0, 0]\n", 1),
     "returns 0 tokens after a draft of 1": "def rule(p, q, draft, u): return []",

@@ -28,7 +28,8 @@ from specref.draft.length import admit, budget_by_goodput, budget_round, emitted
 from specref.draft.length import goodput_length, next_threshold, oracle_length, roc_threshold, text_cost
 from specref.verify.block import block
 from specref.verify.lossy import GreedyModel, entropy
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 
 @dataclass(frozen=True)

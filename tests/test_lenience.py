@@ -18,8 +18,9 @@ from specref.verify.lossy import (AcceptanceRule, BildDraft, CombinedModel, Gree
                                   position_distances, raw_law, reject_toward, standard_rule, text_law,
                                   token_ranks, top_beta, typical, warped_law)
 from specref.core.loop import Verdict, generate, loop_law, autoregressive, rounds
-from specref.verify.reject import Chain, capped_geometric, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import capped_geometric, reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
 from specref.core.tree import Tree, likeliest_points, points
 

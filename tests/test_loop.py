@@ -17,8 +17,9 @@ from specref.core.law import exact, one_hot
 from specref.core.loop import Drafter, Verdict, as_drafter, autoregressive, bounded, clip
 from specref.core.loop import Generation, Ledger, RoundCounts, System, generate, generate_texts, loop_law
 from specref.core.loop import match, no_draft, rounds, trace
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.core.registry import SYSTEMS
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, add_paths

@@ -21,12 +21,13 @@ from specref.models.recipe import llama, train_step
 from specref.models.transformer import HFModel
 from specref.train.synthetic import branch_texts, chain_tokens, overlap_at
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.masks import (PaSS, PassDraft, SlotRows, Space, SpaceRecipe, append_groups, extend_table,
-                                 group_labels, group_logits, mask_overlaps, random_cuts, random_span, redraw,
-                                 redraw_distance, slot_chain, space_evaluation, space_loss, space_target,
-                                 with_mask)
+from specref.train.masks import PaSS, PassDraft, SlotRows, append_groups, extend_table, group_labels
+from specref.train.masks import group_logits, random_cuts, random_span, slot_chain
+from specref.train.space import Space, SpaceRecipe, mask_overlaps, redraw, redraw_distance, space_evaluation
+from specref.train.space import space_loss, space_target, with_mask
 from specref.train.medusa import Medusa
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V, L = 5, 3

@@ -14,6 +14,9 @@ import torch
 from helpers import proves
 from test_verify import noted
 from specref.core.check import read_record, record_files
+import twin as tw
+from rehearsal import Rehearsed, rehearse
+from verdicts import store_verdicts
 from specref.gpu.bench import clocks as ck, measured as me, tasks as tk
 from specref.gpu import verify
 from specref.gpu.bench.decoding import random_pair
@@ -324,7 +327,7 @@ def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
     "Those of the same numbers are used; of others the twin is run"
     path, sizes = tmp_path/"v.npz", ("mixed", 5, 30, logits)
     assert tk.stored_verdicts(path) == {}
-    tk.store_verdicts(path, [sizes])
+    store_verdicts(path, [sizes])
     stored = tk.stored_verdicts(path)
     found = tk.tree_parity({}, *sizes[:3], CPU, logits, stored)
     assert found["stored"] and found["differ"] == dict(twin=0)
@@ -332,7 +335,7 @@ def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
     table[0] += 1
     assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(twin=1)
     assert not tk.tree_parity({}, "mixed", 5, 31, CPU, logits, stored)["stored"]
-    tk.store_verdicts(path, [(rule, *sizes[1:]) for rule in ("chain", "block")])   # of the same numbers
+    store_verdicts(path, [(rule, *sizes[1:]) for rule in ("chain", "block")])   # of the same numbers
     for rule in "chain", "block":
         found = tk.tree_parity({}, rule, *sizes[1:3], CPU, logits, tk.stored_verdicts(path))
         assert found["stored"] and found["differ"] == dict(twin=0)
@@ -341,11 +344,11 @@ def test_what_is_compiled_ahead_is_what_is_launched():
     "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"
     size = tk.GpuSizes(V=4096, Bs=(1,), trees=("chain 4", "16 nodes"), shapes=((2048, 4, 255),), least=1,
                        repeats=1, clock=ck.on_host, forests=())
-    verifiers, known = [*map(tk.Rehearsed, tk.fused_kernels(), (verify_trees, verify_chains))], set()
+    verifiers, known = [*map(Rehearsed, tk.fused_kernels(), (verify_trees, verify_chains))], set()
     task = next(t for t in tk.speed_tasks(CPU, verifiers[0], size) if t.given["tree"] == "chain 4")
-    bare = tk.rehearse(task, verifiers, set()).run(**task.given)
+    bare = rehearse(task, verifiers, set()).run(**task.given)
     known.update(k["hash"] for x in task.launches for k in tk.compile_launch(**x))
-    ahead = tk.rehearse(task, verifiers, known).run(**task.given)
+    ahead = rehearse(task, verifiers, known).run(**task.given)
     assert bare["not_ahead"] == ["verify_trees_kernel"] and ahead["not_ahead"] == [] and ahead["us"]
 
 def test_a_failing_part_affects_no_other(tmp_path):
@@ -458,8 +461,8 @@ def test_goals_beside_what_was_reached():
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
-    monkeypatch.setattr(tk, "bytes_read", lambda *a: __import__("no_triton_here"))
-    row = tk.against_reference("chain 8", 30, 2, "float64", 1, 1)
+    monkeypatch.setattr(tw, "bytes_read", lambda *a: __import__("no_triton_here"))
+    row = tw.against_reference("chain 8", 30, 2, "float64", 1, 1)
     assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
     twin = dict(row, tree="chain 8", kind="float64", threads=1)
     got = dict(KNOWN, seconds={}, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
@@ -491,7 +494,7 @@ def test_a_gpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="was not written"): me.run(["--out", str(tmp_path/"none")])
 
 @pytest.mark.parametrize("args, what", [
-    (["--through", "nothing"], "invalid choice"), (["--cpu", "--out", __file__], "out: got"),
+    (["--through", "nothing"], "invalid choice"), (["--out", __file__], "out: got"),
     ([], "no GPU"), (["--what"], "unrecognized")])
 def test_bad_arguments(args, what, monkeypatch, capsys):
     "Refused before anything is measured"
@@ -500,15 +503,13 @@ def test_bad_arguments(args, what, monkeypatch, capsys):
     with pytest.raises(SystemExit) as e: me.run(args)
     assert e.value.code == 2 and what in capsys.readouterr().err
 
-def test_a_cpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    "The same tokens as the reference, in both precisions; the file is written, the table printed last"
-    monkeypatch.setattr(me, "cpu_tasks", partial(tk.cpu_tasks, V=50, B=3, laps=2, Bs=(1,), size=1 << 16))
-    monkeypatch.setattr(me.os, "getloadavg", lambda: (.1, 9., 9.))
-    me.run(["--cpu", "--out", str(tmp_path/"new")])
+def test_a_run_on_a_cpu(tmp_path, monkeypatch):
+    "The same tokens as the reference, in both precisions; the file is written, its table is whole"
+    monkeypatch.setattr(tw.os, "getloadavg", lambda: (.1, 9., 9.))
+    got = tw.twin_times(tmp_path/"twin.json", V=50, B=3, laps=2, Bs=(1,), size=1 << 16)
     torch.set_num_threads(1)
-    got = json.loads((tmp_path/"new"/"twin.json").read_text())
+    assert got == json.loads((tmp_path/"twin.json").read_text())
     lines, rows = list(me.cpu_table(got)), got["parts"]["twin"] + got["parts"]["size"]
-    assert capsys.readouterr().out.splitlines() == lines
     assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, twin=8, size=2)
     assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for r in rows)
     assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped"
@@ -517,11 +518,11 @@ def test_a_cpu_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert list(me.cpu_table(got))[3].endswith("DIFFERENT")
     assert got["machine"] and got["versions"]["torch"] == torch.__version__
 
-def test_a_busy_machine_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_busy_machine_is_refused(tmp_path, monkeypatch):
     "A run on a CPU is not begun beside other programs, and nothing is written"
-    monkeypatch.setattr(me.os, "getloadavg", lambda: (1.2, 0., 0.))
-    with pytest.raises(SystemExit): me.run(["--cpu", "--out", str(tmp_path/"new")])
-    assert "the load of this machine is 1.2" in capsys.readouterr().err and not (tmp_path/"new").exists()
+    monkeypatch.setattr(tw.os, "getloadavg", lambda: (1.2, 0., 0.))
+    with pytest.raises(SystemExit, match="load of this machine is 1.2"): tw.twin_times(tmp_path/"twin.json")
+    assert not (tmp_path/"twin.json").exists()
 
 def test_the_stored_runs_are_readable():
     "Where a run is stored, its table can be printed and no tokens differ"

@@ -26,7 +26,8 @@ from specref.train.medusa import (AdaptedStates, Adapter, HeadMarginals, Medusa,
                                   MedusaHead, MedusaTree, head_accuracy, medusa_loss)
 from specref.train.registry import load_network
 from specref.verify.lossy import lenient_greedy, typical
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 @pytest.fixture(scope="module")
 def base(): return TargetModel(raw_model("target"))

@@ -20,7 +20,8 @@ from specref.train.harness import StateDataset, TargetModel
 from specref.train.mtp import (DeepSeek, Gloeckle, ModuleChainDraft, RecursiveMTP, SelfDraft,
                                backward_in_turn, first_head_loss, load_released, released_weights,
                                row_positions, shifted_loss, trunk)
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V, WIDTH = 61, 32

@@ -12,12 +12,12 @@ from specref.core.law import warp
 from specref.core.loop import autoregressive
 from specref.core.rng import Seeded
 from specref.core.tree import Tree
-from specref.draft.early_exit import trained_exit
+from specref.train.early_exit import trained_exit
 from specref.draft.shapes import sequoia
 from specref.models.embedded import corpus, embedded, prompts
 from specref.models.transformer import HFModel
 from specref.train.consistency import consistency_model
-from specref.train.masks import space_model
+from specref.train.space import space_model
 from specref.train.registry import load_drafter
 
 

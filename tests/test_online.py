@@ -21,14 +21,17 @@ from specref.core.tree import Tree, iid, without_replacement
 from specref.models.embedded import DOMAINS, embedded, prompts, windows
 from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel
-from specref.train.online import (REPLAYS, SERIES, CountedDraft, MergedDrafts, NetworkVersion, OnlineDrafter,
-                                  ReplayItem, accepted_nodes, agrees, boost_record, coverage,
-                                  decode_and_learn, draft_series, first_to_last, kept_loss, merged_tree,
-                                  no_drop, no_nodes, one_domain_draft, rejected_nodes, replay_batch, retrace,
-                                  sampled_domains, serve, shift_record, shifting_order, sibling_acceptance,
-                                  soft_kl, stream_record, uniform_order)
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, acceptance_prob_iid
+from specref.train.online import REPLAYS, CountedDraft, NetworkVersion, OnlineDrafter, ReplayItem
+from specref.train.online import accepted_nodes, decode_and_learn, no_nodes, one_domain_draft, rejected_nodes
+from specref.train.online import replay_batch, retrace, serve, shift_record, shifting_order, soft_kl
+from specref.train.online import stream_record
+from specref.train.boosted import SERIES, MergedDrafts, agrees, boost_record, coverage, draft_series
+from specref.train.boosted import first_to_last, kept_loss, merged_tree, no_drop, sampled_domains
+from specref.train.boosted import sibling_acceptance, uniform_order
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.verify.siblings import acceptance_prob_iid
+from specref.core.drafters import Branching
 
 torch.set_num_threads(1)
 V = 5
@@ -308,7 +311,7 @@ def series(boost_data, folder, drop, m=3, steps=60):
     base, data = boost_data
     return draft_series(small_llama, base, data, m, folder, steps, .05, drop, rows=8)
 
-@faithful("boosted drafts", part="specref.train.online.agrees", plain={
+@faithful("boosted drafts", part="specref.train.boosted.agrees", plain={
     "bagging: all samples for every draft": no_drop})
 def test_training_sets_are_the_unmatched_samples(subject, boost_data, tmp_path):
     "Each set is the last one without the positions where the new draft is right, and is smaller"

@@ -17,7 +17,8 @@ from specref.core.tree import Tree, add_paths
 from specref.draft.lookahead import Lookahead, NgramPool, ngrams
 from specref.draft.ouroboros import Ouroboros, child_with_token, corrected_phrase, fast_chain, target_answers
 from specref.models.embedded import DOMAINS, embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 tokens = st.integers(0, 2)
 contexts = st.lists(tokens, min_size=1, max_size=3).map(tuple)

@@ -19,7 +19,8 @@ from specref.draft.parallel import Amusd, AheadTree, EventLog, Pearl, Saguaro, S
 from specref.draft.parallel import lines_of, outcome_weights, pearl_tokens, reject_ahead, remaining, simulate
 from specref.draft.parallel import whole_fan_out
 from specref.models.embedded import embedded, prompts
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 times = st.fractions(F(1, 4), 2, max_denominator=5)
 

@@ -16,13 +16,16 @@ from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law
 from specref.core.tree import Tree
 from specref.draft.parallel import reject_ahead
-from specref.draft.pipeline import InFlight, LoopedRecipe, Pipeline, exit_logits, flight_latency
-from specref.draft.pipeline import layer_stages, looped, looped_model, match_rates, most_in_flight, schedule
-from specref.draft.pipeline import train_looped
+from specref.draft.pipeline import InFlight, Pipeline, flight_latency
+from specref.train.looped import LoopedRecipe, exit_logits
+from specref.draft.pipeline import layer_stages, match_rates, most_in_flight, schedule
+from specref.train.looped import looped, looped_model
+from specref.train.looped import train_looped
 from specref.draft.shapes import drawn_at
 from specref.models.embedded import stored
 from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 CTX, N, V = (3, 1, 4, 1, 5), 12, 11
 
@@ -196,7 +199,7 @@ def test_match_rates():
 
 def test_the_recipe_runs(tmp_path, monkeypatch):
     "Two steps; the weights that are stored give the model back, in half precision"
-    monkeypatch.setattr("specref.draft.pipeline.domain_ids", lambda domain, held_out: np.arange(400) % 99)
+    monkeypatch.setattr("specref.train.looped.domain_ids", lambda domain, held_out: np.arange(400) % 99)
     recipe = LoopedRecipe(unique=1, loops=2, hidden=32, inner=32, steps=2, rows=1, length=16)
     model, x = train_looped(tmp_path, recipe), torch.tensor([[1, 2, 3]])
     again, card = looped_model(tmp_path/"data"/"looped"), tmp_path/"data"/"looped"/"recipe.json"

@@ -52,7 +52,9 @@ TESTS = """
 import sys
 import numpy as np
 import pytest
-from specref.certify.sampler_mutants import chain_sampler, padded_choice
+from specref.certify.known import Rule, from_r, parent_row
+from specref.certify.samplers import rule_on_rows
+from specref.certify.sampler_mutants import padded_choice
 from specref.certify.samplers import CASES, text_sampler
 from specref.core.law import exact
 from specref.core.target import TableModel, random_table
@@ -60,8 +62,8 @@ from specref.core.target import TableModel, random_table
 weights = [(4, 3, 2, 1), (1, 2, 3, 4), (1, 1, 1, 1), (5, 1, 1, 1)]
 bigrams = TableModel(4, lambda text: exact(*weights[text[-1]]))
 target, draft = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
-recovered_from_p = chain_sampler(left=lambda p, q: p)
-bonus_of_the_row_before = chain_sampler(bonus=lambda p, q: p[-2])
+recovered_from_p = rule_on_rows(Rule(after=from_r))
+bonus_of_the_row_before = rule_on_rows(Rule(bonus=parent_row))
 quick = dict(runs=700, depth=1, cases=dict([*CASES.items()][:1]))
 
 def test_rows(certify): assert certify.rows(padded_choice, **quick).passes_robustness

@@ -31,8 +31,9 @@ from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, 
                                       tensors_in)
 from specref.models.transformer import HFModel, Unservable, warpers
 from specref.verify.block import block
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 
 torch.set_num_threads(1)
 V = 16

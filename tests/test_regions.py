@@ -9,7 +9,7 @@ from gates import Gate, judged_rows, random_gate, random_rows
 from helpers import laws, long, proves
 from specref.certify.certificates import certificate
 from specref.certify.judge import judge_rule
-from specref.certify.mutants import accept_by_ratio, reject_from
+from specref.certify.known import Rule
 from specref.certify.regions import REGION_ODDS, THRESHOLDS, RegionBets, token_features
 from specref.certify.calls import Plan
 from specref.certify.samplers import Kit
@@ -129,6 +129,6 @@ def test_no_gate_passes():
 @pytest.mark.parametrize("least", [.3, .5, .6, .7, .8, .9])
 def test_the_default_certificate_finds_gates(least):
     "A draft token accepted at once where its probability is high: the tables have one at every threshold"
-    def accept(rng, r, q, x, c): return r[x] >= least or accept_by_ratio(rng, r, q, x, c)
-    verify = reject_from(accept=accept)
+    def accept(t): return t.px >= least or t.coin(t.px, t.qx)
+    verify = Rule(accept=accept)
     assert certificate(lambda draft: System("gate", Chain(draft, 2), verify)).tv > .05

@@ -12,7 +12,8 @@ from verify_helpers import as_dict
 from specref.core.rng import Seeded, law_of, tv_outcomes, verdict_tape
 from specref.core.law import exact, overlap
 from specref.core.loop import Verdict, rounds
-from specref.verify.reject import Chain, accepted_at_least, capped_geometric, reject, rejection_sampling_rate
+from specref.verify.reject import accepted_at_least, capped_geometric, reject, rejection_sampling_rate
+from specref.core.drafters import Chain
 from specref.core.target import TableModel
 from specref.core.tree import Tree
 

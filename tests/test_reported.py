@@ -6,7 +6,7 @@ import pytest
 
 from specref.certify.intervals import RuleCalls, law_of_calls
 from specref.certify.judge import KNOWN_RULES, JudgeCase, judge_rule
-from specref.certify.mutants import P, Q, free_table
+from specref.certify.known import P, Q, free_table
 from specref.certify.reported import NOISE_OFF, REPORTS, SharedRace, known_rules, still_in_releases
 
 BY_ID = {r.id: r for r in REPORTS}
@@ -26,7 +26,7 @@ def test_published_distances(id):
     assert judge_rule(rule, draw, cases=[FOUR], known=()).tv == PUBLISHED[id]
 
 
-@by_report([r for r in REPORTS if r.source])
+@by_report([r for r in REPORTS if r.parts])
 def test_a_bug_is_off_and_a_correct_rule_is_not(report):
     "Exactly, in the cases of the judge; one bug shows only where a number is exactly 0"
     found = report.judged
@@ -43,8 +43,8 @@ def test_an_entry_has_a_thread(report):
     number = report.thread.rpartition("/")[2]
     assert report.id.endswith(f"#{number}") and report.link == f"https://github.com/{report.thread}"
     assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", report.date)
-    assert [*map(bool, (report.source, report.sampler, report.of_texts))].count(True) == 1
-    assert report.said and report.bug and (report.source or report.off is None or report.off > 0)
+    assert [*map(bool, (report.parts, report.sampler, report.of_texts))].count(True) == 1
+    assert report.said and report.bug and (report.parts or report.off is None or report.off > 0)
 
 
 def test_the_reports_are_in_order_and_none_is_lost():

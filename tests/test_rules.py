@@ -12,11 +12,13 @@ from specref.core.target import Rows, TableModel, target_law
 from specref.core.tree import Tree, iid, points, without_replacement
 from specref.models.embedded import embedded, prompts
 from specref.verify.block import block
-from specref.verify.coupled import PositionKeyed, coupled
+from specref.verify.coupled import coupled
+from specref.core.drafters import PositionKeyed
 from specref.verify.lossy import bild_rollback, ensemble, lenient, lenient_greedy
 from specref.verify.lossy import reject_toward, text_law, top_beta, typical
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.verify.kseq import kseq
 from specref.verify.transport import greedy_draft, hub_pairs, importance, spechub, transport, transport_iid
 from specref.verify.traversal import all_donors, layer_donors, traversal

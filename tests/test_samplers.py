@@ -21,10 +21,11 @@ from specref.core.law import exact, overlap, tv
 from specref.core.loop import match, rounds
 from specref.verify.reject import Chain, reject
 from specref.certify.sampler_mutants import INNER_CASE, RIGHT_SAMPLERS, SAMPLER_MUTANTS
-from specref.certify.sampler_mutants import alias_choice, batch_sampler, by_rows, excess, first_child
-from specref.certify.sampler_mutants import more_noise, one_number_twice, shared_by_two
-from specref.certify.sampler_mutants import tile_masked, tree_match, tree_rejection
-from specref.certify.sampler_mutants import chain_sampler as broken, padded_choice as theirs
+from specref.certify.known import Numbers, Rule, from_r, left_over, parent_row
+from specref.certify.chain_mutants import of_all, of_place
+from specref.certify.sampler_mutants import alias_choice, batch_sampler, by_rows, chain_of_rows, excess
+from specref.certify.sampler_mutants import first_child, more_noise, padded_choice as theirs, shared_by_two
+from specref.certify.sampler_mutants import rule_on_trees, tree_match, tree_of_rows
 from specref.certify.acceptance import BET_SIZES, DETECTED, RELATIONS, STRENGTHS, FewerTokensBet, LearnedBets
 from specref.certify.acceptance import PlaceBets, expected_blocks, expected_lengths, relation_chances
 from specref.certify.calls import EXPERIMENTS, Interface, Plan
@@ -46,12 +47,16 @@ quick = partial(certify_rows, depth=2)   # long drafts where a test is about the
 
 # Samplers of texts
 
-THEIRS = {"recovered token from p": broken(left=lambda p, q: p),
-          "p and q exchanged": broken(left=lambda p, q: np.maximum(q - p, 0)),
-          "everything accepted": broken(accept=lambda *_: True),
-          "bonus from the previous row": broken(bonus=lambda p, q: p[-2]),
-          "bonus from the draft": broken(bonus=lambda p, q: q[-1]), "one uniform for all": broken(once=True),
-          "|p - q|": broken(left=lambda p, q: abs(p - q))}
+def broken(*parts, **named): return rule_on_rows(Rule(*parts, **named))
+
+
+THEIRS = {"recovered token from p": broken(after=from_r),
+          "p and q exchanged": broken(after=lambda t: np.maximum(t.q - t.r, 0)),
+          "everything accepted": broken(accept=lambda t: True),
+          "bonus from the previous row": broken(bonus=parent_row),
+          "bonus from the draft": broken(bonus=lambda p, tree, i: tree.law[i]),
+          "one uniform for all": broken(numbers=Numbers(of_all)),
+          "|p - q|": broken(after=lambda t: abs(t.r - t.q))}
 big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 
 
@@ -236,15 +241,7 @@ class Racer:
 racer = Racer()
 
 
-def one_coin(p, q, x, rng):
-    "The uniform number that rejected the draft samples the recovered token too"
-    for i in range(len(x)):
-        if np.isnan(q).any(): raise ValueError("q: NaN")
-        u = rng.random()
-        if not u*q[i, x[i]] < p[i, x[i]]:
-            r = np.cumsum(excess(p[i], q[i]))
-            return [*x[:i], int(np.searchsorted(r, u*r[-1], side="right"))]
-    return [*x, rng.choice(p.shape[1], p=p[-1])]
+one_coin = broken(numbers=Numbers(of_place, of_place))   # what rejected a draft samples the recovered token
 
 
 def verifies_after_rejection(p, q, x, rng):
@@ -281,11 +278,11 @@ def top2(q): return np.where(q >= np.sort(q)[-2], q, 0)
 
 def without_first(p, q, x, rng):
     "Corrects by p without the first drafted token"
-    return broken(left=lambda a, b: np.where(np.arange(len(a)) == x[0], 0, a))(p, q, x, rng)
+    return broken(after=lambda t: np.where(np.arange(len(t.r)) == x[0], 0, t.r))(p, q, x, rng)
 
 
-def likeliest_excess(p, q):
-    r = excess(p, q)
+def likeliest_excess(t):
+    r = left_over(t)
     return r*(r == r.max())
 
 
@@ -297,6 +294,9 @@ def search_short(w, rng):
     return int(np.searchsorted(np.cumsum(w/w.sum())*(1 - 1e-12), rng.random(), side="right"))
 
 
+def numbered(f): return rule_on_rows(Rule(), numbers=lambda rng, x: f(rng))
+one_number_twice, tile_masked = (SAMPLER_MUTANTS[name].wrong for name in (
+    "one number for both tokens", "rejected token's tile masked"))
 def fixed_seed(rng): return np.random.default_rng(1)
 def argmax(q, rng): return int(np.argmax(q))
 def argmin(q, rng): return int(np.argmin(q))
@@ -311,12 +311,12 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "bonus from the previous row": (dict(verify=THEIRS["bonus from the previous row"]), {"distribution"}),
     "|p - q|": (dict(verify=THEIRS["|p - q|"]), {"distribution", "noise", "zeros"}),
     "p and q exchanged": (dict(verify=THEIRS["p and q exchanged"]), {"distribution", "noise", "zeros"}),
-    "everything accepted": (dict(verify=THEIRS["everything accepted"]), {*WRONG, "zeros", "nan"}),
-    "q/p": (dict(verify=broken(accept=lambda u, p, q: u*p < q)), {"distribution", "noise", "zeros"}),
-    "accepted iff p >= q": (dict(verify=broken(accept=lambda u, p, q: q <= p)), {*WRONG, "tokens"}),
-    "ratio times 1.5": (dict(verify=broken(accept=lambda u, p, q: u*q < 1.5*p)), {"distribution", "noise"}),
+    "everything accepted": (dict(verify=THEIRS["everything accepted"]), {*WRONG, "zeros"}),
+    "q/p": (dict(verify=broken(lambda t: t.coin(t.qx, t.px))), {"distribution", "noise", "zeros"}),
+    "accepted iff p >= q": (dict(verify=broken(lambda t: t.qx <= t.px)), {*WRONG, "tokens"}),
+    "ratio times 1.5": (dict(verify=broken(lambda t: t.coin(1.5*t.px, t.qx))), {"distribution", "noise"}),
     "p without the token": (dict(verify=without_first, runs=2000), {"distribution", "noise"}),
-    "likeliest recovered token": (dict(verify=broken(left=likeliest_excess)), {"distribution", "noise"}),
+    "likeliest recovered token": (dict(verify=broken(after=likeliest_excess)), {"distribution", "noise"}),
     "q of the next row": (dict(verify=lambda p, q, x, rng: theirs(p, np.roll(q, 1, 0), x, rng)),
                           {"distribution", "noise"}),
     "one uniform number for draft and recovered token": (dict(verify=one_coin, runs=1000),
@@ -333,19 +333,20 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "match, stated as reject": (dict(verify=rule_on_rows(match), like=reject), {"tokens"}),
     "reject, stated as block": (dict(verify=rule_on_rows(reject), like=block, gamma=8, runs=600, cases=ONE),
                                 {"tokens"}),
-    "seeds itself with the same seed": (dict(verify=broken(seeded=reseeded)), {"noise"}),
+    "seeds itself with the same seed": (dict(verify=numbered(reseeded)), {"noise"}),
     "one race for draft and last token": (dict(verify=racer.verify, draft=racer.draft, runs=3000, cases=ONE),
                                           {"noise"}),
     "the likeliest token, stated as drawn": (dict(verify=theirs, draft=argmax), {"noise", "draft"}),
     "from the top 2, stated as drawn": (dict(verify=theirs, draft=lambda q, rng: draw_by_cdf(top2(q), rng)),
                                         {"draft"}),
     "a token of weight 0": (dict(verify=theirs, draft=argmin), {"noise", "draft"}),
-    "random numbers of its own": (dict(verify=broken(seeded=lambda rng: own), runs=300), {"seeds"}),
-    "always one seed": (dict(verify=broken(seeded=fixed_seed)), {"distribution", "noise", "seeds", "tokens"}),
+    "random numbers of its own": (dict(verify=numbered(lambda rng: own), runs=300), {"seeds"}),
+    "always one seed": (dict(verify=numbered(fixed_seed)), {"distribution", "noise", "seeds", "tokens"}),
     "writes in p": (dict(verify=careless, runs=300), {"rows"}),
-    "u <= p/q": (dict(verify=broken(accept=lambda u, p, q: u*q <= p), runs=300), {"zeros"}),
-    "search from the left": (dict(verify=broken(find=search_left), runs=300), {"zeros"}),
-    "the last sum below 1": (dict(verify=broken(find=search_short), runs=99, interface=FLOAT64), {"zeros"}),
+    "u <= p/q": (dict(verify=broken(lambda t: t.rng.generator.random()*t.qx <= t.px), runs=300), {"zeros"}),
+    "search from the left": (dict(verify=rule_on_rows(Rule(), search_left), runs=300), {"zeros"}),
+    "the last sum below 1": (
+        dict(verify=rule_on_rows(Rule(), search_short), runs=99, interface=FLOAT64), {"zeros"}),
     "NaN accepts": (dict(verify=nan_accepts, runs=300), {"nan"}),
 }
 
@@ -370,7 +371,7 @@ def test_each_door_finds_its_bug(name):
     bug = SAMPLER_MUTANTS[name]
     assert bug.found(bug.runs)
     found = report_on(bug.right, bug.runs, bug.how)
-    assert found.passes_distribution and found.passes_acceptance and bug.check not in found.wrong, found
+    assert found.passes_distribution and found.passes_acceptance and bug.by not in found.wrong, found
 
 
 def test_what_could_see_nothing_does_not_pass():
@@ -506,7 +507,7 @@ def test_interfaces_may_be_combined():
     "Padded batches with a drafter and special tokens, and trees of independent siblings"
     assert quick(batch_sampler, V=70, gamma=4, cases=FIRST, runs=200, draft=draw_by_cdf, special=(7, 69),
                  interface=Interface(batch=8, padded=True)).passes
-    assert quick(tree_rejection, cases=FIRST, runs=200, interface=Interface("parents", siblings=iid)).passes
+    assert quick(tree_of_rows, cases=FIRST, runs=200, interface=Interface("parents", siblings=iid)).passes
 
 
 def test_false_alarms_are_counted():
@@ -705,19 +706,20 @@ def test_one_number_for_both_tokens_has_the_right_distribution():
     assert abs(joint - np.diag(np.diag(joint)) - np.outer(rejected, r)).sum()/2 > .1
 
 
-def last_child_first(*a):
+def last_child_first(p, tree, rng):
     "Independent siblings in reverse order: lossless, and in the mean as many tokens"
-    return tree_rejection(*a, tried=slice(None, None, -1))
+    for children in tree.kids: children.reverse()
+    return reject(p, tree, rng)
 
 
 PAIRS = {   # a sampler whose pairs alone are wrong, a right one, and how both are called
-    "one number": (one_number_twice, broken(find=draw_by_cdf), dict(cases=FEW, runs=300)),
+    "one number": (one_number_twice, chain_of_rows, dict(cases=FEW, runs=300)),
     "one number, stated rule": (one_number_twice, theirs, dict(cases=FEW, runs=300, like=reject)),
     "one number, longer drafts": (one_number_twice, theirs, dict(cases=FEW, runs=600, gamma=4)),
     "one number, 90 tokens": (one_number_twice, theirs, dict(cases=FEW, runs=500, V=90)),
-    "a tile of 64": (tile_masked, broken(find=draw_by_cdf),
+    "a tile of 64": (tile_masked, chain_of_rows,
                      dict(V=4096, gamma=1, cases=INNER_CASE, runs=3000)),
-    "siblings in reverse": (last_child_first, tree_rejection, dict(
+    "siblings in reverse": (rule_on_trees(last_child_first), tree_of_rows, dict(
         cases=FEW, runs=400, like=reject, interface=Interface("parents", siblings=iid)))}
 
 
@@ -737,7 +739,7 @@ def test_first_children_alone_lose_tokens():
 
 
 def test_the_rule_of_trees_is_detected():
-    for f, layout, name in ((tree_rejection, "parents", "reject"), (tree_match, "links", "match")):
+    for f, layout, name in ((tree_of_rows, "parents", "reject"), (tree_match, "links", "match")):
         found = quick(f, cases=FIRST, runs=100, depth=1, interface=Interface(layout))
         assert not found.wrong and f"({name}, detected" in " ".join(found.words.split())
 
@@ -748,7 +750,7 @@ def test_what_is_not_compared():
     how = dict(cases=FIRST, runs=60, depth=1, interface=Interface("parents"))
     for more, words in ((dict(V=8), "on four tokens only"), (dict(like=forks), "paths of forks on a tree"),
                         (dict(like=None), "no rule")):
-        lines = {l.check: l for l in quick(tree_rejection, **how | more).lines}
+        lines = {l.check: l for l in quick(tree_of_rows, **how | more).lines}
         assert lines["tokens"].passes is None and words in lines["tokens"].words
         assert lines["joint"].passes is None
     lines = {l.check: l for l in quick(THEIRS["everything accepted"], cases=FEW, runs=600).lines}
@@ -790,7 +792,7 @@ def test_each_bug_fails_its_checks(name):
 
 def test_long_vocabularies():
     "150,000 tokens, 80 runs: a correct kernel passes, one that omits the last tile does not"
-    right = broken(find=draw_by_cdf)
+    right = chain_of_rows
     def tiled(p, q, x, rng):
         p = p.copy()
         p[:, p.shape[1]//1024*1024:] = 0
@@ -859,7 +861,7 @@ def sixteen_bits(w, rng):
 @pytest.mark.parametrize("find", [alias_choice, sixteen_bits])
 def test_small_whole_numbers_are_no_seeds(find):
     "A right function that requests numbers below V, or of 16 bits, passes; a seed of 32 bits is mixed"
-    assert not quick(broken(find=find), cases=ONE, runs=100, depth=1).wrong
+    assert not quick(rule_on_rows(Rule(), find), cases=ONE, runs=100, depth=1).wrong
     assert {int(SeedGenerator(k, 8).integers(2**16)) % 256 for k in range(9)} != {0}
     for kind in (np.int32, np.uint32, np.int64, "uint64"):
         assert len({int(SeedGenerator(k, 8).integers(2**31 - 1, dtype=kind)) % 256 for k in range(9)}) == 1

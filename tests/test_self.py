@@ -17,14 +17,15 @@ from specref.core.rng import Seeded, law_of, tv_outcomes
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
 from specref.draft import skipping
-from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain,
-                                    SkippedModel, Swift, attention_share, bayesian_search, found_mask,
-                                    hand_made_masks, inner_blocks, mask_score, matchness, modelled_speedup,
-                                    random_mask, random_search, skip_mask, stored_search, upper_bounds,
-                                    whole_layers, write_search)
+from specref.draft.skipping import AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, PartialModel, ScheduledChain
+from specref.draft.skipping import SkippedModel, attention_share, bayesian_search, found_mask, hand_made_masks
+from specref.draft.skipping import mask_score, modelled_speedup, random_search, skip_mask, stored_search
+from specref.draft.skipping import upper_bounds, whole_layers, write_search
+from specref.draft.swift import Swift, inner_blocks, matchness, random_mask
 from specref.models.embedded import DOMAINS, domain_ids, embedded, prompts, windows
 from specref.models.transformer import HFModel, RowAnswer, cache_name
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 from test_embedded import SEEN, Once, plain_law
 
 torch.set_num_threads(1)

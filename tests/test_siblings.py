@@ -13,8 +13,10 @@ from verify_helpers import PEAK, SGL, as_dict, depends, star
 from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import exact, normalize, overlap, one_hot, residual, tv
 from specref.core.loop import Verdict, as_drafter, generate, loop_law, match, rounds
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching, round_robin, acceptance_prob, acceptance_prob_iid
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.verify.siblings import acceptance_prob, acceptance_prob_iid
+from specref.core.drafters import Branching, round_robin
 from specref.core.target import random_table, target_law
 from specref.core.tree import Tree, add_paths, iid, in_sequence, without_replacement
 

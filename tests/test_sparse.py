@@ -22,7 +22,8 @@ from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, Str
                                   triforce, triforce_speedup)
 from specref.models.embedded import prompts, raw_model
 from specref.models.transformer import HFModel, given_cache
-from specref.verify.reject import Chain, capped_geometric, reject
+from specref.verify.reject import capped_geometric, reject
+from specref.core.drafters import Chain
 from test_embedded import SEEN, Once, plain_law
 from test_self import check_target_rows, tiny_gpt2
 

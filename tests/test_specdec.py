@@ -27,7 +27,8 @@ from specref.train.specdec import (CHARACTERS, END_CHAR, GAP_CHAR, MASK_CHAR, PA
                                    task_lines, train_translation, translation_loss, translation_model,
                                    translation_target, whole_lines)
 from specref.verify.lossy import GreedyModel, top_beta
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 LINES = ("open the file and read a line", "a list of all the names here", "returns an integer or raises")

@@ -11,7 +11,7 @@ from specref.models.transformer import HFModel
 from specref.train.harness import StateDataset, TargetModel
 from specref.train.spire import (ABLATIONS, LayerInputs, OwnMemory, RandomStart, Spire, SpireDraft, ablation,
                                  block_starts, mixed_loss)
-from specref.verify.reject import Chain
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V = 5

@@ -17,13 +17,13 @@ from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, law_of
 from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree
-from specref.draft import stopping
+from specref.train import stopping
 from specref.draft.length import ConfidenceLength, Disco, Schedule, ScheduledChain
 from specref.draft.length import SpecDecPP
-from specref.draft.stopping import AcceptanceHead, LengthRecipe, Recorded, StateHead
-from specref.draft.stopping import acceptance_loss, best_stopping, classifier_data, draft_features
-from specref.draft.stopping import length_prompts, mixed_texts, rate_difference, reliability, replay
-from specref.draft.stopping import rollouts, stopping_network, train_lengths, unweighted
+from specref.train.stopping import AcceptanceHead, LengthRecipe, Recorded, StateHead
+from specref.train.stopping import acceptance_loss, best_stopping, classifier_data, draft_features
+from specref.train.stopping import length_prompts, mixed_texts, rate_difference, reliability, replay
+from specref.train.stopping import rollouts, stopping_network, train_lengths, unweighted
 from specref.models.embedded import DATA, embedded, prompts, raw_model
 from specref.models.transformer import HFModel
 from specref.verify.reject import reject

@@ -18,7 +18,8 @@ from specref.core.target import TableModel, random_table, target_law
 from specref.draft.lookup import PromptLookup
 from specref.draft.suffix import SAM, Fallback, SuffixAutomaton, SuffixCursor, SuffixDecoding
 from specref.draft.suffix import SuffixNode, SuffixTree
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 texts = st.lists(st.integers(0, 2), max_size=14).map(tuple)
 collections = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=4).map(tuple)

@@ -11,7 +11,7 @@ from specref.core.registry import BYTE_SYSTEMS, LOSSY, SYSTEMS, TABLES, TRAINED,
 from specref.core.rng import Seeded
 from specref.core.tree import likeliest_points
 from specref.verify.lossy import GreedyModel
-from specref.verify.reject import Chain
+from specref.core.drafters import Chain
 
 LOSSLESS = [*SYSTEMS, *BYTE_SYSTEMS, *TRAINED]
 

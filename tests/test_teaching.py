@@ -22,7 +22,8 @@ from specref.train.features import NetworkDraft
 from specref.train.harness import (DraftNetwork, StateDataset, TargetModel, acceptances, batch_at, evaluate,
                                    load_checkpoint, no_progress, save_network, state_dataset, tokens_a_round,
                                    train_network, written_by_another)
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 

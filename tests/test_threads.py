@@ -15,7 +15,7 @@ from specref.core.loop import generate, match
 from specref.core.rng import Seeded
 from specref.core.target import Meter, run_in_thread
 from specref.core.tree import Tree
-from specref.draft.early_exit import ExitDraft, ExitTarget
+from specref.train.early_exit import ExitDraft, ExitTarget
 from specref.draft.lookup import PromptLookup
 from specref.draft.pipeline import Pipeline, layer_stages
 from specref.draft.shapes import StaticTree
@@ -26,7 +26,8 @@ from specref.models.encoder_decoder import EncoderDecoderModel
 from specref.models.llama import PackedLlama
 from specref.models.recurrent import RecurrentModel
 from specref.models.transformer import HFModel
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 CTXS, N = ((1, 0, 2, 1, 1), (2, 1)), 24

@@ -37,7 +37,7 @@ from specref.train.mtp import (DeepSeek, ModuleChainDraft, RecursiveMTP, SelfDra
 from specref.train.registry import RECIPES, SHIPPED_DRAFTERS, TRAINED, load_network, shipped_trainings
 from specref.train.spire import OwnMemory, Spire, SpireDraft
 from specref.verify.lossy import typical
-from specref.verify.reject import Chain
+from specref.core.drafters import Chain
 
 torch.set_num_threads(1)
 V = 7

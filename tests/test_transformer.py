@@ -25,8 +25,9 @@ from specref.core.rng import Seeded
 from specref.core.law import warp
 from specref.core.loop import generate, match, autoregressive
 from specref.draft.lookup import PromptLookup
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.models.embedded import embedded
 from specref.models.llama import PackedLlama
 from specref.models.transformer import (CACHE_NAMES, COMPARED, HFModel, RowTrie, Unservable, cache_name,

@@ -13,7 +13,7 @@ from specref.core.rng import Seeded, tv_outcomes, law_of
 from specref.core.law import exact, overlap, one_hot, residual, warp
 from specref.core.loop import loop_law, match
 from specref.verify.reject import reject
-from specref.verify.siblings import Branching
+from specref.core.drafters import Branching
 from specref.core.target import target_law
 from specref.verify.kseq import expected_trials, kseq, smallest_rho
 from specref.verify.transport import (best_chosen_law, best_levels, bin_starts, choose_then_verify,

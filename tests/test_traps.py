@@ -9,9 +9,13 @@ from hypothesis import given, settings, strategies as st
 
 from contracts import continued, drafter_contract, one_round, verifier_contract
 from helpers import CANON, Plan, constant, killer, laws, models, pairs, plans, proves
-from specref.certify import mutants
-from specref.certify.mutants import BINARY, EDGE, FALSE_ALARMS, GALLERY, KILLER, MUTANTS, ORDER0, WITHHELD
-from specref.certify.mutants import block_from, block_of, on_chain, on_star, redrawn_after, reject_from
+from specref.certify.known import BINARY, KILLER, ORDER0, BlockRule, BottomUpRule, Grid, Rule, block_of
+from specref.certify.known import from_r, is_sampled, left_over, on_chain, parent_row
+from specref.certify.known import without_token
+from specref.certify.chain_mutants import EDGE, bracket_state, first_rejection, residual_of_one, uncapped
+from specref.certify.tree_mutants import TREE_MUTANTS, each_child, each_path, on_star, point_paths
+from specref.certify.tree_mutants import redrawn_after, siblings_by_p
+from specref.certify.loop_mutants import FALSE_ALARMS, GALLERY, MUTANTS, SPELT, WITHHELD
 from specref.core.law import exact, greedy, normalize, residual
 from specref.core.loop import clip, match
 from specref.core.rng import law_of, tv_outcomes
@@ -19,8 +23,9 @@ from specref.core.target import TableModel, target_law
 from specref.core.tree import Tree, edge_laws, iid, points, without_replacement
 from specref.verify.block import block
 from specref.verify.coupled import inverse_cdf_coupling, reused_noise_law
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.verify.traversal import traversal
 
 
@@ -39,7 +44,7 @@ def off(setting, **parts):
 @given(pairs(st.just(2)), st.integers(1, 2))
 def test_two_tokens_hide_a_wrong_residual(pq, gamma):
     "On two tokens the residual is p without the rejected token, for one draft token after another"
-    wrong = reject_from(after=lambda r, q, x: mutants.without_token(r, x))
+    wrong = Rule(after=lambda t: without_token(t.r, t.x))
     assert off(on_chain([constant(*law) for law in pq], gamma), verify=wrong) == 0
 
 
@@ -48,16 +53,16 @@ def test_two_tokens_hide_a_wrong_residual(pq, gamma):
 @given(laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_tables_without_context_hide_a_wrong_row(p, q, rows):
     "Any row at any node, for p or for the bonus token, is correct; not on a table that depends on the text"
-    wrong = reject_from(row=lambda p, tree, i: p[rows[i]], last=lambda p, tree, i: p[rows[0]])
+    wrong = Rule(row=lambda p, tree, i: p[rows[i]], bonus=lambda p, tree, i: p[rows[0]])
     assert off(on_chain((constant(*p), constant(*q)), 2), verify=wrong) == 0
-    detected = off(on_chain(killer(), 2), verify=reject_from(row=lambda p, tree, i: p[rows[i]]))
+    detected = off(on_chain(killer(), 2), verify=Rule(row=lambda p, tree, i: p[rows[i]]))
     assert rows == [0, 1, 2] or detected > 0
 
 
 @proves("prop-blind")
 def test_short_texts_hide_what_comes_later():
     "A bonus token from the row before is correct for texts of one token, wrong for two"
-    wrong = reject_from(last=lambda p, tree, i: p[tree.parent[i]])
+    wrong = Rule(bonus=parent_row)
     assert off(on_chain(KILLER, 1, n=1), verify=wrong) == 0 < off(on_chain(KILLER, 1, n=2), verify=wrong)
 
 
@@ -67,7 +72,7 @@ def test_two_descriptions_of_one_bug(p, q):
     "xllm#2175: q subtracted at the rejected token alone is p without that token"
     for x in np.flatnonzero(p < q):
         there = [max(w - q[y], 0) if y == x else w for y, w in enumerate(p)]
-        assert (normalize(np.array(there, dtype=object)) == mutants.without_token(p, x)).all()
+        assert (normalize(np.array(there, dtype=object)) == without_token(p, x)).all()
 
 
 # Dropping and withholding a draft token
@@ -163,9 +168,9 @@ def test_harmless_only_under_match():
 SHAPES = st.sampled_from([(1, 1), (2,), (2, 1), (1, 2), (3,)])
 DRAWS = st.sampled_from([iid, without_replacement])
 PARTS = {   # from parts, the rule, its drafts of a model
-    "reject": (reject_from, reject, lambda q: st.builds(Plan, st.just(q), plans(2))),
-    "block": (block_from, block, lambda q: st.builds(Chain, st.just(q), st.integers(1, 3))),
-    "traversal": (mutants.bottom_up, traversal, lambda q: st.builds(Branching, st.just(q), SHAPES, DRAWS)),
+    "reject": (Rule, reject, lambda q: st.builds(Plan, st.just(q), plans(2))),
+    "block": (BlockRule, block, lambda q: st.builds(Chain, st.just(q), st.integers(1, 3))),
+    "traversal": (BottomUpRule, traversal, lambda q: st.builds(Branching, st.just(q), SHAPES, DRAWS)),
 }
 
 
@@ -191,13 +196,13 @@ PUBLISHED = [   # mean accepted tokens of traversal, i.i.d. and without replacem
 @pytest.mark.parametrize("pair,shape,independent,distinct", PUBLISHED)
 def test_traversal_accepts_the_published_number(pair, shape, independent, distinct):
     for draw, want in ((iid, independent), (without_replacement, distinct)):
-        s = replace(mutants.TREE_MUTANTS, target=pair[0], drafter=Branching(pair[1], shape, draw))
+        s = replace(TREE_MUTANTS, target=pair[0], drafter=Branching(pair[1], shape, draw))
         assert want is None or s.tokens() - 1 == want
 
 
 def test_a_strict_comparison_on_a_grid_is_exact():
     "Twelve bits, ratios of 0 or above 1: strict is exact, inclusive is off by one in 3 · 4096"
-    strict, inclusive = (off(EDGE, verify=reject_from(mutants.on_grid(how))) for how in (lt, le))
+    strict, inclusive = (off(EDGE, verify=Rule(numbers=Grid(less=how))) for how in (lt, le))
     assert strict == 0 and inclusive == F(1, 3 * 2**12)
     assert (1,) in named("inclusive comparison, <= for <").wrong.law() and (1,) not in EDGE.want()
 
@@ -206,9 +211,9 @@ def test_a_strict_comparison_on_a_grid_is_exact():
 
 def test_longer_blocks():
     "Three draft tokens on KILLER; the residual of one token is correct on two easy tables"
-    three, one = block_of(KILLER, 3), block_from(after=mutants.residual_of_one)
-    wrong = (block_from(mutants.uncapped), block_from(end=mutants.first_rejection), one,
-             block_from(lambda p, t, i, w: (w[i], 1)))
+    three, one = block_of(KILLER, 3), BlockRule(after=residual_of_one)
+    wrong = (BlockRule(uncapped), BlockRule(end=first_rejection), one,
+             BlockRule(lambda p, t, i, w: (w[i], 1)))
     found = [off(three, verify=v) for v in wrong]
     assert [round(float(d), 4) for d in found] == [.0872, .1620, .0289, .1453] and found[2] == F(13, 450)
     assert all(off(block_of(pair, 2), verify=one) == 0 for pair in (BINARY, ORDER0))
@@ -222,33 +227,33 @@ def test_a_sample_for_every_candidate():
     assert named("a target sample for every candidate").wrong.law() == law
     p = CANON[0]
     hit = {(x,): p[0]*(x == 0) + (1 - p[0])*p[x] for x in range(4)}
-    assert on_star(points([0], 4, exact=True), 1, mutants.each_child).law() == hit
+    assert on_star(points([0], 4, exact=True), 1, each_child).law() == hit
 
 
 @pytest.mark.parametrize("w", [F(1, 10), F(3, 4)])
 def test_a_sample_for_every_path(w):
     "An only child of weight w, on three paths: the distance of each half of the rule, and of both"
-    p, paths = exact(1 - w, 0, 0, w), mutants.point_paths((3, 0), (3, 1), (3, 2))
+    p, paths = exact(1 - w, 0, 0, w), point_paths((3, 0), (3, 1), (3, 2))
     tree = law_of(lambda rng: paths((0,), rng)).popitem()[0]
     def off(verify):
         law = law_of(lambda rng: verify([p]*len(tree), tree, rng).tokens(tree)[0])
         return tv_outcomes(law, {0: 1 - w, 3: w})
     assert off(match) == 0 and off(redrawn_after(match)) == w*(1 - w)
-    assert off(mutants.each_path) == (1 - w) - (1 - w)**3
-    assert off(redrawn_after(mutants.each_path)) == (1 - w)*(1 - (1 - w)**3)
+    assert off(each_path) == (1 - w) - (1 - w)**3
+    assert off(redrawn_after(each_path)) == (1 - w)*(1 - (1 - w)**3)
 
 
 def test_a_grammar_that_is_not_rolled_back_gives_invalid_texts():
     "A bracket opened twice; never with the state computed from the text"
     m = named("grammar state not rolled back after a rejection")
-    def valid(y): return all(x == 0 or (x == 1) != mutants.bracket_state(y[:i]) for i, x in enumerate(y))
+    def valid(y): return all(x == 0 or (x == 1) != bracket_state(y[:i]) for i, x in enumerate(y))
     assert all(map(valid, m.right.law())) and [y for y in m.wrong.law() if not valid(y)] == [(1, 0, 1)]
 
 
 def test_a_begin_token_between_two_rounds():
     "Over n tokens off by the probability that the first round is shorter than n: 11/16 by hand for two"
     m = named("begin token inserted before every draft but the first")
-    first = law_of(lambda rng: len(mutants.SPELT.round(rng).tokens))
+    first = law_of(lambda rng: len(SPELT.round(rng).tokens))
     a, b, ab = F(1, 4), F(1, 4), F(1, 2)   # the target's distribution; the draft is aa, ab, ba or bb
     assert first[1] == 1 - (a + ab + b + b)/4 == F(11, 16) == m.off
     for n in (1, 2, 3):
@@ -270,9 +275,9 @@ def test_redraws_in_closed_form(pq):
     "Match, then p: pq + (1 - Σpq) p; match, then the residual: pq + (1 - Σpq) r"
     p, q = pq
     chain = on_chain((constant(*p), constant(*q)), 1, n=1)
-    for after, r in ((lambda r, q: r, p), (residual, residual(p, q))):
+    for after, r in ((from_r, p), (left_over, residual(p, q))):
         want = {(x,): w for x, w in enumerate(p*q + (1 - (p*q).sum())*r) if w}
-        assert replace(chain, verify=mutants.redraw_verifier(after)).law() == want
+        assert replace(chain, verify=Rule(is_sampled, after)).law() == want
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -282,5 +287,5 @@ def test_the_warning_of_spectr(k):
     def run(rng):
         tree = Tree((0,))
         tree.grow(0, iid(q), rng, k)
-        return mutants.siblings_by_p([p]*len(tree), tree, rng).tokens(tree)[0]
+        return siblings_by_p([p]*len(tree), tree, rng).tokens(tree)[0]
     assert law_of(run)[0] == 1 - F(1, 2**k)

@@ -14,8 +14,9 @@ from specref.verify.block import mean_accepted_block, block
 from specref.core.rng import Seeded, Tape, tv_outcomes, law_of
 from specref.core.law import exact, normalize
 from specref.core.loop import Drafter, Verdict
-from specref.verify.reject import Chain, reject
-from specref.verify.siblings import Branching
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
+from specref.core.drafters import Branching
 from specref.core.target import Rows, TableModel, target_law
 from specref.verify.traversal import (acceptance_bound, all_donate, all_donors, best_rule, by_transfer,
                                       capped_ratio, later_donate, layer_donors, mean_accepted,

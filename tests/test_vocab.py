@@ -18,12 +18,15 @@ from specref.core.rng import Seeded, law_of
 from specref.core.target import TableModel, UnwarpedModel, random_table, target_law
 from specref.core.tree import Tree, iid, likeliest_points
 from specref.draft.shapes import DynamicTree, StaticTree
-from specref.draft.vocab import END, Intersection, SecondRecipe, StringLaw, StringMatch, TextTokenizer
+from specref.draft.vocab import END, Intersection, StringLaw, StringMatch, TextTokenizer
+from specref.train.second import SecondRecipe
 from specref.draft.vocab import TokenizerPair, second_draft, second_tokenizer, text_tokenizer, toy_pair
-from specref.draft.vocab import encoded_in_stretches, train_second, translated, with_vocabulary
+from specref.draft.vocab import translated
+from specref.train.second import encoded_in_stretches, train_second, with_vocabulary
 from specref.models.embedded import DOMAINS, corpus, domain_ids, embedded, prompts, raw_model, stored
 from specref.models.embedded import tokenizer
-from specref.verify.reject import Chain, reject
+from specref.verify.reject import reject
+from specref.core.drafters import Chain
 
 TOYS = toy_pair(3)   # a, b, ab and a, b, ba
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
@@ -428,9 +431,9 @@ def test_training_runs(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
     from specref.models.transformer import HFModel
     rows = [next(r for r in corpus() if r["domain"] == d and not r["held_out"]) for d in DOMAINS]
-    monkeypatch.setattr("specref.models.embedded.corpus", lambda: rows)
+    monkeypatch.setattr("specref.train.second.corpus", lambda: rows)
     ids = {d: np.array(tokenizer()(r["text"])["input_ids"], np.uint16) for d, r in zip(DOMAINS, rows)}
-    monkeypatch.setattr("specref.models.embedded.domain_ids", lambda domain, held_out: ids[domain])
+    monkeypatch.setattr("specref.train.second.domain_ids", lambda domain, held_out: ids[domain])
     small = SecondRecipe(vocab_size=300, sample_tokens=64, sample_rows=2, steps=2, rows=2, length=48)
     train_second(tmp_path, small)
     folder = tmp_path/"data"/"vocab"

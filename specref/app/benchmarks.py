@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONSTANT', 'LOOKUP', 'SAME_SETTINGS', 'DEFAULTS', 'RACED', 'CONTEST', 'SIZES', 'RACE_KINDS', 'BASELINES', 'DRAFTS',
            'VERIFIERS', 'STRUCTURES', 'COLUMNS', 'SHORT', 'ModelSeconds', 'Lap', 'lap', 'our_run',
-           'transformers_generate', 'pair_costs', 'goodput_run', 'OwnTargetStop', 'reading_seconds', 'layers_run',
+           'transformers_generate', 'pair_costs', 'goodput_run', 'OwnTargetContestant', 'reading_seconds', 'layers_run',
            'draft_calls', 'Prices', 'mean_round', 'plain_of', 'costs_of', 'Laps', 'laps_of', 'race', 'result_row',
            'predicted_row', 'large_model_share', 'round_times', 'loop_ms', 'verifier_times', 'bushy_tree',
            'growth_with_trees', 'growth_of_enumeration', 'growth', 'time_verifiers', 'verifier_words', 'after_reading',
@@ -35,7 +35,8 @@ from ..speed.causes import measure
 from ..core.loop import generate, match, rounds
 from ..core.target import Rows, random_table
 from ..core.tree import Tree, iid
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
 from ..models.embedded import EMBEDDED, domain_ids, embedded, generation_view, prompts, raw_model
@@ -48,7 +49,8 @@ from ..draft.shapes import StaticTree, best_size
 from ..draft.suffix import SuffixAutomaton, SuffixTree
 from .paired import median_interval
 from .tour import KINDS, OWN_TARGETS, UNTRAINED, decode_cold, provenance_words
-from .tour import OF_TARGET, PlainStop, Stop, TrainedStop, sibling_rates, target_of, work_a_token
+from .tour import OF_TARGET, Contestant, PlainContestant, TrainedContestant, sibling_rates
+from .tour import target_of, work_a_token
 
 # %% ../../nbs/62_benchmarks.ipynb #d55662f7
 class ModelSeconds:
@@ -86,9 +88,9 @@ def lap(run, texts, n, temperature, seed):  # run(temperature, prompt, n, seed) 
 CONSTANT = dict(num_assistant_tokens=4, num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.)   # four tokens a round, always
 
-def our_run(stop, temperature, prompt, n, seed):
-    "A stop of the tour; its ledger"
-    return decode_cold(stop, temperature, prompt, n, seed).text.ledger
+def our_run(contestant, temperature, prompt, n, seed):
+    "A contestant of the tour; its ledger"
+    return decode_cold(contestant, temperature, prompt, n, seed).text.ledger
 
 def transformers_generate(draft, how, temperature, prompt, n, seed, **options):
     "transformers' `generate`; with a draft its assisted generation, set up by `how`"
@@ -115,19 +117,20 @@ def goodput_run(draft, temperature, prompt, n, seed):
     return generate(target, drafter, reject, prompt, n, Seeded(seed)).ledger
 
 @dataclass(frozen=True)
-class OwnTargetStop(Stop):
+class OwnTargetContestant(Contestant):
     "A system with the small draft on the target `draft` of `OWN_TARGETS`"
     def build(self, temperature):
-        return target_of(self.draft, temperature), Stop(self.recipe, "small").system(temperature)
+        return target_of(self.draft, temperature), Contestant(self.recipe, "small").system(temperature)
 
 # %% ../../nbs/62_benchmarks.ipynb #62a11abd
 LOOKUP = "transformers, prompt lookup", ""
 SAME_SETTINGS, DEFAULTS = "transformers, assisted, same settings", "transformers, assisted, its defaults"
-RACED = [*UNTRAINED, *(PlainStop("autoregressive", system) for system in OWN_TARGETS),
-         OwnTargetStop("speculative sampling", "bfloat16"),
-         *(TrainedStop(entry.name) for entry in TRAINED.entries() if entry.long)]   # others: the next page
+RACED = [*UNTRAINED, *(PlainContestant("autoregressive", system) for system in OWN_TARGETS),
+         OwnTargetContestant("speculative sampling", "bfloat16"),
+         # the other trained ones: the next page
+         *(TrainedContestant(entry.name) for entry in TRAINED.entries() if entry.long)]
 CONTEST = {
-    **{(stop.recipe, stop.draft): partial(our_run, stop) for stop in RACED},
+    **{(contestant.recipe, contestant.draft): partial(our_run, contestant) for contestant in RACED},
     **{("goodput length", draft): partial(goodput_run, draft) for draft in ("small", "large")},
     ("transformers", ""): partial(transformers_generate, "", {}),
     LOOKUP: partial(transformers_generate, "", {}, prompt_lookup_num_tokens=10, max_matching_ngram_size=3),

@@ -17,7 +17,8 @@ from ..core.law import overlap
 from ..core.loop import autoregressive, bounded, rounds
 from ..core.rng import Seeded
 from ..core.tree import Tree
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from .loading import counted_noun, draft_source, system_builder, with_room
 
 # %% ../../nbs/61_paired.ipynb #3a1b5dbd

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from ..core.check import check_at_least
+from ..core.registry import TRAININGS, just
 from ..core.target import PerThread
 from ..models.embedded import DOMAINS, corpus, stored, windows
 from ..models.recipe import fit, write_network
@@ -296,6 +297,8 @@ def train_bytes(out="trained", recipe=ByteRecipe()):
     nets.latent = fit(ByteLatent(), patch_loss(nets.entropy, recipe), recipe.steps, recipe.peak,
                       out/"bytes.pt", name="byte latent transformer")
     write_network(nets, out/"data"/"bytes", recipe)
+
+TRAININGS.declare("bytes", just(train_bytes))
 
 # %% ../../nbs/52a_bytes.ipynb #9dd19c93
 @cache

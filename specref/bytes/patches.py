@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 import torch
-from ..core.check import check_at_least, check_type
+from ..core.check import check_at_least, check_function, check_type
 from ..core.law import check_warp
 from ..core.loop import System
 from ..core.target import Meter, PerThread, Rows, Target, check_context
@@ -20,7 +20,8 @@ from ..core.registry import BYTE_SYSTEMS, drafter_system
 from ..draft.length import Schedule, ScheduledChain
 from ..models.transformer import RowCache, common_prefix_len, leaf_paths, raw_weights, softmax_row
 from .latent import BOS, byte_networks, byte_patcher, in_window, latest_patch
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from ..train.masks import SlotRows
 
 # %% ../../nbs/52b_patches.ipynb #c216af24
@@ -30,7 +31,7 @@ class PatchEnd(Schedule):
     patcher: Callable
     beyond: int = 0
     def __post_init__(self):
-        check_type(Callable, patcher=self.patcher)
+        check_function(1, "of a text", patcher=self.patcher)
         check_at_least(0, beyond=self.beyond)
     def more(self, tree, q):
         starts = self.patcher(tree.text(len(tree) - 1))[len(tree.ctx)+1:]   # of the byte after every node

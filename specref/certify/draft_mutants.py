@@ -7,22 +7,25 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'GUESSED', 'CASCADE_MUTANTS', 'OTHER_SELECTION', 'PART_MUTANTS', 'STEP_SECONDS', 'CONFIDENT_AFTER_0',
            'TWO_DRAWN', 'TWO_FOR_ONE', 'LENGTH_MUTANTS', 'TWO_AHEAD', 'FREE_AHEAD', 'SHARED_NUMBER', 'SCALED_CHAIN',
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
-           'VOCABULARY_MUTANTS', 'VERSIONS', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR', 'LIKELIEST', 'NETWORK_MUTANTS',
-           'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'DRAFT_SLOW', 'BINARY_AHEAD', 'DRAFT_WIRES', 'DRAFT_GALLERY',
-           'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'DraftMutant', 'breaks', 'submitted_while', 'stated_as', 'nested_setting',
+           'VOCABULARY_MUTANTS', 'VERSIONS', 'updated', 'two_slots', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR',
+           'LIKELIEST', 'NETWORK_MUTANTS', 'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW',
+           'BINARY_AHEAD', 'DRAFT_WIRES', 'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'nested_setting',
            'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all',
            'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock',
-           'UnlikelyLastDropped', 'scaled_chain', 'is_likeliest', 'committed_again', 'draft_row', 'unknown_as_first',
-           'same_ids', 'one_tokenisation', 'begins_with', 'two_slots', 'updated', 'two_drafts', 'selected', 'mean_row',
-           'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'survival', 'block_survives']
+           'UnlikelyLastDropped', 'scaled_chain', 'committed_again', 'draft_row', 'unknown_as_first', 'same_ids',
+           'one_tokenisation', 'begins_with', 'drawn_from', 'after_draft', 'two_drafts', 'selected', 'mean_row',
+           'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'changes', 'survival', 'block_survives']
 
 # %% ../../nbs/28_wrong_drafts.ipynb #8d9fbbe7
 from dataclasses import dataclass, replace
 from fractions import Fraction as F
 import numpy as np
-from .mutants import BINARY, PAIR, TWO_TOKENS, WIDE, Mutant, Setting, Wire
-from .mutants import free_table, keyed_coin, last_token, mutant, on_chain, reject_from
-from .mutants import whole_text, with_one_more
+from .known import BINARY, PAIR, TWO_TOKENS, WIDE, Setting, bug, free_table
+from .known import keyed_coin, last_token, misstates, on_chain, whole_text
+from .known import with_one_more, withholds
+from .chain_mutants import RECOVERED
+from .loop_mutants import MUTANTS, SLOW, WIRES, Wire
+from .sampler_mutants import SAMPLER_MUTANTS
 from ..core.law import exact, normalize, one_hot, overlap, residual
 from ..core.loop import Verdict, rounds
 from ..core.rng import law_of
@@ -43,34 +46,6 @@ SENTENCES = {
     "verified": "a token is verified once, by the rule, on the target's row, with its own random number",
     "committed": "emitted tokens are not changed",
 }
-
-@dataclass(frozen=True)
-class DraftMutant(Mutant):
-    "A mutant, and which of `SENTENCES` it breaks"
-    breaks: str = ""
-
-def breaks(sentence, name, right, seen="", tv=None, **wrong):
-    "The `right` setting with some parts replaced by wrong ones, which break a sentence"
-    return DraftMutant(name, seen, replace(right, **wrong), right, tv, sentence)
-
-# %% ../../nbs/28_wrong_drafts.ipynb #c1bb66ac
-def submitted_while(drafter, keep):
-    "The chain of `drafter` up to the first token that `keep(tree, node)` refuses: the token was drawn"
-    def draft(ctx, rng):
-        drawn, tree = drafter(ctx, rng), Tree(ctx)
-        for node in range(1, len(drawn)):
-            if not keep(drawn, node): break
-            with_one_more(tree, drawn.token[node], drawn.law[node])
-        return tree
-    return draft
-
-def stated_as(drafter, law):
-    "The tokens of `drafter`, each stated with `law(text)`"
-    def draft(ctx, rng):
-        drawn, tree = drafter(ctx, rng), Tree(ctx)
-        for u, x in zip(drawn.parent[1:], drawn.token[1:]): tree.add(u, x, law(tree.text(u)))
-        return tree
-    return draft
 
 # %% ../../nbs/28_wrong_drafts.ipynb #1f82c8c4
 CASCADE_THREE = *PAIR, free_table(4, 1, 1, 4)   # target, middle, small
@@ -97,40 +72,35 @@ AFTER_EACH = MaxGram((1, 2, 0), 1, True)
 GUESSED = StaticTree(CASCADE_DEEP[2], (-1, 0, 0), iid)
 
 CASCADE_MUTANTS = [
-    breaks("stated", "inner lenience, and the edge states the middle model's row", LENIENT_INSIDE,
-           drafter=stated_as(LENIENT_INSIDE.drafter, PAIR[1].law)),
-    breaks("submitted", "inner recovered token dropped", ONE_INNER,
-           drafter=submitted_while(one_inner_round(ONE_INNER), all_but_last)),
-    breaks("submitted", "inner round that is too long dropped, not cut", ONE_INNER,
-           drafter=submitted_while(one_inner_round(ONE_INNER), if_single)),
-    breaks("submitted", "inner round dropped if it ends with a recovered token", TWO_INNER,
-           drafter=submitted_while(one_inner_round(TWO_INNER), if_full)),
-    breaks("verified", "inner lenience at the target too", LENIENT_INSIDE, verify=lenient(F(1, 2))),
-    breaks("stated", "horizontal cascade, all edges state the first model's rows", IN_TURN,
-           drafter=stated_as(IN_TURN.drafter, WIDE[1].law)),
-    breaks("stated", "tiny model's row stated for the middle model's token", TWO_INNER,
-           drafter=stated_as(TWO_INNER.drafter, CASCADE_DEEP[2].law)),
-    breaks("stated", "max-gram token stated with a model's soft distribution",
-           Setting(WIDE[0], AFTER_EACH, reject), drafter=stated_as(AFTER_EACH, CASCADE_DEEP[2].law)),
-    breaks("stated", "n-gram guesses offered as if the draft model had sampled them",
-           Setting(WIDE[0], StagedTree(WIDE[1], (-1, 0, 0), guess=GUESSED), reject),
-           drafter=stated_as(GUESSED, WIDE[1].law))]
+    misstates("inner lenience, and the edge states the middle model's row", LENIENT_INSIDE, PAIR[1].law),
+    withholds("inner recovered token dropped", ONE_INNER, all_but_last, drafter=one_inner_round(ONE_INNER)),
+    withholds("inner round that is too long dropped, not cut", ONE_INNER, if_single,
+              drafter=one_inner_round(ONE_INNER)),
+    withholds("inner round dropped if it ends with a recovered token", TWO_INNER, if_full,
+              drafter=one_inner_round(TWO_INNER)),
+    bug("inner lenience at the target too", LENIENT_INSIDE, breaks="verified", verify=lenient(F(1, 2))),
+    misstates("horizontal cascade, all edges state the first model's rows", IN_TURN, WIDE[1].law),
+    misstates("tiny model's row stated for the middle model's token", TWO_INNER, CASCADE_DEEP[2].law),
+    misstates("max-gram token stated with a model's soft distribution", Setting(WIDE[0], AFTER_EACH, reject),
+              CASCADE_DEEP[2].law),
+    misstates("n-gram guesses offered as if the draft model had sampled them",
+              Setting(WIDE[0], StagedTree(WIDE[1], (-1, 0, 0), guess=GUESSED), reject), WIDE[1].law,
+              drafter=GUESSED)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #3c109ace
 def draft_rows(model, of_last):
-    "`reject` on the draft's rows; that of the last node too, or the target's"
+    "The draft's rows; that of the last node too, or the target's"
     def row(p, tree, i): return model.law(tree.text(i)) if of_last or i < len(tree) - 1 else p[i]
-    return reject_from(row=row)
+    return row
 
 OTHER_SELECTION = last_token((1, 3, 1), (1, 2, 2))
 
 PART_MUTANTS = [
-    breaks("verified", "rows of the skipping draft kept as the target's", TWO_TOKENS,
-           verify=draft_rows(TWO_TOKENS.drafter.model, of_last=False)),
-    breaks("verified", "selected rows left to the verification", TWO_TOKENS,
-           verify=draft_rows(TWO_TOKENS.drafter.model, of_last=True)),
-    breaks("stated", "dense row stated for a token drawn from selected rows", TWO_TOKENS,
-           drafter=stated_as(TWO_TOKENS.drafter, OTHER_SELECTION.law))]
+    bug("rows of the skipping draft kept as the target's", TWO_TOKENS, breaks="verified",
+        row=draft_rows(TWO_TOKENS.drafter.model, of_last=False)),
+    bug("selected rows left to the verification", TWO_TOKENS, breaks="verified",
+        row=draft_rows(TWO_TOKENS.drafter.model, of_last=True)),
+    misstates("dense row stated for a token drawn from selected rows", TWO_TOKENS, OTHER_SELECTION.law)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #a3a9036a
 def drawn_score(tree, node):
@@ -150,11 +120,9 @@ TWO_DRAWN = Setting(WIDE[0], ScheduledChain(WIDE[1], ConstantLength(2)), reject,
 TWO_FOR_ONE = Setting(free_table(7, 3), ScheduledChain(CONFIDENT_AFTER_0, ConstantLength(2)), reject)
 
 LENGTH_MUTANTS = [
-    breaks("submitted", "the drawn token is scored, and not submitted", TWO_DRAWN,
-           seen="named and avoided in vllm's adaptive verification",
-           drafter=submitted_while(TWO_DRAWN.drafter, drawn_score)),
-    breaks("submitted", "best length of the whole draft, not the first drop", TWO_FOR_ONE, tv=F(3, 20),
-           drafter=submitted_while(TWO_FOR_ONE.drafter, best_of_all))]
+    withholds("the drawn token is scored, and not submitted", TWO_DRAWN, drawn_score,
+              "named and avoided in vllm's adaptive verification"),
+    withholds("best length of the whole draft, not the first drop", TWO_FOR_ONE, best_of_all, "", F(3, 20))]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #462c6481
 def ahead_from(accept, after=residual):
@@ -205,23 +173,20 @@ TWO_AHEAD = Setting(WIDE[0], Pearl(WIDE[1], 2), reject_ahead, 3)
 FREE_AHEAD = replace(TWO_AHEAD, drafter=Amusd(WIDE[1], F(2, 5), 3))
 SHARED_NUMBER = Setting(BINARY[0], Pearl(BINARY[1], 2), reject_ahead, 2, loop=whole_text)
 SCALED_CHAIN, CACHE_MISS = Setting(WIDE[0], scaled_chain, reject, 2), on_chain(WIDE, 1, n=1)
-def is_likeliest(rng, r, q, x, c): return x == np.argmax(r)
-
 AHEAD_MUTANTS = [
-    breaks("verified", "the pre-verified token and the next share a uniform number", SHARED_NUMBER,
-           "smart-lty/ParallelSpeculativeDecoding, by reading", F(1, 9),
-           verify=ahead_from(coin_of_prefix)),
-    breaks("verified", "rejected token in flight replaced by a sample of p", TWO_AHEAD,
-           verify=ahead_from(own_coin, target_again)),
-    breaks("verified", "prepared tokens verified twice", TWO_AHEAD, verify=ahead_from(coin_twice)),
-    breaks("submitted", "of two blocks in flight the likelier is kept", TWO_AHEAD,
-           drafter=LikelierBlock(WIDE[1], 2)),
-    breaks("submitted", "the last token in flight dropped if unlikely", FREE_AHEAD,
-           drafter=UnlikelyLastDropped(WIDE[1], F(2, 5), 3)),
-    breaks("stated", "Saguaro sampling that states the unscaled q", SCALED_CHAIN,
-           drafter=stated_as(scaled_chain, WIDE[1].law)),
-    breaks("verified", "on a cache miss the most likely token is accepted, else p is sampled", CACHE_MISS,
-           "tanishqkumar/ssd, by reading", verify=reject_from(is_likeliest, lambda r, q, x: r))]
+    bug("the pre-verified token and the next share a uniform number", SHARED_NUMBER,
+        "smart-lty/ParallelSpeculativeDecoding, by reading", F(1, 9), "verified",
+        verify=ahead_from(coin_of_prefix)),
+    bug("rejected token in flight replaced by a sample of p", TWO_AHEAD, breaks="verified",
+        verify=ahead_from(own_coin, target_again)),
+    bug("prepared tokens verified twice", TWO_AHEAD, breaks="verified", verify=ahead_from(coin_twice)),
+    bug("of two blocks in flight the likelier is kept", TWO_AHEAD, breaks="submitted",
+        drafter=LikelierBlock(WIDE[1], 2)),
+    bug("the last token in flight dropped if unlikely", FREE_AHEAD, breaks="submitted",
+        drafter=UnlikelyLastDropped(WIDE[1], F(2, 5), 3)),
+    misstates("Saguaro sampling that states the unscaled q", SCALED_CHAIN, WIDE[1].law),
+    bug("on a cache miss the most likely token is accepted, else p is sampled", CACHE_MISS,
+        "tanishqkumar/ssd, by reading", breaks="verified", verify=RECOVERED[-1].wrong.verify)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #4042e99e
 MIXED = TokenizerPair(TextTokenizer(("a", "b", "ab")), TextTokenizer(("b", "a", "ba")))
@@ -265,34 +230,27 @@ def begins_with(text):
     return normalize(np.array([a + ab, b, ab], dtype=object))
 
 VOCABULARY_MUTANTS = [
-    breaks("committed", "emitted text encoded again in every round", REENCODED, loop=committed_again),
-    breaks("stated", "draft token that the target lacks replaced by token 0", SHARED_ONLY,
-           drafter=stated_as(Chain(TableModel(3, unknown_as_first), 2), SHARED_ONLY.drafter.model.law)),
-    breaks("stated", "draft ids used as target ids", SHARED_ONLY,
-           drafter=stated_as(SHARED_ONLY.drafter, same_ids)),
-    breaks("stated", "string stated with the probability of one tokenisation", BY_STRING,
-           drafter=stated_as(BY_STRING.drafter, one_tokenisation)),
-    breaks("stated", "string stated with the probability that the text begins with it", BY_STRING,
-           drafter=stated_as(BY_STRING.drafter, begins_with))]
+    bug("emitted text encoded again in every round", REENCODED, breaks="committed", loop=committed_again),
+    misstates("draft token that the target lacks replaced by token 0", SHARED_ONLY,
+              SHARED_ONLY.drafter.model.law, drafter=Chain(TableModel(3, unknown_as_first), 2)),
+    misstates("draft ids used as target ids", SHARED_ONLY, same_ids),
+    misstates("string stated with the probability of one tokenisation", BY_STRING, one_tokenisation),
+    misstates("string stated with the probability that the text begins with it", BY_STRING, begins_with)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #7be0a91f
-def two_slots(ctx, rng):
-    "Two tokens of one pass: the row of the second has read a mask, here token 0, and not the first"
-    tree = Tree(ctx)
-    for masks in ((), (0,)):
-        q = WIDE[1].law(ctx + masks)
-        with_one_more(tree, rng.pick(q), q)
-    return tree
-
 VERSIONS = WIDE[1], CASCADE_DEEP[2]   # a draft before and after an update, or two drafts
 
-def updated(ctx, rng):
-    "A token of each version of a draft that is updated between the two"
-    tree = Tree(ctx)
-    for model in VERSIONS:
-        q = model.law(tree.text(len(tree) - 1))
-        with_one_more(tree, rng.pick(q), q)
-    return tree
+def drawn_from(*rows):  # rows(tree) -> (V,)
+    "A chain whose token i is drawn from the row `rows[i]`"
+    def draft(ctx, rng):
+        tree = Tree(ctx)
+        for q in (row(tree) for row in rows): with_one_more(tree, rng.pick(q), q)
+        return tree
+    return draft
+
+def after_draft(model): return lambda tree: model.law(tree.text(len(tree) - 1))
+updated = drawn_from(*map(after_draft, VERSIONS))   # a draft is updated between its two tokens
+two_slots = drawn_from(after_draft(WIDE[1]), lambda tree: WIDE[1].law(tree.ctx + (0,)))   # reads a mask, 0
 
 def two_drafts(ctx, rng):
     "A child of each of two drafts"
@@ -315,16 +273,12 @@ SELECTOR = Setting(WIDE[0], Chain(TableModel(3, selected), 2), reject, 2)
 LIKELIEST = Setting(WIDE[0], StaticTree(WIDE[1], (-1, 0, 0), likeliest_points), reject, 2)
 
 NETWORK_MUTANTS = [
-    breaks("stated", "token of a mask's row stated with the row after the token before it", SLOTS,
-           drafter=stated_as(two_slots, WIDE[1].law)),
-    breaks("stated", "selector's row not renormalised: the whole row stated", SELECTOR,
-           drafter=stated_as(SELECTOR.drafter, WIDE[1].law)),
-    breaks("stated", "two likeliest tokens of a row, stated with the soft row", LIKELIEST,
-           drafter=stated_as(LIKELIEST.drafter, WIDE[1].law)),
-    breaks("stated", "weights updated inside a draft, and each edge states the newest row", UPDATED,
-           drafter=stated_as(updated, VERSIONS[1].law)),
-    breaks("stated", "siblings of two drafts, each stated with the mean of both rows", OF_TWO,
-           drafter=stated_as(two_drafts, mean_row))]
+    misstates("token of a mask's row stated with the row after the token before it", SLOTS, WIDE[1].law),
+    misstates("selector's row not renormalised: the whole row stated", SELECTOR, WIDE[1].law),
+    misstates("two likeliest tokens of a row, stated with the soft row", LIKELIEST, WIDE[1].law),
+    misstates("weights updated inside a draft, and each edge states the newest row", UPDATED,
+              VERSIONS[1].law),
+    misstates("siblings of two drafts, each stated with the mean of both rows", OF_TWO, mean_row)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #86946c10
 @dataclass(frozen=True, eq=False)
@@ -358,16 +312,19 @@ def spelling(kind=TokenizerPair, **how):
 AFTER_A = Setting(alternating(TOY_WORDS.target), spelling(), reject, 2, (2, 0))   # ab a: the next is b
 AFTER_AB = replace(AFTER_A, ctx=(2, 2))
 
+def changes(name, seen, change, right=AFTER_AB):
+    "Tokens lost by a change of the draft's text"
+    return bug(name, right, seen, 0, drafter=spelling(ChangedText, change=change))
+
+NAME_SEEN = "transformers 5.23, by reading"
 DRAFT_SLOW = [
-    mutant("context encoded token by token", "", 0, AFTER_AB, drafter=spelling(TokenByToken)),
-    mutant("space at the beginning of the draft removed", "huggingface/transformers#46124", 0, AFTER_AB,
-           drafter=spelling(ChangedText, change=lambda text: text.removeprefix("a"))),
-    mutant("name of a special token in the draft read as the token", "transformers 5.23, by reading", 0,
-           AFTER_AB, drafter=spelling(ChangedText, change=lambda text: text.replace("ab", "b", 1))),
-    mutant("unfinished character at the end of the draft replaced", "transformers 5.23, by reading", 0,
-           AFTER_AB, drafter=spelling(ChangedText, change=lambda text: f"{text[:-3]}b")),
-    mutant("text changed by the tokenizer's normaliser", "", 0, AFTER_A,
-           drafter=spelling(ChangedText, change=lambda text: text.replace("b", "a")))]
+    bug("context encoded token by token", AFTER_AB, tv=0, drafter=spelling(TokenByToken)),
+    changes("space at the beginning of the draft removed", "huggingface/transformers#46124",
+            lambda text: text.removeprefix("a")),
+    changes("name of a special token in the draft read as the token", NAME_SEEN,
+            lambda text: text.replace("ab", "b", 1)),
+    changes("unfinished character at the end of the draft replaced", NAME_SEEN, lambda text: f"{text[:-3]}b"),
+    changes("text changed by the tokenizer's normaliser", "", lambda text: text.replace("b", "a"), AFTER_A)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #8f0e1d10
 def survival(verify):
@@ -381,8 +338,8 @@ BINARY_AHEAD = BINARY[0], Pearl(BINARY[1], 2)
 def block_survives(verify): return survival(verify) == overlap(*(model.law((0,)) for model in BINARY))
 
 DRAFT_WIRES = [
-    Wire("the bonus token sampled apart from the block in flight", "", "survival of the block",
-         block_survives, reject, reject_ahead)]
+    Wire("the bonus token sampled apart from the block in flight", "", reject, reject_ahead,
+         "survival of the block", block_survives)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #622f7ce0
 DRAFT_GALLERY = {
@@ -390,3 +347,4 @@ DRAFT_GALLERY = {
     "block in flight": AHEAD_MUTANTS, "vocabulary": VOCABULARY_MUTANTS, "network": NETWORK_MUTANTS}
 DRAFT_MUTANTS = [m for family in DRAFT_GALLERY.values() for m in family]   # change the distribution
 WRONG_DRAFTS = DRAFT_MUTANTS + DRAFT_SLOW + DRAFT_WIRES
+KNOWN = (*MUTANTS, *SLOW, *WIRES, *SAMPLER_MUTANTS.values(), *WRONG_DRAFTS)   # the whole catalogue

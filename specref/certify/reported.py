@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['SAMPLING_RULE', 'ARGMAX_DRAFT', 'WARPED_DRAFT', 'ROUNDED_DRAFT', 'POINT_RULE', 'TOP_ONE_DRAFT', 'INCLUSIVE_RULE',
-           'MATCH_RULE', 'ARGMAX_MATCHED', 'LATE_RULE', 'BLOCK_BY_TOKENS', 'ZERO_RULE', 'ONE_ENTRY_RULE',
-           'OTHER_ROW_RULE', 'ARGMAX_RULE', 'ACCEPT_ALL_RULE', 'ONE_NUMBER_RULE', 'BACKWARDS', 'STALE_BUG',
-           'SIBLING_BUG', 'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft', 'SharedRace',
+           'MATCH_RULE', 'ARGMAX_MATCHED', 'LATE_RULE', 'BLOCK_BY_TOKENS', 'BACKWARDS', 'STALE_BUG', 'SIBLING_BUG',
+           'BY_NAME', 'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft', 'SharedRace',
            'columns_shared', 'stale_text', 'stale_texts_pass', 'ReportedBug', 'still_in_releases', 'known_rules']
 
 # %% ../../nbs/17e_reported.ipynb #b01259d9
@@ -16,14 +15,17 @@ from functools import cached_property
 import numpy as np
 from ..core.rng import tv_outcomes
 from ..verify.coupled import gumbel_max_coupling, reused_noise_law
-from .mutants import MISSTATED, OTHER_STATE, P, Q, rejected_stay
+from .known import P, Q, Rule, argmax_law, own_row, parent_row
+from .chain_mutants import OTHER_STATE, rejected_stay
+from .tree_mutants import MISSTATED
+from .loop_mutants import MUTANTS
 from .certificates import in_words
 from .rows import CASES, NumpyRng, draw_by_cdf
 from .calls import Interface, Plan
-from .samplers import Kit, certify_sampler
+from .samplers import Kit, certify_sampler, rule_on_rows
 from .sampler_mutants import excess, first_ratio, one_generator
 from .intervals import load_rule
-from .judge import KNOWN_RULES, KnownRule, judge_rule
+from .judge import KNOWN_RULES, KnownRule, judge_rule, rule_of
 
 # %% ../../nbs/17e_reported.ipynb #0b5b1ddd
 SAMPLING_RULE = """
@@ -79,47 +81,6 @@ def rule(p, q, draft, u):
         if u() < p[i][x] / q[i][x]: k = i + 1
     return [*draft[:k], choose(positive(p[k] - q[k]) if k < len(draft) else p[k], u)]
 """
-ZERO_RULE = """
-def rule(p, q, draft, u):
-    for i, x in enumerate(draft):
-        if not p[i][x] > 0 * q[i][x]:   # u = 0
-            return [*draft[:i], choose(positive(p[i] - q[i]), u)]
-    return [*draft, choose(p[-1], u)]
-"""
-ONE_ENTRY_RULE = """
-def rule(p, q, draft, u):
-    for i, x in enumerate(draft):
-        if u() >= p[i][x] / q[i][x]:
-            left = p[i].copy()
-            left[x] = max(p[i][x] - q[i][x], 0)   # q is subtracted at x alone
-            return [*draft[:i], choose(left, u)]
-    return [*draft, choose(p[-1], u)]
-"""
-OTHER_ROW_RULE = """
-def rule(p, q, draft, u):
-    for i, x in enumerate(draft):
-        row = p[max(i - 1, 0)]   # one row too early
-        if u() >= row[x] / q[i][x]:
-            return [*draft[:i], choose(positive(row - q[i]), u)]
-    return [*draft, choose(p[-1], u)]
-"""
-ARGMAX_RULE = """
-def rule(p, q, draft, u):
-    for i, x in enumerate(draft):
-        if argmax(p[i]) != x: return [*draft[:i], argmax(p[i])]
-    return [*draft, argmax(p[-1])]
-"""
-ACCEPT_ALL_RULE = """
-def rule(p, q, draft, u): return [*draft, choose(p[-1], u)]
-"""
-ONE_NUMBER_RULE = """
-def rule(p, q, draft, u):
-    v = u()
-    for i, x in enumerate(draft):
-        if v >= p[i][x] / q[i][x]:
-            return [*draft[:i], choose(positive(p[i] - q[i]), u)]
-    return [*draft, choose(p[-1], u)]
-"""
 
 # %% ../../nbs/17e_reported.ipynb #4e5d955b
 class GeneratorSource:
@@ -168,6 +129,8 @@ def stale_texts_pass(runs, seed):
     return certify_sampler(stale_text, STALE_BUG.right.target, (0,), 3, runs=runs, seed=seed).passes
 
 # %% ../../nbs/17e_reported.ipynb #4e547184
+BY_NAME = {m.name: m for m in MUTANTS}
+
 @dataclass(frozen=True)
 class ReportedBug:
     "A public report: where and when, what it says, and the rule it describes, as a pasted text or a sampler"
@@ -178,8 +141,9 @@ class ReportedBug:
     version: str          # as the thread states it, or ""
     said: str             # in our words
     bug: str              # a short name
-    source: str = ""      # the rule on rows
+    source: str = ""      # the rule on rows as a pasted text, with its own draft
     check: str = "distribution"   # of the kit, which finds it
+    rule: object = None           # or as a verifier, where the catalogue has none of this name
     sampler: object = None        # where it is no rule on rows
     of_texts: object = None       # a check of whole texts, (runs, seed) -> passes, where it is no sampler
     how: dict = field(default_factory=dict)
@@ -195,11 +159,17 @@ class ReportedBug:
         repository, _, number = self.thread.rsplit("/", 2)
         return f"{repository}#{number}"
     @cached_property
-    def parts(self): return load_rule(self.source)
+    def verify(self):
+        known = self.rule or not (self.source or self.sampler or self.of_texts)
+        return (self.rule or BY_NAME[self.bug].wrong.verify) if known else None
     @cached_property
-    def judged(self): return judge_rule(*self.parts, known=(), name=self.id) if self.source else None
+    def parts(self):  # -> rule, draw; None where it is no rule on rows
+        if self.source: return load_rule(self.source)
+        return (rule_of(self.verify), None) if self.verify else None
+    @cached_property
+    def judged(self): return judge_rule(*self.parts, known=(), name=self.id) if self.parts else None
     @property
-    def distance(self): return self.judged.tv if self.source else self.off
+    def distance(self): return self.judged.tv if self.parts else self.off
     @property
     def verdict(self):
         if self.distance is None: return "no rule on rows"
@@ -209,6 +179,7 @@ class ReportedBug:
         "The verdict of one check of the kit, on `runs` calls in a case, or as many as the entry states"
         if self.of_texts: return self.of_texts(runs, seed)
         verify, draft = self.sampler, self.how.get("drafter")
+        if self.verify: verify, draft = rule_on_rows(self.verify), draw_by_cdf
         if self.source: verify, draft = as_sampler(self.parts[0]), as_draft(self.parts[1])
         how = dict(cases=BACKWARDS, depth=2, runs=runs, seed=seed) | self.how | dict(drafter=draft)
         return Kit(verify, Plan(**how)).finding(self.check).passes
@@ -226,7 +197,7 @@ def known_rules():
     "The known rules and the reported ones that behave otherwise, of equal texts the oldest"
     names = {k.name for k in KNOWN_RULES}
     right = {MATCH_RULE, POINT_RULE, INCLUSIVE_RULE}   # all behave as sample-and-match
-    unique = {r.source: r for r in reversed(REPORTS) if r.source and r.source not in right}.values()
+    unique = {r.source or r.bug: r for r in reversed(REPORTS) if r.parts and r.source not in right}.values()
     return (*KNOWN_RULES, *[KnownRule(r.bug, r.parts[0], r.id, not r.wrong, r.parts[1])
                            for r in unique if r.bug not in names])
 
@@ -240,12 +211,11 @@ REPORTS = (
         "argmax draft, stated with the softmax q", ARGMAX_DRAFT, "noise"),
     ReportedBug(
         "transformers#28508", "transformers", "huggingface/transformers/pull/28508", "2024-01-15", "",
-        "a wrong count of the matches accepts all draft tokens", "every draft token accepted",
-        ACCEPT_ALL_RULE),
+        "a wrong count of the matches accepts all draft tokens", "every draft token accepted"),
     ReportedBug(
         "flashinfer#424", "FlashInfer", "flashinfer-ai/flashinfer/pull/424", "2024-08-06", "",
         "the fix is to use unique uniform numbers: one served all positions",
-        "one uniform number for all positions", ONE_NUMBER_RULE),
+        "one uniform number for all positions"),
     ReportedBug(
         "transformers#32867", "transformers", "huggingface/transformers/issues/32867", "2024-08-17", "4.44.0",
         "the assistant always drafts greedily, and the ratio uses its softmax probabilities",
@@ -275,7 +245,7 @@ REPORTS = (
     ReportedBug(
         "TensorRT-LLM#15098", "TensorRT-LLM", "NVIDIA/TensorRT-LLM/pull/15098", "2026-06-08", "",
         "verification used a wrong slice of the logits (which one is not stated: here one row too early)",
-        "row of p off by one, the bonus row right", OTHER_ROW_RULE),
+        "row of p off by one, the bonus row right", rule=Rule(row=parent_row, bonus=own_row)),
     ReportedBug(
         "DeepSpec#31", "DeepSpec", "deepseek-ai/DeepSpec/issues/31", "2026-06-30", "",
         "draft tokens are sampled in bfloat16, the ratio is computed in float32 (here: multiples of 1/256)",
@@ -283,7 +253,8 @@ REPORTS = (
     ReportedBug(
         "sglang#31214", "SGLang", "sgl-project/sglang/pull/31214", "2026-07-14", "",
         "on ROCm, verification always takes the argmax of the target, at any temperature",
-        "argmax of the target, at any temperature", ARGMAX_RULE),
+        "argmax of the target, at any temperature",
+        rule=Rule(row=lambda p, tree, i: argmax_law(p[i]))),
     ReportedBug(
         "openvino.genai#4190", "OpenVINO GenAI", "openvinotoolkit/openvino.genai/issues/4190", "2026-07-20",
         "2026.2.0.0", "a rejection is handled one step late: a word is missing, its continuation is there",
@@ -294,7 +265,7 @@ REPORTS = (
         "sample-and-match", MATCH_RULE, wrong=False),
     ReportedBug(
         "vllm-ascend#13730", "vLLM Ascend", "vllm-project/vllm-ascend/issues/13730", "2026-08-07", "",
-        "the uniform number of the acceptance test is 0", "u is always 0", ZERO_RULE),
+        "the uniform number of the acceptance test is 0", "u is always 0"),
     ReportedBug(
         "flash-attention#2779", "FlashAttention", "Dao-AILab/flash-attention/pull/2779", "2026-08-09", "",
         "in a batch, every row writes the recovered tokens of all rows",
@@ -302,8 +273,8 @@ REPORTS = (
         how=dict(interface=Interface(batch=64))),
     ReportedBug(
         "xllm#2175", "xLLM", "xLLM-AI/xllm/pull/2175", "2026-08-10", "",
-        "the residual subtracts q at the drafted token alone", "residual with q at one token",
-        ONE_ENTRY_RULE, how=dict(runs=2000)),
+        "the residual subtracts q at the drafted token alone",
+        "recovered token sampled from p without the rejected token", how=dict(runs=2000)),
     ReportedBug(
         "transformers#47932", "transformers", "huggingface/transformers/issues/47932", "2026-08-12",
         "5.16.0.dev0", "block drafters sample from warped logits (here: top-2) and return others as q",

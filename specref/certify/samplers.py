@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CHECKS', 'GROUPS_OF_CHECKS', 'TEXT_LAGS', 'WITHOUT_CHANCE', 'Check', 'Kit', 'SamplerReport', 'check_kit',
            'check_cases', 'not_called_with', 'default_size', 'certify_rows', 'TextEvidence', 'why_no_text',
-           'certify_sampler', 'alike_texts', 'returned_text', 'text_sampler', 'rule_on_rows', 'count_false_alarms']
+           'certify_sampler', 'alike_texts', 'returned_text', 'text_sampler', 'RowsRng', 'drafted_tree', 'rule_on_rows',
+           'count_false_alarms']
 
 # %% ../../nbs/17b_samplers.ipynb #8f26bfb7
 from collections import Counter
@@ -20,11 +21,11 @@ from ..core.law import as_law, exact, normalize
 from ..core.loop import clip
 from ..core.rng import numpy_generator
 from ..core.target import Target, check_context, check_target
+from ..core.tree import Tree
 from ..verify.reject import Chain
 from .level import SharedLevel
 from .counts import ALPHA, Evidence, check_sees, evidence, partition
 from .bets import Finding, Report
-from .logs import logged_round
 from .rows import CASES, NumpyRng, RowCase
 from .calls import Calls, Interface, Plan, returned_tokens
 from .output import NOISE_TESTS, examine_distribution, examine_draft, examine_form
@@ -296,14 +297,32 @@ def text_sampler(verify, target, draft, gamma, stop=()):  # -> sample(ctx, n, rn
     return sample
 
 # %% ../../nbs/17b_samplers.ipynb #325ec58c
-def rule_on_rows(rule):  # -> verify(p, q, x, rng)
-    "A rule of this book as a function of rows"
+class RowsRng(NumpyRng):
+    "An rng that reads a generator; numbers of one key are the same one; `find` may sample in its place"
+    def __init__(self, generator, find):
+        super().__init__(generator)
+        self.find, self.kept = find, {}
+    def uniform(self, kind, at, key):
+        if key is None or key not in self.kept: self.kept[key] = self.generator.random()
+        return self.kept[key]
+    def pick(self, law, at=None, key=None):
+        return self.find(law, self.generator) if self.find else super().pick(law, at, key)
+
+def drafted_tree(x, q, parents):  # tokens and rows of nodes 1, 2, ..., and what each is below
+    "The tree that a call drafts, its rows as they are"
+    tree = Tree((0,))
+    for v, row, u in zip(x, q, parents): tree.add(int(u), int(v), row, check=False)
+    return tree
+
+def rule_on_rows(rule, find=None, numbers=lambda rng, x: rng):  # -> verify(p, q, x, rng)
+    "A rule of this book on rows; `find(weights, rng)` samples tokens, `numbers(rng, x)` is what it reads"
     check_function(3, "of (p, tree, rng)", rule=rule)
     def verify(p, q, x, rng):
         if (np.asarray(x) < 0).any():
             raise ValueError(f"x: got {list(x)}, wanted drafted tokens, not padding")
-        tree = logged_round(p, q, x, x[:1] if len(x) else (0,)).tree
-        return rule(p, tree, NumpyRng(rng)).tokens(tree)
+        tree = drafted_tree(x, q, range(len(x)))
+        for i, row in enumerate(q): tree.draw[i] = lambda earlier, row=row: row   # for rules that read it
+        return rule(p, tree, RowsRng(numbers(rng, x), find)).tokens(tree)
     return verify
 
 # %% ../../nbs/17b_samplers.ipynb #8c7003ce

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import prod, sqrt
 import numpy as np
-from ..core.check import check_at_least, check_between, check_rate, check_type
+from ..core.check import check_at_least, check_between, check_function, check_rate, check_type
 from ..speed.cost import Costs
 from ..core.loop import Drafter
 from ..core.target import check_model, raw_law
@@ -199,7 +199,7 @@ class SpecDecPP(Schedule):
     threshold: float = .3
     shortest: int = 2
     def __post_init__(self):
-        check_type(Callable, head=self.head)
+        check_function(2, "of a tree and a node", head=self.head)
         check_between(0, 1, threshold=self.threshold)
         check_at_least(1, shortest=self.shortest)
     def more(self, tree, q):
@@ -213,7 +213,7 @@ class Disco(Schedule):
     classify: Callable
     threshold: float = .5
     def __post_init__(self):
-        check_type(Callable, classify=self.classify)
+        check_function(2, "of a row and a position", classify=self.classify)
         check_between(0, 1, threshold=self.threshold)
     def more(self, tree, q):
         last = len(tree) - 1

@@ -278,7 +278,7 @@ class ParallelHeadTree(Drafter):
     n: int = 60
     exact: bool = False
     def __post_init__(self):
-        check_type(Callable, marginals=self.marginals)
+        check_function(1, "of a context", marginals=self.marginals)
         check_at_least(1, n=self.n)
     @property
     def V(self): return self.marginals.V
@@ -307,7 +307,7 @@ class SkipGrams:
 def skip_accuracy(marginals, texts, k):  # -> (depth, k)
     """`accuracy[j][r]`: how often the token j + 1 positions later was the r-th choice of `marginals`,
     as a share of the positions of `texts` that `depth` tokens follow (Medusa; Proposition ranks)"""
-    check_type(Callable, marginals=marginals)
+    check_function(1, "of a context", marginals=marginals)
     check_at_least(1, k=k)
     hits, places = np.zeros((marginals.depth, k)), 0
     for text in as_tokens(marginals.V, 2, texts=texts):

@@ -22,7 +22,8 @@ from .cascade import Nested, graft, mean_rounds
 from .skipping import LentRows, SkippedModel, run_layers, skip_mask
 from ..models.llama import llama_pass
 from ..models.transformer import RowCache, Unservable
-from ..verify.reject import Chain, capped_geometric, chain_system, reject
+from ..verify.reject import capped_geometric, chain_system, reject
+from ..core.drafters import Chain
 
 # %% ../../nbs/25b_sparse.ipynb #85ee76ce
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from ..core.rng import Outcomes, Seeded, law_of, Rng
 from ..core.tree import Tree, edge_laws
 from ..core.loop import Drafter, Generation, Ledger, Verifier
 from ..core.loop import as_drafter, check_call, check_verify, emitted_steps, keeping, timed_rounds
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 from .transformer import CACHE_NAMES, HFModel, cache_keyword, check_network
 
 # %% ../../nbs/09_bridge.ipynb #65ac0170

@@ -19,7 +19,7 @@ from math import inf
 import numpy as np
 from ..core.check import check_at_least, check_between
 from ..core.law import Number, normalize
-from ..core.registry import METHODS
+from ..core.registry import METHODS, just
 from ..core.target import Target, check_context, check_target
 from ..core.tree import Tree
 
@@ -264,8 +264,8 @@ def smc_speculative(problem: Problem, draft: Target, particles: int, gamma: int,
     return tuple(now)
 
 # %% ../../nbs/51_steering.ipynb #51aa0002
-METHODS.declare("SMC steering", lambda name, cites: steer, "lew2023")
-METHODS.declare("SMC-SD", lambda name, cites: smc_speculative, "emara2026")
+METHODS.declare("SMC steering", just(steer), "lew2023")
+METHODS.declare("SMC-SD", just(smc_speculative), "emara2026")
 
 # %% ../../nbs/51_steering.ipynb #ea87d8f2
 NOTHING, EMPTY, ANY = None, (), "any"   # no string at all, the empty string, every character

@@ -20,7 +20,8 @@ from .rates import Rates, check_drafted
 from ..core.rng import Seeded
 from ..core.target import Target, check_target
 from ..core.tree import Tree
-from ..verify.reject import Chain, reject
+from ..verify.reject import reject
+from ..core.drafters import Chain
 
 # %% ../../nbs/06b_slower.ipynb #758462a3
 def read_all(p):

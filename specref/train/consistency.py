@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from ..core.check import check_at_least, check_between, look_up, write_json, write_whole
-from ..core.registry import SYSTEMS, Source, drafter_system
+from ..core.registry import SYSTEMS, TRAININGS, Source, drafter_system, just
 from ..models.embedded import DOMAINS, bits_per_byte, domain_ids, evenly_spaced, mean_overlap
 from ..models.embedded import prompts, raw_model, stored, windows
 from ..models.recipe import fit, save_model
@@ -317,4 +317,5 @@ def consistency_source(target, _):
     return Source(tuned, tuned)
 
 SYSTEMS.declare("CLLM", drafter_system(jacobi_points, reject, 16), "kou2024", source=consistency_source,
-                for_embedded=True, own_target=consistency_model, trainings={"consistency": train_consistency})
+                for_embedded=True, own_target=consistency_model)
+TRAININGS.declare("consistency", just(train_consistency))

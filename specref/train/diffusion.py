@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
-from ..core.check import check_at_least, check_between, check_type
+from ..core.check import check_at_least, check_between, check_function, check_type
 from ..speed.cost import Costs
 from ..core.registry import TRAINED, drafter_system
 from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
@@ -367,7 +367,7 @@ class SurvivalGoodput(Schedule):
     confidence: Callable
     costs: Costs = field(hash=False)   # it contains a table
     def __post_init__(self):
-        check_type(Callable, confidence=self.confidence)
+        check_function(2, "of a tree and a node", confidence=self.confidence)
         check_type(Costs, costs=self.costs)
     def seconds(self, n):
         "Seconds of a round of n draft tokens, all made by one pass"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from ..core.check import check_at_least, check_between, check_rate, look_up, write_json, write_whole
-from ..core.registry import METHODS
+from ..core.registry import METHODS, just
 from ..models.embedded import sample_texts, windows
 from ..models.recipe import fit, llama
 
@@ -271,7 +271,7 @@ def distil(draft, prompts, held, recipe, folder, labels=None, until=None):  # ->
     return draft.eval(), evaluations
 
 # %% ../../nbs/30_distill.ipynb #30aa0002
-METHODS.declare("DistillSpec", lambda name, cites: DistilRecipe(), "zhou2024distillspec")
+METHODS.declare("DistillSpec", just(DistilRecipe()), "zhou2024distillspec")
 
 # %% ../../nbs/30_distill.ipynb #aac6335e
 def alpha_of(draft, held): return held.overlaps(draft).mean().item()

@@ -7,17 +7,16 @@ __all__ = ['PathNetwork', 'token_loss', 'law_loss', 'module_at', 'ResidualMLP', 
            'unit_rms', 'ScaledUnitRMS', 'MLPSpeculator', 'CandidateTree', 'eagle_tree', 'candidate_tree']
 
 # %% ../../nbs/31a_hydra.ipynb #06238aa8
-from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
-from ..core.check import check_at_least, check_type
+from ..core.check import check_at_least
 from ..core.law import normalize
 from ..core.loop import Drafter
 from ..core.tree import Tree, add_paths, from_choices, to_choices
 from ..core.registry import TRAINED, drafter_system
-from ..core.target import UnwarpedModel
+from ..core.target import UnwarpedModel, check_model
 from ..draft.shapes import EAGLE_TREE, StaticTree, top_tokens
 from ..models.transformer import RowAnswer, RowCache, RowTrie
 from .features import DraftLayer, NetworkDraft, causal_attention, layer_config, to_float32
@@ -202,7 +201,7 @@ class CandidateTree(Drafter):
     n: int = 5
     exact: bool = False
     def __post_init__(self):
-        check_type(Callable, model=self.model)
+        check_model(self.model)
         check_at_least(1, n=self.n)
         for k in self.ks or (0,): check_at_least(1, ks=k)
     @property

@@ -8,7 +8,6 @@ __all__ = ['MOST_DEPTH', 'DEFAULT_ACCURACY', 'MedusaHead', 'medusa_loss', 'Medus
            'accuracy_table', 'adapted']
 
 # %% ../../nbs/31_medusa.ipynb #8294ebe3
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 import torch
@@ -21,9 +20,10 @@ from .harness import Recipe
 from ..verify.reject import reject
 
 # %% ../../nbs/31_medusa.ipynb #f1759418
-from ..core.check import check_at_least, check_type
+from ..core.check import check_at_least, check_function
 from ..core.law import normalize
 from ..core.loop import Drafter
+from ..core.target import check_model
 from ..core.tree import Tree, add_paths, from_choices
 from ..draft.shapes import top_tokens
 from ..models.transformer import RowAnswer
@@ -79,7 +79,7 @@ class HeadMarginals:
     model: object
     depth: int
     def __post_init__(self):
-        check_type(Callable, model=self.model)
+        check_model(self.model)
         check_at_least(1, depth=self.depth)
     @property
     def V(self): return self.model.V
@@ -99,7 +99,7 @@ class MedusaTree(Drafter):
     choices: tuple
     exact: bool = False
     def __post_init__(self):
-        check_type(Callable, marginals=self.marginals)
+        check_function(1, "of a context", marginals=self.marginals)
         object.__setattr__(self, "choices", tuple(map(tuple, self.choices)))
         from_choices(self.choices)
         if self.depth > self.marginals.depth:

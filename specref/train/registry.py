@@ -24,7 +24,7 @@ import transformers
 from .. import __version__
 from ..core.check import check_at_least, check_unused, defaults, look_up, write_whole
 from ..core.loop import System
-from ..core.registry import SYSTEMS, TRAINED
+from ..core.registry import TRAINED, TRAININGS
 from ..models.embedded import DATA, DOMAINS, EMBEDDED, corpus, ids_of, is_embedded, raw_model
 from ..models.embedded import tokenizer_of, windows
 
@@ -121,8 +121,7 @@ def tokenizer_and_model(target, dtype=None, device=torch.device("cpu")):
         raise ValueError(f"target: {why or e}") from e
 
 # what is trained for the embedded target alone, by a fixed recipe; None: the models
-EMBEDDED_TRAINING = {None: train_models} | {
-    name: train for entry in SYSTEMS.entries() for name, train in entry.trainings.items()}
+EMBEDDED_TRAINING = {None: train_models, **TRAININGS}
 
 def train_embedded(name, out, **others):
     "Train by a recipe of `EMBEDDED_TRAINING`; the options of a drafter's training raise an error"

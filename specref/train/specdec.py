@@ -26,7 +26,7 @@ from ..core.check import as_tokens, check_at_least, check_between, write_json
 from ..core.loop import Drafter
 from ..core.target import Meter, PerThread
 from ..core.tree import Tree, likeliest_points
-from ..core.registry import SYSTEMS, drafter_system
+from ..core.registry import SYSTEMS, TRAININGS, drafter_system, just
 from ..models.embedded import corpus, stored
 from ..models.encoder_decoder import EncoderDecoderModel
 from ..models.recipe import fit, save_model, write_network
@@ -321,5 +321,5 @@ def slot_block(setup):
     counts = SkipGrams(setup.past_tokens(), setup.draft.V, setup.gamma, exact=setup.exact)
     return SpecDec(counts, end=setup.end)
 
-SYSTEMS.declare("SpecDec, exact", drafter_system(slot_block, reject, 8, "slots, {gamma}"), "xia2023",
-                trainings={"translation": train_translation})
+SYSTEMS.declare("SpecDec, exact", drafter_system(slot_block, reject, 8, "slots, {gamma}"), "xia2023")
+TRAININGS.declare("translation", just(train_translation))

@@ -22,7 +22,8 @@ from ..core.tree import Tree, iid, chain_nodes
 from ..core.target import ModelView, Rows, Target, check_context, check_target, raw_law, raw_row
 from ..core.loop import Verdict
 from ..core.registry import LOSSY
-from .reject import Chain, chain_system
+from .reject import chain_system
+from ..core.drafters import Chain
 from .siblings import drawn_at, tree_system
 
 # %% ../../nbs/15a_lenience.ipynb #1303a2b1

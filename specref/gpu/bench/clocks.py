@@ -206,7 +206,7 @@ def flashinfer(batch, p, q, coins, picks, check=False):
 @cache
 def vllm_kernels():
     "vLLM's module of kernels: from the released files in the folder `VLLM_SOURCES`, or as it is installed"
-    engines, folder = import_module("specref.certify.engines"), os.environ.get("VLLM_SOURCES")
+    engines, folder = import_module("specref.certify.released"), os.environ.get("VLLM_SOURCES")
     if not folder: return import_module(engines.VLLM_FILES[0])
     return engines.vllm_modules(folder, import_module("triton.language.extra.libdevice"))[0]
 
@@ -214,4 +214,4 @@ def vllm(batch, p, q, coins, picks, check=False):
     "vLLM's kernels for chains on the same rows of logits"
     p, q = (rows.x.unflatten(0, (batch.B, -1)) for rows in (p, q))
     tokens, seeds = batch.token.view(batch.B, -1).long(), torch.zeros_like(picks, dtype=torch.int64)
-    return import_module("specref.certify.engines").vllm_verdict(vllm_kernels(), p, q, tokens, seeds)
+    return import_module("specref.certify.released").vllm_verdict(vllm_kernels(), p, q, tokens, seeds)

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['RULES', 'DRAWN_AS', 'SECONDS', 'NOT_RETURNED', 'METRICS', 'LLAMA_VOCAB', 'random_trees', 'forest', 'case_on',
-           'case_digest', 'twin_of', 'verdict_table', 'stored_verdicts', 'store_verdicts', 'tree_parity',
-           'random_tables', 'exponential_pick', 'draw_drafts', 'text_counts', 'joint_law', 'parity_at_size',
-           'verdicts_apart', 'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks', 'supervise',
-           'launch_of', 'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels',
-           'first_round', 'round_parts', 'fused_draws', 'launch_again', 'parity_again', 'observed', 'profile',
-           'sanitize', 'GpuSizes', 'shape_name', 'parity_tasks', 'speed_tasks', 'baseline_tasks', 'engine_tasks',
-           'few_trees_tasks', 'several_programs', 'other_tasks', 'more_tasks', 'gpu_tasks', 'Rehearsed', 'rehearse',
-           'reference_verify', 'token_lists', 'against_reference', 'copy_speed', 'cpu_tasks']
+           'case_digest', 'twin_of', 'verdict_table', 'stored_verdicts', 'tree_parity', 'random_tables',
+           'exponential_pick', 'draw_drafts', 'text_counts', 'joint_law', 'parity_at_size', 'verdicts_apart',
+           'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks', 'supervise', 'launch_of',
+           'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels', 'first_round',
+           'round_parts', 'fused_draws', 'launch_again', 'parity_again', 'observed', 'profile', 'sanitize', 'GpuSizes',
+           'shape_name', 'parity_tasks', 'speed_tasks', 'baseline_tasks', 'engine_tasks', 'few_trees_tasks',
+           'several_programs', 'other_tasks', 'more_tasks', 'gpu_tasks']
 
 # %% ../../../nbs/45a_tasks.ipynb #45a00003
 import subprocess, sys
@@ -20,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
-from itertools import cycle, islice, product
+from itertools import product
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,12 +30,10 @@ import torch
 from tqdm import tqdm
 from ...certify.counts import g_test
 from ...core.check import write_json
-from ...core.rng import verdict_tape
-from ...verify.reject import reject
-from ..layout import flat, repeat_batch, unpack
+from ..layout import flat, repeat_batch
 from ..attention import ancestors, attend, flex_attend, tree_blocks, slot_mask
 from ..verify import Logits, verify_trees, verify_chains
-from .clocks import AGREEMENT, TREE_SHAPES, VerifyCase, bounds, bytes_read, case_shapes
+from .clocks import AGREEMENT, TREE_SHAPES, VerifyCase, bounds, case_shapes
 from .clocks import flashinfer, make_cases, median_seconds, on_graph, on_host, on_queue
 from .clocks import or_reason, sglang, softmax_first, verify_times, vllm
 
@@ -95,16 +92,10 @@ def verdict_table(out):  # BatchVerdict -> (B, 2 height + 3)
     return torch.cat([out.tokens, out.nodes, out.length[:, None], out.status[:, None]], 1).cpu()
 
 def stored_verdicts(path):  # -> {hash: (B, 2 height + 3)}
-    "What `store_verdicts` has written, nothing where it has not"
+    "What `make gpu-verdicts` has written, nothing where it has not"
     if not Path(path).exists(): return {}
     with np.load(path) as stored:
         return {name: torch.from_numpy(x.astype(np.int32)) for name, x in stored.items()}
-
-def store_verdicts(path, forests):
-    "The twin's verdicts on the CPU for (rule, V, B, logits)"
-    cases = [(rule, forest(rule, *sizes)) for rule, *sizes in forests]
-    found = {case_digest(rule, c): verdict_table(twin_of(rule)(*c, check=False)) for rule, c in cases}
-    np.savez_compressed(path, **{name: x.numpy().astype(np.int16) for name, x in found.items()})
 
 def tree_parity(verifiers, rule, V, B, device, logits=False, stored={}):
     "How many of `B` random trees each verifier on the device decides otherwise than the twin on the CPU"
@@ -474,69 +465,3 @@ def gpu_tasks(device, verifiers, size=GpuSizes()):
     launches = list({str(x): x for task in later for x in task.launches}.values())
     compiling = partial(compile_ahead, launches, size.processes)
     return [Task("bounds", partial(bounds, device), {}), Task("compile", compiling, {}), *later]
-
-# %% ../../../nbs/45a_tasks.ipynb #45a0c006
-class Rehearsed:
-    "A verifier that compiles its launch and returns the twin's verdict; it notes what was compiled"
-    def __init__(self, fused, twin): self.fused, self.twin, self.noted = fused, twin, {}
-    def __call__(self, *args, check=True, **shape):
-        with import_module("specref.gpu.kernels").CompileOnly() as compiled:
-            self.fused(*args, check=False, **shape)
-        self.noted |= {k.hash: k for k in compiled.kernels}
-        return self.twin(*args, check=check)
-
-def rehearse(task, verifiers, known):  # -> Task
-    "The same task on one tree or text, with a note of the kernels that `known` has not"
-    small = dict(B=1, draws=1000, length=64)
-    def run(**given):
-        for v in verifiers: v.noted.clear()
-        found = task.run(**{k: min(x, small[k]) if k in small else x for k, x in given.items()})
-        new = [k for v in verifiers for key, k in v.noted.items() if key not in known]
-        ahead = [x["kernels"] for x in found.get("compiled", ()) if not isinstance(x["kernels"], str)]
-        known.update([k.hash for k in new], [k["hash"] for kernels in ahead for k in kernels])
-        return dict(found, not_ahead=[k.name for k in new])
-    return task._replace(run=run)
-
-# %% ../../../nbs/45a_tasks.ipynb #f9a6db69
-def reference_verify(case, cast=np.float64):  # -> () -> token lists
-    "`reject` for every tree of a batch, with all that it needs laid out beforehand"
-    rows, N = case.p.numpy().astype(cast), case.batch.n // case.batch.B
-    roots = case.batch.token[case.batch.root.long()].tolist()
-    trees = unpack(case.batch, case.q, [(x,) for x in roots])
-    for tree in trees: tree.law[1:] = [law.astype(cast) for law in tree.law[1:]]
-    coins, picks = case.coins.view(-1, N).tolist(), case.picks.tolist()
-    tapes = [verdict_tape(u, [w]*N) for u, w in zip(coins, picks)]
-    def verify(i): return reject(rows[i*N:(i+1)*N], trees[i], tapes[i]).tokens(trees[i])
-    return lambda: [*map(verify, range(len(trees)))]
-
-# %% ../../../nbs/45a_tasks.ipynb #2b4385d7
-def token_lists(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
-
-def against_reference(tree, V, B, kind, threads, laps, device=torch.device("cpu")):
-    "Milliseconds of the twin and of the reference for `B` trees, medians over `laps` turns, and the bytes"
-    torch.set_num_threads(threads)
-    cases, dtype = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device), getattr(torch, kind)
-    cases = [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
-    runs = [(partial(verify_trees, *c, check=False), reference_verify(c, kind)) for c in cases]
-    same = all(token_lists(twin()) == reference() for twin, reference in runs)
-    took = [[1e3 * on_host([f], 1) for f in pair] for pair in islice(cycle(runs), laps)]
-    twin, reference = np.median(took, axis=0)
-    ratio = float(np.median([a / b for a, b in took]))
-    return dict(twin_ms=float(twin), reference_ms=float(reference), ratio=ratio, same=same,
-                bytes=or_reason(lambda: bytes_read(cases, verify_trees)[0]))
-
-# %% ../../../nbs/45a_tasks.ipynb #be67c2c3
-def copy_speed(threads, size=1 << 28):
-    "Bytes a second of a copy with so many threads"
-    torch.set_num_threads(threads)
-    return dict(copy=bounds(torch.device("cpu"), size)["copy"])
-
-def cpu_tasks(V=32_000, B=64, laps=30, Bs=(1, 4, 16, 64), size=1 << 28):
-    "All that is measured on a CPU"
-    given, trees = dict(V=V, laps=laps), ("chain 8", "16 nodes")
-    for threads in (1, 2):
-        yield Task("copy", copy_speed, dict(threads=threads, size=size))
-        for kind, tree in product(("float64", "float32"), trees):
-            yield Task("twin", against_reference, dict(given, tree=tree, B=B, kind=kind, threads=threads))
-    for b, tree in product(Bs, trees):
-        yield Task("size", against_reference, dict(given, tree=tree, B=b, kind="float64", threads=1))

@@ -26,9 +26,9 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNor
 from ..core.check import check_at_least, check_between, check_type
 from ..speed.cost import speedup
 from ..core.target import Meter
-from ..core.registry import SYSTEMS, Source, drafter_system
-from .length import ConfidenceLength, ScheduledChain
-from .skipping import PartialModel, attention_share, same_warp, whole_layers
+from ..core.registry import SYSTEMS, TRAININGS, Source, drafter_system, just
+from ..draft.length import ConfidenceLength, ScheduledChain
+from ..draft.skipping import PartialModel, attention_share, same_warp, whole_layers
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
 from ..models.recipe import fit, llama, save_model, write_network
 from ..models.transformer import HFModel, given_cache
@@ -308,6 +308,8 @@ def adapter_source(target, _):
     return Source(parts, AdapterDraft(parts, adapter), shared=inf)
 
 SYSTEMS.declare("LayerSkip", chain_system("LayerSkip", reject), "elhoushi2024layerskip",
-                source=layerskip_source, own_target=layerskip_model, trainings={"layerskip": train_layerskip})
+                source=layerskip_source, own_target=layerskip_model)
 SYSTEMS.declare("Kangaroo", drafter_system(adapter_drafts, reject, 6), "liu2024kangaroo",
-                source=adapter_source, for_embedded=True, trainings={"kangaroo": train_adapter})
+                source=adapter_source, for_embedded=True)
+TRAININGS.declare("layerskip", just(train_layerskip))
+TRAININGS.declare("kangaroo", just(train_adapter))

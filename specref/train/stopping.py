@@ -23,11 +23,11 @@ from ..core.check import check_at_least, check_between, look_up
 from ..core.loop import Round, Verdict
 from ..core.target import PerThread
 from ..core.tree import Tree
-from ..core.registry import SYSTEMS, Source
+from ..core.registry import SYSTEMS, TRAININGS, Source, just
 from ..models.embedded import DOMAINS, domain_ids, embedded, raw_model, sample_texts, stored, windows
 from ..models.recipe import fit, write_network, write_samples
 from ..verify.lossy import entropy
-from .length import Disco, ScheduledChain, SpecDecPP, drawn_row, scheduled_system
+from ..draft.length import Disco, ScheduledChain, SpecDecPP, drawn_row, scheduled_system
 
 # %% ../../nbs/24a_stopping.ipynb #c2875b87
 def best_from(p, q, text, survival, price, left):  # -> mean accepted, mean drafted, texts to go on after
@@ -297,7 +297,7 @@ def predicted_lengths(target, _, network, rule):
         drafts=lambda setup: ScheduledChain(setup.draft, rule(net, draft), setup.gamma)))
 
 SYSTEMS.declare("SpecDec++", scheduled_system(by_head), "huang2024specdecpp", for_embedded=True,
-                source=partial(predicted_lengths, network="specdec++", rule=trained_head),
-                trainings={"lengths": train_lengths})
+                source=partial(predicted_lengths, network="specdec++", rule=trained_head))
 SYSTEMS.declare("DISCO", scheduled_system(by_classifier), "mamou2024disco", for_embedded=True,
                 source=partial(predicted_lengths, network="disco", rule=trained_classifier))
+TRAININGS.declare("lengths", just(train_lengths))
