@@ -1,13 +1,19 @@
-"Modules, models and corpus of most notebooks, loaded once in the process they are forked from (warm.py)"
+"All modules, models and corpus, loaded once in the process from which notebooks are forked (warm.py)"
 from importlib import import_module
+from pathlib import Path
 
-for name in ("execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats",
-             "torch", "tqdm.auto", "transformers.generation", "transformers.models.auto",
-             "transformers.models.llama.modeling_llama"):
-    import_module(name)
+import torch
 
-from specref.models.embedded import DOMAINS, domain_ids, raw_model, tokenizer
+import specref
+from specref.models.embedded import DOMAINS, domain_ids, embedded, tokenizer
 
-for name in ("target", "small", "large"): raw_model(name)
+ROOT = Path(specref.__file__).parent
+OTHERS = "execnb.shell", "matplotlib.pyplot", "psutil", "scipy.optimize", "scipy.special", "scipy.stats"
+FILES = [f.relative_to(ROOT.parent) for f in sorted(ROOT.rglob("*.py")) if not f.stem.startswith("_")]
+for name in (*OTHERS, *(".".join(f.with_suffix("").parts) for f in FILES)): import_module(name)
+
+for name in ("target", "small"):
+    for dtype in (torch.float32, torch.float64): embedded(name, dtype)
+embedded("large")
 for domain in DOMAINS: domain_ids(domain)
 tokenizer()

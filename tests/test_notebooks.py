@@ -12,8 +12,9 @@ def test_runs_as_stored(path):
     assert not found, f"{path.name} gives other outputs than stored (`make nbs` stores them again)\n{found}"
 
 
-def test_changed_outputs_are_found(tmp_path):
-    "A changed output is found; `measured` cells are not compared; a cell that raises fails the run"
+def test_changed_outputs_are_found(tmp_path, monkeypatch):
+    """A changed output is found; `measured` cells are not compared, and `long` ones run in the long profile
+    alone; a cell that raises fails the run"""
     def cell(source, output, **metadata):
         return v4.new_code_cell(source, metadata=metadata, outputs=[v4.new_output("stream", text=output)])
     def found(*cells):
@@ -22,7 +23,11 @@ def test_changed_outputs_are_found(tmp_path):
         return list(changes(file))
     assert not found(cell("print(1)", "1\n"), cell("print(2)", "3\n", tags=["measured"]))
     assert {"-2", "+1"} <= set(found(cell("print(1)", "2\n")))
-    with pytest.raises(CellFailed, match="ZeroDivisionError"): found(cell("1/0", ""))
+    monkeypatch.delenv("SPECREF_LONG", raising=False)
+    assert not found(long := cell("1/0", "2\n", tags=["measured", "long"]))
+    monkeypatch.setenv("SPECREF_LONG", "1")
+    for failing in cell("1/0", ""), long:
+        with pytest.raises(CellFailed, match="ZeroDivisionError"): found(failing)
 
 
 def test_cells_that_miss_a_package_say_so(tmp_path):

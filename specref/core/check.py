@@ -33,14 +33,14 @@ def check_at_least(least, **given):
 
 def is_number(x):
     "A real number, and no truth value"
-    return isinstance(x, Real) and not isinstance(x, (bool, np.bool_))
+    return type(x) in (float, int) or isinstance(x, Real) and not isinstance(x, (bool, np.bool_))
 
 def check_between(low, high, **given):
     "A named argument must be a finite number from `low` to `high`"
-    wanted = f">= {low}" if high == inf else f"from {low} to {high}"
     for name, x in given.items():
-        if not is_number(x) or not low <= x <= high or x == inf:
-            raise ValueError(f"{name}: got {x!r}, wanted a finite number {wanted}")
+        if is_number(x) and low <= x <= high and x != inf: continue
+        wanted = f">= {low}" if high == inf else f"from {low} to {high}"
+        raise ValueError(f"{name}: got {x!r}, wanted a finite number {wanted}")
 
 def check_rate(**given):
     "A named argument must be a number between 0 and 1, both excluded"

@@ -15,12 +15,14 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'S
            'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer',
            'verify_chains_kernel', 'check_power_of_two', 'check_programs', 'row_arrays', 'request_of',
            'row_tops_kernel', 'with_tops', 'processors', 'usual_registers', 'counters', 'launch_counters',
-           'verdict_room', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'patch_language_once', 'Watched',
-           'NodeReads', 'node_reads', 'rows_read', 'OfflineDriver', 'CompileOnly', 'machine_code', 'resources']
+           'verdict_room', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'size_and_shape', 'make_tensor',
+           'patch_interpreter', 'Watched', 'NodeReads', 'node_reads', 'rows_read', 'OfflineDriver', 'CompileOnly',
+           'machine_code', 'resources']
 
 # %% ../../nbs/42a_kernels.ipynb #0376389b
 import re, subprocess
 from functools import cache
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -28,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITFunction
 from . import verify
 from .verify import Logits, BatchVerdict, check_arguments
@@ -790,15 +793,30 @@ def fused_verify_chains(batch, p, q, coins, picks, check=True,   # -> BatchVerdi
     return launch(verify_chains_kernel, batch.height + 1, batch, p, q, coins, picks, *shape)
 
 # %% ../../nbs/42a_kernels.ipynb #edb9b96a
-def patch_language_once():
-    "Triton's interpreter patches its language at each call inside a kernel; once a module is enough"
+@cache
+def size_and_shape(*shape):
+    "A shape as Triton's tensors hold it"
+    return tl.constexpr(prod(shape)), tl.tuple([tl.constexpr(n) for n in shape])
+
+def make_tensor(self, handle, type):
+    "What `tl.tensor.__init__` does, with shapes that are made once"
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.numel, self.shape = size_and_shape(*(type.shape if type.is_block() else ()))
+
+def patch_interpreter():
+    """Triton's interpreter in half the time: what it makes anew in every call or operation is made once, and
+    the overflow checks that it computes and asserts in debug mode alone are left out"""
     from triton.runtime import interpreter
-    patched = set()
+    patched, kept = set(), cache(interpreter._get_np_dtype)
     def called(self, *args, **kw):
         if id(self.fn.__globals__) not in patched: interpreter._patch_lang(self.fn)
         patched.add(id(self.fn.__globals__))
         return self.rewrite()(*args, **kw)
     interpreter.InterpretedFunction.__call__ = called
+    interpreter._get_np_dtype = lambda kind: kept(tl.uint64 if kind.scalar.is_ptr() else kind.scalar)
+    tl.tensor.__init__, TritonSemantic.binary_op_sanitize_overflow_impl = make_tensor, lambda *_: None
+
+if triton.knobs.runtime.interpret: patch_interpreter()
 
 class Watched:
     "Records, in the interpreter, what is loaded from the named tensors: entries (name, [(row, token), ...])"

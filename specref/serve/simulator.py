@@ -12,6 +12,7 @@ __all__ = ['DECAY', 'LEVELS', 'Arrival', 'EngineStep', 'ServingEngine', 'rooflin
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import inf
 import numpy as np
@@ -88,6 +89,7 @@ def curve_seconds(rows: list) -> Callable:
     curves = {g: sorted((row["batch"], row["seconds"]) for row in rows if row["gamma"] == g) for g in lengths}
     if lengths[:1] != [0] or any(len(curve) < 2 for curve in curves.values()):
         raise ValueError(f"rows: got draft lengths {lengths}, wanted 0 and two batches or more of each")
+    @cache
     def read(gamma, texts):
         batches, seconds = zip(*curves[gamma])
         slope = (seconds[-1] - seconds[-2]) / (batches[-1] - batches[-2])
@@ -295,12 +297,13 @@ def best_lengths(seconds: Callable, most: int = 8, rate: Callable = estimated, p
         rows, survival = sum(text.rows for text in texts), survival_rates(map(rate, texts), most)
         likely = survival[..., None] >= LEVELS   # (texts, places, levels)
         tokens, each = (np.cumsum(x.sum(0), 0) for x in (survival[..., None]*likely, likely))
+        @cache   # neighbouring levels often have the same drafts
+        def took(longest, shorter): return seconds(EngineStep(len(texts), longest, rows, shorter=shorter))
         def goodput(choice):
             longest, level = choice
-            if not longest: return len(texts) / seconds(EngineStep(len(texts), 0, rows))
+            if not longest: return len(texts) / took(0, 0)
             shorter = int(longest*len(texts) - each[longest - 1, level])
-            step = EngineStep(len(texts), longest, rows, shorter=shorter)
-            return (len(texts) + tokens[longest - 1, level]) / seconds(step)
+            return (len(texts) + tokens[longest - 1, level]) / took(longest, shorter)
         longest, level = max(product(range(most + 1), range(len(LEVELS))), key=goodput)
         found = likely[:, :longest, level].sum(1)
         return [int(k) or int(most > 0 and text.idle >= probe) for text, k in zip(texts, found)]
