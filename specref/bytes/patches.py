@@ -214,11 +214,11 @@ def blt_dv(target, size=8) -> System:
 
 # %% ../../nbs/52b_patches.ipynb #e9e4deeb
 def past_the_patch(setup):
-    "On tables token 0 ends a patch, and the draft model is in the place of the local decoder"
+    "On tables token 0 ends a patch, and the draft model is in place of the local decoder"
     def patcher(text): return [True, True, *(x == 0 for x in text)]
     return ScheduledChain(setup.draft, PatchEnd(patcher, beyond=2), setup.gamma)
 def hidden_slots(setup):
-    "Token 0 in the place of hidden bytes, which do not read each other's tokens"
+    "Token 0 in place of hidden bytes, which do not read each other's tokens"
     return Chain(SlotRows(setup.draft, (0,)*(setup.gamma - 1)), setup.gamma)
 
 BYTE_SYSTEMS.declare("BLT-S", drafter_system(past_the_patch, reject, 8), "kallini2026")

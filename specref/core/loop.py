@@ -140,12 +140,12 @@ def builds_system(f):
     return isinstance(f, (FunctionType, MethodType, partial)) and argument_counts(f)[0] == 1
 
 def part_of(x, name):  # -> words
-    "What to write in the place of a system, or of what builds one, where its part is wanted; else nothing"
+    "What to write in place of a system, or of what builds one, where its part is wanted; else nothing"
     if isinstance(x, System): return "its parts: drafter=system.drafter, verify=system.verify"
     return f"what it builds of its one argument, a draft: build(draft).{name}" if builds_system(x) else ""
 
 def drafter_words(x):
-    "What to write in the place of `x` where a drafter is wanted"
+    "What to write in place of `x` where a drafter is wanted"
     if words := part_of(x, "drafter"): return words
     if isinstance(x, type): return "a value of it, such as Chain(model, 4)"
     if isinstance(x, Target): return "a drafter that calls it, such as Chain(model, 4)"

@@ -77,7 +77,7 @@ class Declared:
     tour: bool = False             # is it one of the short tour?
     source: Callable = Source      # (target, draft model) -> Source
     for_embedded: bool = False     # was the source trained, or chosen, for the embedded target?
-    own_target: Callable | None = None   # -> the model that it decodes with in the place of that target
+    own_target: Callable | None = None   # -> the model that it decodes with in place of that target
     translate: Callable | None = None    # (target, draft model, both tokenizers) -> Source
     near: Callable = itself        # of a lossy rule: target -> what its output approximates
     recipe: object = None          # how its network is trained

@@ -210,7 +210,7 @@ def given_words(x):
     return f"the network {type(x).__name__}" if hasattr(x, "forward") else f"{x!r:.80}"
 
 def model_words(x):
-    "What to write in the place of `x` where a model is wanted"
+    "What to write in place of `x` where a model is wanted"
     encoder = getattr(getattr(x, "config", None), "is_encoder_decoder", False)
     return ENCODED if encoder else SERVED
 

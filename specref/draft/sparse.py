@@ -274,7 +274,7 @@ def magicdec_source(target, _):
     budget = cache_budget(target)
     return Source(target, SparseModel(target, SnapKV(budget, min(32, budget // 4)), budget // 4))
 def sparse_cascade(setup):
-    "On tables the draft model is in the place of the target with selected rows, below it the last two tokens"
+    "On tables the draft model is in place of the target with selected rows, below it the last two tokens"
     return TriForce(setup.draft, setup.gamma, Chain(LastTokens(setup.draft, 2), 1))
 def triforce_source(target, draft):
     "The target with a retrieval cache, and below it the draft model with a window"

@@ -170,7 +170,7 @@ def space_target(dtype=torch.float32, **kw):
 
 # %% ../../nbs/33d_space.ipynb #fa8c8c06
 def mask_groups(setup):
-    "Token 0 in the place of the mask"
+    "Token 0 in place of the mask"
     return Space(setup.draft.V, setup.gamma, mask=0)
 def space_source(target, _):
     "The model that was tuned to fill in masks, a target of its own"

@@ -113,7 +113,7 @@ def fastest(got, r):  # -> us, share of a copy's speed, name
 
 # %% ../../../nbs/45b_measured.ipynb #41f7190c
 def reasons(x):  # dict -> messages, of it and of the dicts in it
-    "The error texts that `or_reason` has put in the place of numbers"
+    "The error texts that `or_reason` has put in place of numbers"
     for k, y in x.items():
         if isinstance(y, dict): yield from reasons(y)
         elif isinstance(y, str) and ("Error" in y or k == "error"): yield y
