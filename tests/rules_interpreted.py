@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from kernels_interpreted import CASES, LAST, doubles, drafted, kinds, mutated, numbers, ragged
+from kernels_interpreted import CASES, LAST, doubles, drafted, kinds, numbers, ragged
+from planted import at_equality, given, instead, never, plant, without
 from verify_helpers import HIDDEN, corruptions, hidden
 from specref.core.law import exact
 from specref.core.rng import verdict_tape
@@ -25,13 +26,11 @@ from specref.verify.traversal import traversal
 
 COUNT = dict(verified=0, mutants=0, watched=0)
 
-
 def lists(out):
     "For each request the tokens and accepted nodes, or its status"
     rows = zip(out.tokens.tolist(), out.nodes.tolist(), out.length.tolist(), out.status.tolist())
     COUNT["verified"] += len(out.status)
     return [status or (tokens[:n], nodes[:n - 1]) for tokens, nodes, n, status in rows]
-
 
 def weighed(rows, batch):
     "The rows of p or q as numpy, in the weights that a kernel computes"
@@ -40,14 +39,12 @@ def weighed(rows, batch):
     b = batch.tree.long() if len(rows.x) == batch.n else 0*m
     return rows.weigh(b, m, rows.top and rows.top(b, m)).numpy()
 
-
 def by_reference(rule, trees, batch, p, coins, picks):  # -> as `lists`
     "What a rule of the book returns on the same numbers"
     p = weighed(p, batch)
     slices = [slice(start, start + len(tree)) for tree, start in zip(trees, batch.root.tolist())]
     return [on_tree(rule, tree, p[own], verdict_tape(coins[own], picks[own]), own.start)
             for tree, own in zip(trees, slices)]
-
 
 def on_tree(rule, tree, p, rng, start):
     "The tokens of a verdict, and its nodes in the batch"
@@ -56,14 +53,11 @@ def on_tree(rule, tree, p, rng, start):
     while i: path, i = [start + i, *path], tree.parent[i]
     return [*v.tokens(tree)], path
 
-
 def of_each(picks, batch): return picks[batch.tree.long()].numpy()
-
 
 # Parity with the book, on the same numbers
 
 def uniform(rng, n): return torch.tensor(rng.random(n))
-
 
 def some_trees(seed, V, chains=False):
     rng = np.random.default_rng(seed)
@@ -71,14 +65,12 @@ def some_trees(seed, V, chains=False):
     batch, p, q, *_ = drafted(rng, trees, V)
     return rng, trees, batch, p, q
 
-
 def tokens_at(batch, p, picks):
     "The token after every node, by the torch verifier on lone roots"
     alone = flat([-1]*batch.n, [0]*batch.n)
     if isinstance(p, Logits) and torch.is_tensor(p.temperature):
         p = replace(p, temperature=p.temperature[batch.tree.long()])
     return verify_trees(alone, p, None, picks, picks, check=False).tokens[:, 0].tolist()
-
 
 def walked(batch, draws):  # -> as `lists`
     "The walk of `match` along the links, from the token drawn after each node"
@@ -92,7 +84,6 @@ def walked(batch, draws):  # -> as `lists`
         found.append((tokens, nodes))
     return found
 
-
 def matching_cases(seeds, sizes):
     for seed in seeds:
         rng, trees, batch, p, q = some_trees(seed, int(np.random.default_rng(seed).choice(sizes)))
@@ -103,12 +94,10 @@ def matching_cases(seeds, sizes):
         want = by_reference(match, trees, batch, p, inside.numpy(), inside.numpy())
         yield dict(batch=batch, p=p, picks=inside), want
 
-
 def noisy(batch, seed, position):
     "The position and the seed of each node"
     b = batch.tree.long()
     return seed[b], (position[b] + batch.depth)
-
 
 def coupled_cases(seeds, sizes):
     for seed in seeds:
@@ -126,7 +115,6 @@ def coupled_cases(seeds, sizes):
         lengths = torch.tensor([len(tree.ctx) for tree in trees])
         yield dict(batch=batch, p=p, seed=seed, position=lengths), want
 
-
 def typical_cases(seeds, sizes):
     for seed in seeds:
         rng, trees, batch, p, q = some_trees(seed, int(np.random.default_rng(seed).choice(sizes)))
@@ -136,7 +124,6 @@ def typical_cases(seeds, sizes):
         want = by_reference(rule, trees, batch, x, coins, of_each(picks, batch))
         yield dict(batch=batch, p=x, picks=picks, epsilon=epsilon, delta=delta), want
         yield gated((epsilon, delta), trees, batch, p, picks)
-
 
 def gated(limits, trees, batch, p, picks):  # -> a case
     "The row before a low temperature decides, the last token is drawn after it"
@@ -150,7 +137,6 @@ def gated(limits, trees, batch, p, picks):  # -> a case
     more = dict(zip(("epsilon", "delta"), limits))
     return dict(batch=batch, p=cold, picks=picks, gate=gate, **more), want
 
-
 TIED = [.25, .25, .5]
 DESIGNED = [   # edges (parent, token), the row of the context and of the others, limits
     ([(0, 2), (0, 1), (2, 2), (1, 1), (1, 0), (2, 0)], TIED, TIED, (.25, .9)),   # a token at the limit
@@ -158,7 +144,6 @@ DESIGNED = [   # edges (parent, token), the row of the context and of the others
     ([(0, 0), (0, 1), (2, 2), (1, 2), (4, 0), (3, 0)], TIED, TIED, (.2, .9)),    # the later path's end first
     ([(0, 0), (1, 1), (0, 2), (3, 0), (4, 0)], [.48, .31, .21], [1/3]*3, (.9, .6)),   # two limits on a path
 ]
-
 
 def tied_paths():
     "Paths of equal probability, and limits that decide"
@@ -174,16 +159,13 @@ def tied_paths():
     for parent in (0, 1): tree.add(parent, 1, exact(1, 1, 2))
     yield gated((.25, .9), [tree], flat([-1, 0, 1], [0, 1, 1]), doubles([[.5, .3, .2]]*3), doubles([.3]))
 
-
 STARS = "duplicates", "order", "exclusion", "little", "twice", "uniform"
-
 
 def stars():
     "Trees of one layer, which traversal verifies as `reject` does"
     for name in STARS:
         args = dict(zip(("batch", "p", "q", "coins", "picks"), CASES[name]))
         yield args, lists(verify_trees(*CASES[name]))
-
 
 def traversal_cases(seeds, sizes):
     for seed in seeds:
@@ -196,26 +178,21 @@ def traversal_cases(seeds, sizes):
         want = by_reference(traversal, same, batch, x, coins.numpy(), of_each(picks, batch))
         yield dict(batch=batch, p=x, q=y, coins=coins, picks=picks), want
 
-
 def q_weights(q):
     rows, m = q if isinstance(q, Logits) else Probs(q), torch.arange(len(getattr(q, "x", q)))
     return rows.weigh(0*m, m, rows.top and rows.top(0*m, m)).numpy()
-
 
 SUITES = dict(match_trees=matching_cases, match_coupled=coupled_cases, typical_trees=typical_cases,
               traverse_trees=traversal_cases)
 SEEDS = dict(match_trees=range(4), match_coupled=range(3), typical_trees=range(3), traverse_trees=range(6))
 
-
-def agrees(rule, args, want, K=rules, block=4):
-    return lists(getattr(K, f"fused_{rule}")(**args, check=False, block=block)) == want
-
+def agrees(rule, args, want, block=4):
+    return lists(getattr(rules, f"fused_{rule}")(**args, check=False, block=block)) == want
 
 @cache
 def cases(rule):
     designed = dict(typical_trees=tied_paths, traverse_trees=stars).get(rule, list)
     return [*designed(), *SUITES[rule](SEEDS[rule], (2, 3, 5, 11))]
-
 
 def everything_agrees():
     for rule, suite in SUITES.items():
@@ -225,7 +202,6 @@ def everything_agrees():
             for args, want in suite((seed,), (V,)): assert agrees(rule, args, want, block=16), rule
         for args, want in suite((202,), (4099,)): assert agrees(rule, args, want, block=2048), rule
 
-
 # Chains, broken requests
 
 def same_as_chains(args):
@@ -233,7 +209,6 @@ def same_as_chains(args):
     found, want = (f(*args, check=False) for f in (rules.fused_traverse_trees, verify_chains))
     COUNT["verified"] += args[0].B
     return all(map(torch.equal, vars(found).values(), vars(want).values()))
-
 
 def chains():
     for seed in range(4):
@@ -248,7 +223,6 @@ def chains():
         args, are_chains, _ = hidden(name)
         if are_chains: assert same_as_chains(args), name
 
-
 def shared_links():
     "Nodes that are offered by many parents: more offers than nodes, and no circle"
     n = 7
@@ -256,13 +230,12 @@ def shared_links():
     batch = replace(batch, child=torch.tensor([1, 3, 3, 5, 5, -1, -1], dtype=torch.int32))
     return batch, doubles([[.5, .5]]*n), doubles([.5]*n)
 
-
-def of_shared_links(K):
+def of_shared_links():
     "What the two rules that come back to a node return for such links"
     batch, p, u = shared_links()
-    return [lists(out) for out in (K.fused_typical_trees(batch, p, u[:1], check=False),
-                                   K.fused_traverse_trees(batch, p, None, u*0 + LAST, u[:1], check=False))]
-
+    found = (rules.fused_typical_trees(batch, p, u[:1], check=False),
+             rules.fused_traverse_trees(batch, p, None, u*0 + LAST, u[:1], check=False))
+    return [*map(lists, found)]
 
 def calls_on(batch, p, q, coins, picks, skipped=()):
     "What the four kernels return"
@@ -271,9 +244,7 @@ def calls_on(batch, p, q, coins, picks, skipped=()):
     for rule in given.keys() - {*skipped}:
         yield rule, lists(getattr(rules, f"fused_{rule}")(batch, p, **given[rule], check=False, block=8))
 
-
 ROTATED = ("match_trees", "typical_trees"), ("match_coupled",), ("match_trees", "traverse_trees")
-
 
 def broken():
     "A broken request has a status, the others their tokens; what a rule does not read may be wrong"
@@ -289,8 +260,7 @@ def broken():
                 status = found[1] if isinstance(found[1], int) else 0
                 assert status in [*right, *[0]*unread], f"{rule}: {name}"
                 assert found[::2] == whole[rule][::2], f"{rule}: {name}"
-    assert of_shared_links(rules) == [[2], [2]]
-
+    assert of_shared_links() == [[2], [2]]
 
 # What is read
 
@@ -309,15 +279,12 @@ def recorded(p, tree, coins, picks):  # -> {node: rejected children}, {node test
     try: return rejected, scales, traversal(p, tree, verdict_tape(coins, picks))
     finally: traversals.LeafResiduals, traversals.first_accepted = plain.LeafResiduals, plain.first_accepted
 
-
 def loaded(call, **tensors):
     with Watched(**tensors) as watched: out = call()
     COUNT["watched"] += 1
     return out, *(watched.full(name) for name in tensors)
 
-
 def path_of(out): return [0, *(i for i in out.nodes[0].tolist() if i >= 0)]
-
 
 def typical_reads(p, tree, end, limits):
     "Nodes with children that typical paths reach, and the end"
@@ -328,7 +295,6 @@ def typical_reads(p, tree, end, limits):
         todo += [c for c in tree.children(u) if p[u][tree.token[c]] > bound]
         if tree.children(u): reached.add(u)
     return reached
-
 
 def reads(V=5):
     "The rows loaded in blocks are those of Proposition rule-reads"
@@ -346,7 +312,6 @@ def reads(V=5):
         assert of_p == typical_reads(p.numpy(), tree, path_of(out)[-1], (.1, .4)), seed
         traversal_reads(batch, tree, p, q, coins, picks)
 
-
 def traversal_reads(batch, tree, p, q, coins, picks):
     "Rows of nodes with a rejected child, of the end, and of the rejected children; of logits those tested"
     def fused(p, q): return rules.fused_traverse_trees(batch, p, q, coins, picks, check=False, block=4)
@@ -360,88 +325,82 @@ def traversal_reads(batch, tree, p, q, coins, picks):
     _, of_p, of_q = loaded(lambda: fused(Logits(p), Logits(q)), p=p, q=q)
     assert of_p == {u for u, a in scales.items() if a > 0} and of_q == rows_of(batch, scales)
 
-
 def rows_of(batch, nodes): return {int(batch.q_row[c]) for c in nodes} - {-1}
-
 
 # Mutants: each is detected by the suite of its rule
 
-MUTANTS = {
-    "only the first child": (
-        "match_trees", "(found < 0): c = tl.load(tree.sibling + c)", "(found < 0): c = -1"),
-    "one number for all nodes": ("match_trees", "tl.load(picks + at.node)", "tl.load(picks)"),
-    "the last level again": ("match_trees", "status, at = enter_node(tree, p, c, BLOCK)\n    store",
-                             "status, at = enter_node(tree, p, tree.first, BLOCK)\n    store"),
-    "noise of the round": ("match_coupled", "token_times(position + n,", "token_times(n,"),
-    "one noise for all depths": ("match_coupled", "token_times(position + n,", "token_times(position,"),
-    "the first seed": ("match_coupled", "tl.load(seed + b)", "tl.load(seed)"),
-    "the first position": ("match_coupled", "tl.load(position + b)", "tl.load(position)"),
-    "tokens of weight zero": ("match_coupled", "earlier = (w > 0) & ", "earlier = (w >= 0) & "),
-    "nine rounds": ("match_coupled", "tl.static_range(10)", "tl.static_range(9)"),
-    "the key stays": ("match_coupled", "        key += STEP\n", ""),
-    "words exchanged": ("match_coupled", "((a << 20) | (b >> 12)) * 2", "((b << 20) | (a >> 12)) * 2"),
-    "times upside down": ("match_coupled", "-logarithm(odd", "1 / -logarithm(odd"),
-    "the last block wins": ("match_coupled", "(w > 0) & (there < times)", "(w > 0)"),
-    "at the limit": ("typical_trees", "px > limit", "px >= limit"),
-    "epsilon alone": ("typical_trees", "tl.minimum(tl.load(limits), limit)", "tl.load(limits) + 0 * limit"),
-    "delta alone": ("typical_trees", "tl.minimum(tl.load(limits), limit)", "limit"),
-    "no entropy": ("typical_trees", "power(mean.to(tl.float32)).to(tl.float64) * top.share", "top.share"),
-    "the first path": ("typical_trees", "(n > best.n) | ((n == best.n) & first)", "(n > best.n)"),
-    "the last of equals": ("typical_trees", "(weight > best.weight) |", "(weight >= best.weight) |"),
-    "the first of equals": ("typical_trees", "(parent < best.parent)", "(parent < -1)"),
-    "the most probable path": ("typical_trees", "(n > best.n) | ((n == best.n) & first)", "first"),
-    "the last token's probability": ("typical_trees", "weight = at.scale * px", "weight = px"),
-    "the decoded row decides": ("typical_trees", "own_rows(q, q_rows, q_each, b, V, Q)\n    status, best",
-                                "own_rows(p, p_rows, p_each, b, V, P)\n    status, best"),
-    "no way back": ("typical_trees", "c = tl.load(tree.sibling + at.node)\n                at, limit", 
-                    "c = -1\n                at, limit"),
-    "the limit below": (
-        "typical_trees", "level_node(stack, d), entry(bounds, d)", "level_node(stack, d), limit"),
-    "K without 1 - a": ("traverse_trees", "+ (1 - at.scale)) * ONE", ") * ONE"),
-    "K = 1": ("traverse_trees", "if j > 0: cap", "if j > 99: cap"),
-    "the scale is lost": ("traverse_trees", "with_scale(at, scale), d + 1", "with_scale(at, one), d + 1"),
-    "the root's coin": ("traverse_trees", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
-    "not divided by K": ("traverse_trees", "u * (S + (1 - at.scale)) < S", "u < S"),
-    "S not renewed": ("traverse_trees", "if d > 0: S = residual_sum", "if d > 99: S = residual_sum"),
-    "offers not restored": ("traverse_trees", "at, past, j = off_stack(stack, d)",
-                            "at, _, j = off_stack(stack, d)"),
-    "rejected once more": ("traverse_trees", "                j += 1\n", "                j += 0\n"),
-    "the first child alone": (
-        "traverse_trees", "c, d = tl.load(tree.sibling + at.node), d - 1", "c, d = -1, d - 1"),
-    "parents first": ("traverse_trees", "d + 1, 0, tl.load(tree.child + c)", "d + 1, 0, -1"),
-    "last draw from p": ("traverse_trees", "drawn_token(p, q, at, j, past, tl.load(picks + b)",
-                         "drawn_token(p, q, at, 0, past, tl.load(picks + b)"),
-    "not capped at 1": ("traverse_trees", "tl.minimum(r, most) /", "r /"),
+SEARCH, WALK, NEXT = "typical_search", "traverse_trees_kernel", "tl.load(tree.sibling + at.node)"
+LATER, LEAST = "position + n", "tl.minimum(tl.load(limits), limit)"
+MUTANTS = {   # name: (function, change), of each rule
+    "match_trees": {
+        "only the first child": ("matching_child", instead("tl.load(tree.sibling + c)", "-1")),
+        "one number for all nodes": ("draw_uniform", instead("picks + at.node", "picks")),
+        "the last level again": (
+            "match_walk", instead("enter_node(_, _1, c, _2)", "enter_node(_, _1, tree.first, _2)")),
+    },
+    "match_coupled": {
+        "noise of the round": ("draw_race", instead(LATER, "n")),
+        "one noise for all depths": ("draw_race", instead(LATER, "position")),
+        "the first seed": ("match_coupled_kernel", instead("seed + b", "seed")),
+        "the first position": ("match_coupled_kernel", instead("position + b", "position")),
+        "tokens of weight zero": ("draw_race", instead("(w > 0) & _", "(w >= 0) & _")),
+        "nine rounds": ("philox_words", instead("tl.static_range(10)", "tl.static_range(9)")),
+        "the key stays": ("philox_words", without("key += STEP")),
+        "words exchanged": ("token_times", instead("(a << 20) | (b >> 12)", "(b << 20) | (a >> 12)")),
+        "times upside down": ("token_times", instead("-logarithm(_)", "1 / -logarithm(_)")),
+        "the last block wins": ("draw_race", without("there < times")),
+    },
+    "typical_trees": {
+        "at the limit": (SEARCH, at_equality("px > limit")),
+        "epsilon alone": ("typical_limit", instead(LEAST, "tl.load(limits) + 0 * limit")),
+        "delta alone": ("typical_limit", instead(LEAST, "limit")),
+        "no entropy": ("typical_limit", without("power(_).to(tl.float64)")),
+        "the first path": ("longer_path", without("(n == best.n) & first")),
+        "the last of equals": ("longer_path", at_equality("weight > best.weight")),
+        "the first of equals": ("longer_path", never("parent < best.parent")),
+        "the most probable path": ("longer_path", instead("_ | ((n == best.n) & first)", "first")),
+        "the last token's probability": (SEARCH, without("at.scale")),
+        "the decoded row decides": ("typical_trees_kernel", instead(
+            "own_rows(q, q_rows, q_each, b, V, Q)", "own_rows(p, p_rows, p_each, b, V, P)")),
+        "no way back": (SEARCH, instead(NEXT, "-1")),
+        "the limit below": (SEARCH, instead("entry(bounds, d)", "limit")),
+    },
+    "traverse_trees": {
+        "K without 1 - a": ("scale_of", without("1 - at.scale")),
+        "K = 1": ("scale_of", never("j > 0")),
+        "the scale is lost": (WALK, instead("with_scale(at, scale)", "with_scale(at, one)")),
+        "the root's coin": (WALK, instead("coins + at.node", "coins + tree.first")),
+        "not divided by K": (WALK, instead("u * _ < S", "u < S")),
+        "S not renewed": (WALK, never("d > 0")),
+        "offers not restored": (
+            WALK, instead("at, past, j = off_stack(stack, d)", "at, _, j = off_stack(stack, d)")),
+        "rejected once more": (WALK, without("j += 1")),
+        "the first child alone": (WALK, instead(NEXT, "-1")),
+        "parents first": (WALK, instead("tl.load(tree.child + c)", "-1")),
+        "last draw from p": (WALK, given("drawn_token", "j", "0")),
+        "not capped at 1": ("child_scale", instead("tl.minimum(r, most)", "r")),
+    },
 }
 BOUNDS = {   # broken links that a kernel must not follow
-    "more offers than nodes": ("(left >= 0) & (d < height) & (j", "(d < height) & (j"),
-    "more paths than nodes": ("(left >= 0) & (d < height), status", "(d < height), status"),
+    "more offers than nodes": (WALK, without("left >= 0")),
+    "more paths than nodes": (SEARCH, without("left >= 0")),
 }
-
-
 DETECTING = dict(traverse_trees=(1, 11, 7, 10))   # tried first
-
-
-def changed_rules(changes, detected):
-    "The names of those that `detected(name, module)` lets pass"
-    for name, change in changes.items():
-        COUNT["mutants"] += 1
-        if not detected(name, mutated(*change[-2:], of=rules)): yield name
-
 
 def alive():
     "Mutants that return what the rules of the book do"
-    tried = {rule: [cases(rule)[k] for k in DETECTING.get(rule, ())] + cases(rule) for rule in SUITES}
-    def detected(name, K):
-        rule = MUTANTS[name][0]
-        differs = (k for k, (args, want) in enumerate(tried[rule]) if not agrees(rule, args, want, K))
-        k = next(differs, None)
-        if k is None: return False
-        tried[rule].insert(0, tried[rule].pop(k))   # what detects one mutant often detects the next
-        return True
-    yield from changed_rules(MUTANTS, detected)
-    yield from changed_rules(BOUNDS, lambda name, K: of_shared_links(K) != [[2], [2]])
-
+    for rule, mutants in MUTANTS.items():
+        tried = [cases(rule)[k] for k in DETECTING.get(rule, ())] + cases(rule)
+        for name, change in mutants.items():
+            COUNT["mutants"] += 1
+            with plant(rules, *change):
+                k = next((k for k, case in enumerate(tried) if not agrees(rule, *case)), None)
+            if k is None: yield name
+            else: tried.insert(0, tried.pop(k))   # what detects one mutant often detects the next
+    for name, change in BOUNDS.items():
+        COUNT["mutants"] += 1
+        with plant(rules, *change):
+            if of_shared_links() == [[2], [2]]: yield name
 
 def noise():
     "The published vectors of Philox; the logarithm; the least and the greatest time"
@@ -460,13 +419,11 @@ def noise():
     gap = np.maximum(np.abs(1 - np.exp(-times) - steps[1:]), np.abs(1 - np.exp(-times) - steps[:-1])).max()
     assert gap * 60_000**.5 < 2   # Kolmogorov: exceeded with probability 2 e^-8
 
-
 def main():
     "Run everything; the last line counts verified trees, recorded programs, detected mutants"
     for check in (noise, everything_agrees, chains, broken, reads): check()
     left = [*alive()]
     assert not left, left
     print(COUNT["verified"], COUNT["watched"], COUNT["mutants"])
-
 
 if __name__ == "__main__": main()

@@ -37,6 +37,15 @@ def with_entry(batch, name, at, value):
     x[at] = value
     return replace(batch, **{name: x})
 
+def resorted(batch):
+    "The links of a batch with the children of each node in the order of their tokens"
+    child, sibling = batch.child.clone(), batch.sibling.clone()
+    for u in range(batch.n):
+        kids = [i for i in range(batch.n) if batch.parent[i] == u]
+        kids.sort(key=lambda i: batch.token[i])
+        for at, links, i in zip([u, *kids], [child, *[sibling]*len(kids)], [*kids, -1]): links[at] = i
+    return child, sibling
+
 nan, inf = np.nan, np.inf
 TWO, HALF, THREE = (-1, 0, 0), [.5, .5, 0.], [.25, .5, .25]
 HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what is changed, chains?, status

@@ -807,11 +807,18 @@ def patch_interpreter():
     """Triton's interpreter in half the time: what it makes anew in every call or operation is made once, and
     the overflow checks that it computes and asserts in debug mode alone are left out"""
     from triton.runtime import interpreter
-    patched, kept = set(), cache(interpreter._get_np_dtype)
+    patched, kept, new_block = set(), cache(interpreter._get_np_dtype), tl.block_type.__init__
     def called(self, *args, **kw):
         if id(self.fn.__globals__) not in patched: interpreter._patch_lang(self.fn)
         patched.add(id(self.fn.__globals__))
         return self.rewrite()(*args, **kw)
+    @cache
+    def block_of(kind, *shape):
+        made = tl.block_type.__new__(tl.block_type)
+        new_block(made, kind, [*shape])
+        return vars(made)
+    tl.pointer_type.__hash__ = tl.dtype.__hash__
+    tl.block_type.__init__ = lambda self, kind, shape: vars(self).update(block_of(kind, *shape))
     interpreter.InterpretedFunction.__call__ = called
     interpreter._get_np_dtype = lambda kind: kept(tl.uint64 if kind.scalar.is_ptr() else kind.scalar)
     tl.tensor.__init__, TritonSemantic.binary_op_sanitize_overflow_impl = make_tensor, lambda *_: None
