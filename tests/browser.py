@@ -11,7 +11,6 @@ FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage
          '--disable-renderer-backgrounding', '--disable-background-timer-throttling',
          '--disable-backgrounding-occluded-windows', '--remote-debugging-pipe']
 
-
 class Browser:
     "One page at a time: open it, evaluate JavaScript in it, collect its errors"
     def __init__(self, home):
@@ -70,7 +69,6 @@ class Browser:
         self.process.kill()   # one that hangs does not answer a polite request
         self.process.wait()
         for end in self.out, self.inp: os.close(end)
-
 
 def errors(method, p):
     "Errors and warnings of the console, exceptions, requests that failed or left the disk"

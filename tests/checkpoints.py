@@ -8,9 +8,7 @@ from specref.models.embedded import tokenizer
 from specref.models.recipe import llama
 from specref.train.registry import SHIPPED_DRAFTERS
 
-
 def pair_of(temperature=0., **options): return load_pair(ModelOptions(temperature=temperature, **options))
-
 
 def letters(path, vocab_size=257):
     "A checkpoint whose tokenizer reads single bytes, with 64 positions"
@@ -26,7 +24,6 @@ def letters(path, vocab_size=257):
     template = "{{ messages[0].content }}?" if vocab_size == 257 else None
     PreTrainedTokenizerFast(tokenizer_object=tok, chat_template=template).save_pretrained(path)
 
-
 def whole_words(path):
     "A checkpoint whose tokenizer has three words and no bytes"
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -35,7 +32,6 @@ def whole_words(path):
     tok.pre_tokenizer = pre_tokenizers.Whitespace()
     llama(1, 32, 64, 3, 64).save_pretrained(path)
     PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(path)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -55,7 +51,6 @@ def folder(tmp_path_factory):
     padded.save_pretrained(path/"padded")
     (path/"empty").mkdir()
     return path
-
 
 @pytest.fixture
 def mine(tmp_path):

@@ -6,7 +6,6 @@ import triton.language as tl
 
 from specref.certify.programs import SideBySide, programs_together
 
-
 @triton.jit
 def chain_of_three(p_ptr, q_ptr, x_ptr, u_ptr, out_ptr, V, BLOCK: tl.constexpr):
     b, k, going = tl.program_id(0), 0, 1
@@ -44,7 +43,6 @@ def reads_its_own(out_ptr):
 @triton.jit
 def counts_programs(out_ptr):
     tl.atomic_add(out_ptr, 1)
-
 
 def chains(n, V, seed):
     rng = np.random.default_rng(seed)

@@ -27,11 +27,9 @@ from specref.certify.known import Rule, from_r
 from specref.certify.tree_mutants import siblings_by_p
 from specref.core.tree import Tree, iid, without_replacement
 
-
 # Bets
 
 def chance_of(bits): return (.2, .5, .7)[sum(bits) % 3]   # of the next event, given those before
-
 
 @proves("thm-bets")
 @pytest.mark.parametrize("odds,alpha", [(ODDS, .1), (np.array([2., .5]), .5), (np.array([9.]), .02)])
@@ -48,7 +46,6 @@ def test_wealth_is_a_fair_game(odds, alpha):
     assert total == pytest.approx(1) and mean == pytest.approx(1) and ever <= alpha
     assert ever > 0 or alpha < .1
 
-
 @proves("thm-bets")
 def test_several_rivals_are_one_fair_game():
     "The mean wealth of a claim, over all texts of five tokens of a distribution that depends on the text: 1"
@@ -63,7 +60,6 @@ def test_several_rivals_are_one_fair_game():
         mean, ever = mean + float(w)*claim.wealth, ever + float(w)*(top >= 20)
     assert mean == pytest.approx(1) and ever <= 1/20
 
-
 def test_counts_are_bets_too():
     "Hits in many events of one probability, placed at once: the same wealth; certain events are no bets"
     one_by_one, at_once, rich = Bets(), Bets(), Bets()
@@ -76,7 +72,6 @@ def test_counts_are_bets_too():
     rich.place(.5, 10**5, of=10**5)
     assert np.isfinite(rich.wealth) and rich.wealth > 1e300
 
-
 def test_the_odds_cost_little():
     "Published sizes: shifts of .16 and .036 around one half take at most twice the best bettor's tokens"
     for shift, most in ((.16, 1000), (.036, 20_000)):
@@ -88,7 +83,6 @@ def test_the_odds_cost_little():
         a = .5 + shift
         alone = np.log(1e9) / (a*np.log(2*a) + (1 - a)*np.log(2 - 2*a))
         assert alone/2 < k < 2*alone and k < most
-
 
 def test_a_stated_share_is_detected():
     "At the share that is stated, all but MISS of 400 runs on random rows are rejected"
@@ -106,7 +100,6 @@ def test_a_stated_share_is_detected():
     assert share < .6 and found(share) >= 1 - MISS - 6*np.sqrt(MISS/400) and found(share/3) < .2
     assert bets.share(1e9) > share > bets.share(10)
 
-
 def test_a_stated_loss_is_detected():
     "The share of accepted tokens whose loss is stated, likewise: the rival has none of them"
     rng, bets = numpy_generator(11, 1), Bets(ODDS[ODDS < 1])
@@ -118,13 +111,11 @@ def test_a_stated_loss_is_detected():
     assert bets.share(4e9) < .5 and found(bets.share(4e9)) >= 1 - MISS - 6*np.sqrt(MISS/400)
     assert found(bets.share(4e9)/3) < .2
 
-
 # Token by token
 
 def block_law(verify, drafter, target):
     "The distribution of the block of one round"
     return law_of(lambda rng: next(rounds(target, drafter, verify, (0,), rng)).tokens)
-
 
 def conditional(law, target):
     "Whether each token of a block has the distribution of its row, given the earlier tokens of the block"
@@ -136,7 +127,6 @@ def conditional(law, target):
         if any(sum(after.get(x, [0])) != total*target.law((0, *y))[x] for x in range(target.V)): return False
     return True
 
-
 def completed(law, target, n):
     "The distribution of `n` tokens when the target samples the tokens after a block"
     out = {}
@@ -144,7 +134,6 @@ def completed(law, target, n):
         for z, v in target_law(target, (0, *y), max(n - len(y), 0)).items():
             out[(y + z)[:n]] = out.get((y + z)[:n], 0) + w*v
     return {y: w for y, w in out.items() if w}
-
 
 @proves("lem-token-by-token")
 @settings(max_examples=25)
@@ -162,7 +151,6 @@ def test_token_by_token(pair, steps, rule):
     assert whole == conditional(law, target)
     assert whole or rule not in ("reject", "match")
 
-
 @proves("lem-token-by-token")
 def test_what_must_not_be_conditioned_on():
     "Block verification satisfies the lemma; given a rejected draft, the token has another distribution"
@@ -175,15 +163,12 @@ def test_what_must_not_be_conditioned_on():
     no = normalize(np.array([first.get((True, x), Fraction(0)) for x in range(3)], dtype=object))
     assert (no == residual(target.law((0,)), draft.law((0,)))).all() and (no != target.law((0,))).any()
 
-
 # Trials
 
 def system(drafter, verify): return System("under test", drafter, verify)
 
-
 target, draft = (tempered(random_table(4, s, zeros=False), 1.) for s in (1, 2))
 def previous_row(p, tree, i): return p[tree.parent[i]] if i else p[i]
-
 
 def misstated(model, choose=lambda q: int(np.argmax(q))):
     "Drafts the token that `choose` returns, and states that it was sampled from q"
@@ -194,7 +179,6 @@ def misstated(model, choose=lambda q: int(np.argmax(q))):
         return tree
     return drafter
 
-
 def warm(model):
     "Samples from the square root of the distribution that it states"
     def drafter(ctx, rng):
@@ -203,7 +187,6 @@ def warm(model):
         tree.add(0, rng.pick(normalize(np.sqrt(q))), q)
         return tree
     return drafter
-
 
 WRONG = {   # drafter, verifier, the check that fails
     "everything accepted": (Chain(draft, 2), Rule(accept=lambda t: True), "distribution"),
@@ -222,9 +205,7 @@ WRONG = {   # drafter, verifier, the check that fails
     "match for reject": (Chain(draft, 2), match, "tokens"),
 }
 
-
 EARLIER = {"argmax of the target": "noise", "always token 2": "distribution"}   # repetition, one token alone
-
 
 @pytest.mark.parametrize("name", WRONG)
 def test_incorrect_systems_are_rejected(name):
@@ -242,7 +223,6 @@ def test_incorrect_systems_are_rejected(name):
         test.observe(round)
     assert line in test.report().wrong and test.rounds < 6000
 
-
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_correct_systems_pass(name):
     "Every listed system, on trees and chains, in floats"
@@ -254,9 +234,7 @@ def test_correct_systems_pass(name):
     assert [x.passes for x in found.lines if x.check == "distribution"] == [True if sees else None]
     assert sees is not bool(found.weak) and found.passes is sees
 
-
 TREES = Branching(draft, (2, 2), without_replacement)
-
 
 @pytest.mark.parametrize("verify,drafter", [(block, Chain(draft, 3)), (reject, TREES)])
 def test_correct_rules_pass_a_long_test(verify, drafter):
@@ -265,7 +243,6 @@ def test_correct_rules_pass_a_long_test(verify, drafter):
     played = sample_rounds(system(drafter, verify), target, (0,), 8, 5)
     for round in islice(played, 1000): test.observe(round)
     assert not test.over and test.law.wealth < 1e3 and test.law.bets["draft"].share(test.limit) < .4
-
 
 def never(token, rule=None):
     "Samples again, from the row without it, where `rule` emits the token; or always, from the target alone"
@@ -278,13 +255,11 @@ def never(token, rule=None):
         return without(p, (0, *tree.ancestors(found.node))[first] if found else 0, rng)
     return verify
 
-
 @pytest.mark.parametrize("s", [system(Chain(draft, 2), never(1, reject)), system(no_draft, never(1))])
 def test_a_token_that_is_never_emitted(s):
     "With a draft and without: found by the bets on its own group, and not by those on random numbers"
     found = certify_sequentially(s, target, (0,), most=300)
     assert found.wrong == ("distribution",) and "; tokens 1 modulo 64: observed 0," in found.lines[0].words
-
 
 def masked_rounds(n, V=300, stop=7):
     "Rounds of an engine without drafts, whose stop token, a tenth of each row, is never emitted"
@@ -292,7 +267,6 @@ def masked_rounds(n, V=300, stop=7):
     for _ in range(n):
         rest = .5*(np.arange(V) == 0) + .5*normalize(rng.random(V)*~at)
         yield logged_round([.9*rest + .1*at], None, [], [rng.choice(V, p=rest)])
-
 
 def test_a_stop_token_that_is_never_emitted():
     "In a vocabulary of 300, given as a stop token; by its group of five tokens it takes longer"
@@ -307,7 +281,6 @@ def test_a_stop_token_that_is_never_emitted():
         for r in islice(masked_rounds(600), rounds_seen): test.law.observe(r.p[0], 0)
         assert ("stop tokens that never occur" in test.law.missing_sets(test.limit)) == stated
 
-
 def test_a_verifier_that_writes_into_p_is_refused():
     "With the words of the exact test; a right verdict in numpy's integers passes"
     def writes(p, tree, rng):
@@ -320,7 +293,6 @@ def test_a_verifier_that_writes_into_p_is_refused():
         certify_sequentially(system(Chain(draft, 2), writes), target, (0,), most=5)
     def report(verify): return certify_sequentially(system(Chain(draft, 2), verify), target, (0,), most=40)
     assert report(numpy_ints) == report(reject)
-
 
 def test_it_stops_at_the_first_rejection():
     "One token of probability zero is enough, and no further round is played"
@@ -335,7 +307,6 @@ def test_it_stops_at_the_first_rejection():
     undrafted = certify_sequentially(autoregressive, zero, (0,), most=20)
     assert undrafted.lines[-1].passes is None
 
-
 def test_a_larger_rate_rejects_earlier():
     "Of false alarms, for the same incorrect system"
     wrong = system(Chain(draft, 2), Rule(after=from_r))
@@ -343,14 +314,12 @@ def test_a_larger_rate_rejects_earlier():
     early, late = (int(title.split()[0].replace(",", "")) for title in titles)
     assert early < late
 
-
 def test_fractions_and_floats_alike():
     "Bets on a table of fractions"
     exact_target, exact_draft = killer()
     wrong = system(Chain(exact_draft, 2), Rule(accept=lambda t: True))
     assert certify_sequentially(system(Chain(exact_draft, 2), reject), exact_target, (0,), most=60).passes
     assert not certify_sequentially(wrong, exact_target, (0,), most=600).passes
-
 
 def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
     "Match is exact and accepts fewer: reported by default, rejected only where reject is claimed"
@@ -367,13 +336,11 @@ def test_a_rule_is_tested_only_where_it_is_claimed(tmp_path):
     claimed = certify_sequentially(system(Chain(draft, 2), reject), target, (0,), most=200, like="reject")
     assert "detectable with power 0.999: the loss of " in claimed.lines[-1].words
 
-
 def test_false_alarms_at_a_measurable_rate():
     "At alpha = 1/10, 25 tests of 60 correct rounds: at most 1/10 false alarms (and six standard deviations)"
     correct, how = system(Chain(draft, 2), reject), dict(most=60, n=9, alpha=.1)
     alarms = sum(certify_sequentially(correct, target, (0,), seed=s, **how).wrong != () for s in range(25))
     assert alarms <= 25*.1 + 6*np.sqrt(25*.1*.9)
-
 
 def test_a_report_that_could_see_nothing_does_not_pass():
     "Ten rounds show no share of draft tokens; greedy rows show every other token, in one round too"
@@ -382,7 +349,6 @@ def test_a_report_that_could_see_nothing_does_not_pass():
     sharp = [cold(m) for m in (target, draft)]
     greedy = certify_sequentially(system(Chain(sharp[1], 2), reject), sharp[0], (0,), most=10, n=9)
     assert greedy.passes and 0 < greedy.share < .6
-
 
 # Repeated random numbers
 
@@ -404,7 +370,6 @@ def test_bets_on_repeated_numbers_are_a_fair_game(tolerance):
     assert total == pytest.approx(1) and 0 < ever <= 1/3
     assert mean == pytest.approx(1) if not tolerance else mean < 1
 
-
 @proves("thm-noise")
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=6).filter(any), st.integers(0, 8), st.integers(1, 8))
@@ -423,15 +388,12 @@ def test_the_factor_is_the_mean_over_the_transform(weights, first, length):
             if b > a: assert mine == pytest.approx(((low <= u) & (u < high)).mean() / (high - low), abs=5e-3)
     assert means == pytest.approx([1, 1])
 
-
 class Kept(Seeded):
     "The numbers of the first round in every round"
     def at(self, i): return super().at(0)
 
-
 class KeptByVerifier(Seeded):
     def at(self, i): return Streams(super().at(i).draft, super().at(0).verify)
-
 
 class ByNode(Uniforms):
     "Numbers keyed by the text, the node and the kind of draw, not by the round"
@@ -440,7 +402,6 @@ class ByNode(Uniforms):
     def uniform(self, kind, at, key):
         return numpy_generator(0, *self.address, kind == "coin", at or 0).random()
 
-
 GENERATORS = {   # rng of text k, tokens that suffice
     "kept between rounds": (lambda k: Kept(0, (0, k)), 500),
     "kept by the verifier": (lambda k: KeptByVerifier(0, (0, k)), 2500),
@@ -448,14 +409,12 @@ GENERATORS = {   # rng of text k, tokens that suffice
     "shared between texts": (lambda k: Seeded(0), 120),
     "reseeded each round": (lambda k: Kept(0), 120)}
 
-
 def run_test(rng, tokens, n=32, verify=reject):
     "The test of rounds of a generator, up to a number of tokens"
     test = SequentialTest()
     for round in sample_rounds(system(Chain(draft, 2), verify), target, (0,), n, 0, rng):
         test.observe(round)
         if test.over or test.noise.tokens >= tokens: return test
-
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_repeated_numbers_are_found(name):
@@ -465,18 +424,15 @@ def test_repeated_numbers_are_found(name):
     assert test.report().wrong == ("noise",) and test.noise.tokens < most, test.report()
     assert "random numbers return" in " ".join(test.report().words.split())
 
-
 class ByKey(Uniforms):
     "Numbers keyed by the text itself"
     def __init__(self, *key): self.key = key
     def uniform(self, kind, at, key): return numpy_generator(0, *self.key, kind == "coin", at or 0).random()
 
-
 KEYS = {   # of the tree and the text's number; tokens that suffice for the target alone, and with drafts
     "position": (lambda tree, text: (len(tree.ctx),), 100, 1400),
     "last 2 tokens": (lambda tree, text: tree.ctx[-2:], 200, 1400),
     "text, last 3 tokens": (lambda tree, text: (text, *tree.ctx[-3:]), 300, None)}
-
 
 @pytest.mark.parametrize("name", KEYS)
 def test_numbers_keyed_by_the_text_are_found(name):
@@ -493,12 +449,10 @@ def test_numbers_keyed_by_the_text_are_found(name):
         if drafter is no_draft: found.append(certify_rounds(played))
         for report in found: assert report.wrong == ("noise",), report
 
-
 def test_new_numbers_are_no_repetition():
     "The right engine beside the mutants, over as many tokens as most of them need, and the power there"
     test = run_test(lambda k: Seeded(0, (0, k)), 1500)
     assert not test.over and test.noise.wealth < 10 and test.noise.share(test.limit) < .3
-
 
 @pytest.mark.parametrize("bits", [16, 62])
 def test_short_seeds(bits):
@@ -511,7 +465,6 @@ def test_short_seeds(bits):
     assert (noise.wealth >= 4e9) == (bits == 16)
     assert ("texts before" in noise.source()) == (bits == 16)
 
-
 def test_requests_of_one_batch_share_no_numbers():
     "Texts whose rounds alternate in a log: one generator for all of them is found"
     def batch(rng):
@@ -521,7 +474,6 @@ def test_requests_of_one_batch_share_no_numbers():
     shared = certify_rounds(islice(batch(lambda k: Seeded(0, (0, k))), 600))
     own = (Seeded(0, (0, k)) for k in range(10**6))
     assert shared.wrong == ("noise",) and certify_rounds(islice(batch(lambda k: next(own)), 300)).passes
-
 
 def test_wrong_only_in_long_contexts():
     "Bettors that begin late in each text need a third of the tokens; the right rule stays poor"
@@ -538,7 +490,6 @@ def test_wrong_only_in_long_contexts():
         assert test.report().wrong == ("distribution",)
     assert 2*needed[0, 32, 128, 512] < needed[0,]
 
-
 # Texts as returned
 
 def returned(cut, n=12, texts=60):
@@ -551,11 +502,9 @@ def returned(cut, n=12, texts=60):
             yield RecordedRound(r.tree, r.p, Verdict(len(y) - 1, y[-1]), k)
             if room <= 0 or y[-1] == 3: break
 
-
 CUTS = {"": lambda tokens, room: clip(tokens, room, (3,)),
         "after a stop token": lambda tokens, room: tokens[:room],
         "more than 12 tokens": lambda tokens, room: clip(tokens, 99, (3,))}
-
 
 @pytest.mark.parametrize("kind", ["npz", "jsonl"])
 @pytest.mark.parametrize("words", CUTS)
@@ -567,19 +516,16 @@ def test_texts_are_tested_as_returned(tmp_path, words, kind):
     assert not certify_log(file).wrong
     if not words: assert not certify_log(file, n=13).wrong and "60 texts" in found.words
 
-
 def test_without_the_numbers_of_texts_a_stop_token_ends_a_round():
     plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS[""])]
     assert not certify_rounds(plain, stop=(3,)).wrong
     plain = [RecordedRound(r.tree, r.p, r.verdict) for r in returned(CUTS["after a stop token"])]
     assert certify_rounds(plain, stop=(3,)).wrong == ("text",)
 
-
 # Rounded and sparse rows
 
 def bfloat16(a):
     return ((np.asarray(a, np.float32).view(np.uint32) + 0x8000) & 0xffff0000).view(np.float32)
-
 
 def row_within(p, tolerance, rng):  # -> (V,) or None
     "A random row within the tolerance of `p`"
@@ -588,7 +534,6 @@ def row_within(p, tolerance, rng):  # -> (V,) or None
     to = zero if 0 < missing <= tolerance and zero.any() else p
     true = true + missing*to / to.sum()
     return true if (abs(true - p) <= tolerance*p + 1e-12)[~zero].all() else None
-
 
 @proves("thm-tolerance")
 @settings(max_examples=40)
@@ -611,14 +556,12 @@ def test_bets_are_fair_within_the_tolerance(seed, tolerance):
     for like, rate in rates.items():
         assert SequentialTest(like=like, tolerance=tolerance).acceptance(p, q) <= rate + 1e-12
 
-
 def coarse(r):
     "The round with rows in bfloat16, and small weights recorded as 0"
     def rough(rows): return [a * (a > a.max()/100) for a in bfloat16(rows)]
     g = len(r.tree)
     p, q = rough([r.p[i] for i in range(g)]), rough([r.tree.law[i] for i in range(1, g)])
     return logged_round(p, q, r.tree.token[1:], r.tokens, r.text, .05)
-
 
 def test_rounded_logs():
     "A rejection without a tolerance, and none with it; a wrong rule is still found"
@@ -630,7 +573,6 @@ def test_rounded_logs():
     assert found.passes and "relative error of 0.05" in found.title
     assert certify_rounds(wrong, tolerance=.05).wrong == ("distribution",)
 
-
 def test_too_many_tokens_of_stated_probability_zero():
     "One is no rejection, a run of them is"
     zeros = Claim("draft", tolerance=.004)
@@ -638,7 +580,6 @@ def test_too_many_tokens_of_stated_probability_zero():
         zeros.observe(np.array([.5, .5, 0.]), 2, draft=np.ones(3)/3)
         if not k: assert zeros.wealth < 10
     assert zeros.wealth > 4e9 and "stated probability 0" in zeros.words(4e9)
-
 
 def test_the_power_lost_by_a_tolerance():
     "Detectable shares grow with the tolerance; at .004, by less than a fiftieth of the tokens"
@@ -650,7 +591,6 @@ def test_the_power_lost_by_a_tolerance():
         shares.append((test.law.bets["draft"].share(test.limit), test.noise.share(test.limit)))
     none, little, much = np.array(shares)
     assert (little - none <= .02).all() and (much >= little).all() and (much > none).any()
-
 
 @proves("lem-sparse")
 def test_sparse_rows_are_classes():
@@ -671,7 +611,6 @@ def test_sparse_rows_are_classes():
             assert test.acceptance(sparse, other) <= overlap(p, q) + 1e-12
         assert test.acceptance(p, q) == pytest.approx(overlap(p, q))
 
-
 def test_a_sparse_log_rejects_and_passes(tmp_path):
     "The two most likely of four tokens of each row: enough for the same results"
     wrong = [WRONG[name] for name in ("everything accepted", "argmax stated as sampled")]
@@ -679,12 +618,10 @@ def test_a_sparse_log_rejects_and_passes(tmp_path):
         save_log(file := tmp_path/"rounds.jsonl", recorded(600, drafter, verify), top=2)
         assert '"p": [{"' in file.read_text()[:400] and certify_log(file, like="reject").wrong == (*failed,)
 
-
 # Recorded rounds
 
 def recorded(n=40, drafter=Chain(draft, 2), verify=reject):
     return list(islice(sample_rounds(system(drafter, verify), target, (0,), 5, 3), n))
-
 
 def test_a_log_holds_what_was_played(tmp_path):
     "Written and read: the same drafts, verdicts and rows, to the digits of float32, and the same report"
@@ -704,7 +641,6 @@ def test_a_log_holds_what_was_played(tmp_path):
     assert certify_log(lines, like=overlap) == direct and [r.text for r in load_log(lines)] == [
         r.text for r in load_log(file)] == [r.text for r in played_rounds]
 
-
 def test_logs_of_all_lengths(tmp_path):
     "Chains of one round longer than those of another, and rounds without a draft"
     mixed = [*recorded(5, Chain(draft, 3)), *recorded(5, Chain(draft, 1)), *recorded(5, no_draft, match)]
@@ -712,17 +648,14 @@ def test_logs_of_all_lengths(tmp_path):
     assert [r.tokens for r in load_log(file)] == [r.tokens for r in mixed]
     assert [len(r.tree) for r in load_log(file)] == [4]*5 + [2]*5 + [1]*5
 
-
 LOGGED = ["everything accepted", "bonus from the previous row", "recovered token from p",
           "draft tokens ignored", "argmax stated as sampled"]
-
 
 @pytest.mark.parametrize("name", LOGGED)
 def test_a_log_rejects(tmp_path, name):
     drafter, verify, line = WRONG[name]
     save_log(file := tmp_path/"rounds.npz", recorded(1500, drafter, verify))
     assert certify_log(file, like="reject").wrong == (line,)
-
 
 def test_drafts_without_probabilities(tmp_path):
     "A file without q: the drafts are point masses, and match is the rule of ratios"
@@ -737,7 +670,6 @@ def test_drafts_without_probabilities(tmp_path):
     assert bare.passes and full.lines == bare.lines
     assert bare.title == f"{full.title}; no q: each draft token is a point mass"
 
-
 def test_recorded_rows_are_assumed_correct(tmp_path):
     "The log of an engine that computed wrong rows, used them and logged them passes"
     wrong = TableModel(4, lambda text: target.law(text)[::-1])
@@ -745,13 +677,11 @@ def test_recorded_rows_are_assumed_correct(tmp_path):
     save_log(file := tmp_path/"rounds.npz", list(islice(played, 600)))
     assert certify_log(file).passes
 
-
 def test_an_impossible_draft_is_a_finding():
     "A drafted token with probability 0 under its stated distribution is a finding, not bad input"
     p, q = np.full((2, 3), 1/3), np.array([[.5, .5, 0.]])
     found = certify_rounds([logged_round(p, q, (2,), (2, 0))])
     assert found.wrong == ("draft",) and "token 2 has probability 0" in found.words
-
 
 def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
     save_log(file := tmp_path/"rounds.npz", recorded(3))
@@ -763,7 +693,6 @@ def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"): save_log(file, recorded(5))
     assert file.read_bytes() == old
 
-
 def test_a_report_in_words():
     found = certify_rounds(recorded(200))
     assert isinstance(found, Report) and str(found) == repr(found) == found.words and found.wrong == ()
@@ -771,14 +700,12 @@ def test_a_report_in_words():
     words = " ".join(found.words.split())
     assert "detectable with power 0.999: " in words and " of the tokens from the draft" in words
 
-
 def flat_log(file, N, V=500):
     "A log of N equal rounds, as an .npz or as JSON lines"
     p, x, y = np.full((N, 2, V), 1/V), np.full((N, 1), 3), np.tile([4, -1], (N, 1))
     if file.suffix == ".npz": np.savez(file, p=p, x=x, y=y)
     else: file.write_text((json.dumps(dict(p=p[0].tolist(), x=[3], y=[4])) + "\n")*N)
     return file
-
 
 @pytest.mark.parametrize("kind", ["npz", "jsonl"])
 def test_memory_does_not_grow_with_the_log(tmp_path, kind):

@@ -38,12 +38,10 @@ CTX = 0, 1, 0
 contexts = st.sampled_from([(0,), (0, 1, 0), (2, 0, 1, 2, 0)])
 stops = st.sets(st.integers(0, 2), max_size=2).map(tuple)
 
-
 def certify(verify, p, q, ctx=(0,), n=3, gamma=1, **kw):
     "The result on chains of `gamma` from `q`, or on `q`, a drafter"
     drafter = Chain(q, gamma) if isinstance(q, TableModel) else q
     return certify_system(System("under test", drafter, verify), p, ctx, n, **kw)
-
 
 # The exact certificate
 
@@ -60,7 +58,6 @@ def test_a_certificate_covers_fewer_tokens_and_any_stop(name, pair, ctx, stop):
     for m in (1, 2, 3):
         assert loop_law(target, s.drafter, s.verify, ctx, m, stop) == target_law(target, ctx, m, stop)
 
-
 @proves("prop-certificate")
 def test_a_certificate_covers_nothing_else():
     "Incorrect systems that pass for fewer tokens, after another context, and on another table"
@@ -72,7 +69,6 @@ def test_a_certificate_covers_nothing_else():
     assert not certify(after_one, wide[0], no_draft, (1,)).passes
     rows = Rule(row=lambda p, tree, i: p[0])
     assert certify(rows, *two, gamma=2).passes and not certify(rows, *wide, gamma=2).passes
-
 
 # Refused: a system that writes into p, has state or randomness of its own, or takes too long
 
@@ -93,7 +89,6 @@ def writes_to_a_copy(p, tree, rng):
     row /= row.sum()
     return Verdict(0, rng.pick(row))
 
-
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("verify", [writer, writes_later])
 def test_a_verifier_that_writes_into_p_is_refused(verify, floats):
@@ -102,7 +97,6 @@ def test_a_verifier_that_writes_into_p_is_refused(verify, floats):
     with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
         certify(verify, target, draft, runs=50)
     assert certify(writes_to_a_copy, target, draft, runs=500).passes
-
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_target_is_what_it_was_before_the_system_ran(n):
@@ -114,7 +108,6 @@ def test_the_target_is_what_it_was_before_the_system_ran(n):
         return Verdict(0, rng.pick(target.laws[tree.ctx]))
     found = certify(greedy_table, target, draft, n=n)
     assert not found.passes and found.tv == 1 - want[found.worst[0]]
-
 
 class Counting(Drafter):
     "Drafts from `q`, and after some rounds nothing: state in the object itself"
@@ -135,7 +128,6 @@ class HiddenCount(Drafter):
 class OpenCount(HiddenCount):
     rounds: int = 0
 
-
 def test_state_and_randomness_of_its_own_are_refused():
     "A count in the object, one that is not compared, a draw outside the rng; a compared count passes"
     target, draft = (random_table(3, s, zeros=False) for s in (1, 2))
@@ -152,7 +144,6 @@ def test_state_and_randomness_of_its_own_are_refused():
         certify(reject, target, HiddenCount(one))
     assert certify(reject, target, OpenCount(one)).passes
 
-
 def test_floats_and_lost_mass_are_refused():
     "Rows of floats in a table of fractions, and probabilities that do not sum to one"
     mixed = TableModel(3, lambda text: np.array([.5, .25, .25], dtype=object))
@@ -162,12 +153,10 @@ def test_floats_and_lost_mass_are_refused():
     with pytest.raises(ValueError, match="^target: got probabilities that sum to 8"):
         certify(match, Losing(2, lambda text: exact(1, 1)), no_draft)
 
-
 def in_a_second(call, words):
     start = process_time()
     with pytest.raises(ValueError, match=words): call()
     assert process_time() - start < 2   # a tenth of a second, on a slow machine more
-
 
 def test_an_enumeration_that_takes_long_is_refused_at_once():
     "Wide trees and long texts, with an estimate; the default is as long as is cheap"
@@ -184,12 +173,10 @@ def test_an_enumeration_that_takes_long_is_refused_at_once():
     three = [random_table(3, s, zeros=False) for s in (1, 2)]
     assert [certify(reject, *three, n=None, gamma=gamma).n for gamma in (1, 2)] == [3, 4]
 
-
 def third_draft(p, tree, rng):
     "Wrong where three draft tokens are accepted: never in a text of three tokens"
     found = reject(p, tree, rng)
     return Verdict(found.node, 0) if tree.depth[found.node] == 3 else found
-
 
 def test_a_text_shorter_than_a_block_is_no_headline():
     "By default a block is covered where it is affordable, and else the verdict itself has the words"
@@ -204,7 +191,6 @@ def test_a_text_shorter_than_a_block_is_no_headline():
     def undeclared(ctx, rng): return Chain(draft, 3)(ctx, rng)   # a function without a depth
     assert certify(match, target, undeclared).verdict == short.verdict
 
-
 def test_a_verdict_in_integers_of_numpy():
     "Right ones pass the exact test and the counts, with the same result as ints"
     def numpy_ints(p, tree, rng):
@@ -214,7 +200,6 @@ def test_a_verdict_in_integers_of_numpy():
         ints, same = (certify(verify, *pair, gamma=2, runs=300) for verify in (numpy_ints, reject))
         assert ints.passes and ints == same
 
-
 def test_the_progress_of_an_enumeration(capsys):
     "A bar of paths on request alone"
     pair = [random_table(3, s, zeros=False) for s in (1, 2)]
@@ -222,7 +207,6 @@ def test_the_progress_of_an_enumeration(capsys):
     assert not capsys.readouterr().err
     certify(reject, *pair, progress=True)
     assert "path" in capsys.readouterr().err
-
 
 # Longer than a block, after contexts of several lengths
 
@@ -235,7 +219,6 @@ def second_block(p, tree, rng):
     "Wrong where five tokens of text have been verified: in no first block"
     return Verdict(0, 0) if len(tree.ctx) >= 6 else reject(p, tree, rng)
 
-
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_contexts_of_several_lengths(k):
     "Wrong after one length alone: the worst is reported, with its context"
@@ -245,14 +228,12 @@ def test_contexts_of_several_lengths(k):
     for words in f"after the context {found.ctx}", "after contexts of 1, 3 tokens":
         assert words in found.words
 
-
 def test_code_that_examines_its_rng():
     "A verifier that is right for the enumerating rng alone"
     def behaves(p, tree, rng): return reject(p, tree, rng) if isinstance(rng, Enumerator) else Verdict(0, 0)
     def build(verify): return lambda draft: System("mine", Chain(draft, 2), verify)
     assert certificate(build(reject)).exact
     with pytest.raises(ValueError, match="system: texts with a seeded rng"): certificate(build(behaves))
-
 
 def test_a_loop_that_may_not_end_is_refused():
     "A rejection loop has no longest path: an error after some thousand forks, not hours"
@@ -263,7 +244,6 @@ def test_a_loop_that_may_not_end_is_refused():
     with pytest.raises(ValueError, match="forks along one path"):
         certificate(lambda draft: System("until", Chain(draft, 1), until))
 
-
 def test_longer_than_a_block():
     "The default is a block and one token more: a wrong second block is found, and is not by a shorter text"
     def build(draft, gamma, **kw): return System("late", Chain(draft, gamma), second_block)
@@ -271,7 +251,6 @@ def test_longer_than_a_block():
     found = certificate(build, stop=())
     assert not found.passes and found.n == 4 and len(found.worst[0]) == 4
     assert certificate(lambda draft, **kw: System("right", Chain(draft, 2), reject), stop=()).passes
-
 
 @pytest.mark.parametrize("verify,right", [(reject, True), (Rule(bonus=parent_row), False)])
 def test_eight_drafts_on_eight_tokens(verify, right):
@@ -281,7 +260,6 @@ def test_eight_drafts_on_eight_tokens(verify, right):
     assert found.passes == right and found.paths > 1000
     assert 1 <= min((p.law(t) > 0).sum() for t in p.laws) <= max((p.law(t) > 0).sum() for t in p.laws) == 2
     assert all(((p.law(t) > 0) == (q.law(t) > 0)).all() for t in p.laws)
-
 
 def test_a_failure_has_a_distance():
     "However small it is; and a failure by an impossible text reports no distance at all"
@@ -294,7 +272,6 @@ def test_a_failure_has_a_distance():
     assert "less than 1e-300" in found.verdict and "variation 0" not in found.words
     assert "impossible under the target (rejected)" in str(g_test({0: 1, 1: 9}, {0: 1.}))
     assert "0.000" not in str(g_test({0: 1, 1: 9}, {0: 1.}))
-
 
 # The partition
 
@@ -316,7 +293,6 @@ def test_cells_are_a_partition_with_exact_weights(pair, ctx, n, runs, due, stop,
     alone = Counter(map(cells.of, law))
     assert all(alone[c] == 1 and cells.whole(c) for c in set(cells.weight) - shared)
 
-
 @proves("prop-cells")
 def test_the_distribution_of_the_counts_is_that_of_the_cells():
     "p-values of a correct system on a real partition are uniform, as for samples from the weights"
@@ -329,13 +305,11 @@ def test_the_distribution_of_the_counts_is_that_of_the_cells():
     for tests in (seen, drawn): assert kstest([t.p_value for t in tests], "uniform").pvalue > 1e-6
     assert abs(np.mean([t.p_value < .05 for t in drawn]) - .05) < 6*np.sqrt(.05 / 4000) + .01
 
-
 def test_impossible_texts_are_no_cell():
     "A token of probability zero or out of vocabulary, a text that ends early, or runs past a stop or past n"
     cells = partition(constant(2, 1, 1, 0), (0,), 2, 400, stop=(1,))
     for y in ((0, 0), (0, 1), (1,), (2, 2)): assert cells.of(y) in cells.weight
     for y in ((3, 0), (0, 3), (0, 4), (-1, 0), (0,), (), (1, 0), (0, 0, 0)): assert cells.of(y) == (y,)
-
 
 @settings(max_examples=40)
 @given(laws(5), st.integers(1, 60).map(lambda k: Fraction(k, 60)), st.integers(1, 6))
@@ -348,7 +322,6 @@ def test_split(row, share, room):
     assert others == 0 or others >= share or not len(named)
     assert min((row[x] for x in named), default=1) >= max(rest, default=0)
 
-
 # The G-test
 
 def every_count(n, weights):  # -> probability, G
@@ -359,9 +332,7 @@ def every_count(n, weights):  # -> probability, G
         log_p = lgamma(n + 1) + sum(k*log(w) - lgamma(k + 1) for k, w in cells)
         yield np.exp(log_p), 2*sum(k*log(k/(n*w)) for k, w in cells if k)
 
-
 COUNTS = [(6, (.5, .5)), (12, (.7, .2, .1)), (30, (.6, .3, .1)), (9, (.4, .3, .2, .1)), (25, (.96, .03, .01))]
-
 
 @proves("thm-false-alarm")
 @pytest.mark.parametrize("n,weights", COUNTS)
@@ -375,7 +346,6 @@ def test_the_moment_and_the_limit(n, weights):
         limit = safe_limit(n, weights, alpha)
         assert sum(p for p, g in outcomes if g >= limit) <= alpha
 
-
 @proves("thm-false-alarm")
 @pytest.mark.parametrize("n,w", [(3000, .5), (3000, .01), (200_000, .3), (200_000, .001)])
 def test_false_alarms_of_many_runs(n, w):
@@ -388,7 +358,6 @@ def test_false_alarms_of_many_runs(n, w):
         tail = binom.pmf(k[G >= safe_limit(n, (w, 1 - w), alpha)], n, w).sum()
         assert alpha/200 < tail <= alpha
 
-
 def test_the_limit_is_near_the_chi_square_quantile():
     "Above the chi-square quantile, by less than the Agrawal bound would be, also for thousands of cells"
     for k, due in ((2, 1000), (16, 10), (256, 10), (5000, 10)):
@@ -396,7 +365,6 @@ def test_the_limit_is_near_the_chi_square_quantile():
         t = 1 - (k - 1)/mine
         assert quantile < mine < 1.25*quantile and mine < 2*(-(k - 1)*np.log(1 - t) - np.log(ALPHA))/t
     assert safe_limit(10, (1.,)) == 0 and ALPHA <= 1e-9
-
 
 @proves("prop-seen")
 @settings(max_examples=25)
@@ -411,7 +379,6 @@ def test_the_distance_on_cells_is_a_lower_bound(pair, runs):
     assert off <= tv_outcomes(want, other)
     if set(b) <= set(a): assert sum(float(w)*log(w/a[c]) for c, w in b.items()) >= 2*float(off)**2 - 1e-12
 
-
 def halves(want, off):
     "A distribution at distance `off` from `want`, one half of its mass raised evenly: the least detectable"
     up, mass = set(), 0.
@@ -421,13 +388,11 @@ def halves(want, off):
         mass += want[k]
     return {k: w*(1 + off/mass if k in up else 1 - off/(1 - mass)) for k, w in want.items()}
 
-
 def nearby(want, off):
     "A distribution at distance `off` from `want`: some of its mass moved to its rarest text"
     y = min(want, key=want.get)
     w = off / (1 - want[y])
     return {k: (1 - w)*v + w*(k == y) for k, v in want.items()}
-
 
 @proves("prop-seen")
 @pytest.mark.parametrize("n,weights", [(500, (8, 4, 2, 1, 1)), (2000, (1,)*64), (1000, (90, 4, 2, 2, 1, 1)),
@@ -442,7 +407,6 @@ def test_misses_are_as_rare_as_stated(n, weights):
         missed = sum(g_test(dict(enumerate(map(int, c))), want, least=0).fits for c in counts)
         assert missed <= 2000*MISS + 6*np.sqrt(2000*MISS)
 
-
 def test_detectable_distances():
     "The distance falls as 1/√n and grows slowly with the cells; published sample sizes for a distance of .05"
     def by_chi_square(n, k): return detectable(n, k - 1, chi2.isf(ALPHA, k - 1))
@@ -451,7 +415,6 @@ def test_detectable_distances():
         assert by_chi_square(n, k) == pytest.approx(.05, rel=.02)
     for k, n in ((2, 8500), (1024, 48_000)):
         assert 1 < detectable(n, k - 1, safe_limit(n, (1/k,)*k)) / by_chi_square(n, k) < 1.08
-
 
 def test_pooling():
     "Small cells share one, whose mass is added to the distance; one impossible text fails at once"
@@ -465,7 +428,6 @@ def test_pooling():
     assert g_test({7: 100}, {7: 1}).tv == pytest.approx(1 - MISS**.01)
     assert g_test({0: 10, 1: 10}, {0: .5, 1: .5}).tv == 1
 
-
 # Evidence
 
 def test_the_type_of_the_rows_selects_the_test():
@@ -477,7 +439,6 @@ def test_the_type_of_the_rows_selects_the_test():
     assert exact.passes and counted.passes
     mean, error = counted.tokens
     assert abs(mean - float(exact.tokens)) < 6*error and 0 < error < .1
-
 
 @pytest.mark.parametrize("name", ["sampled tree", "SuffixDecoding"])
 def test_listed_systems_pass_by_counts(name):
@@ -492,7 +453,6 @@ def test_listed_systems_pass_by_counts(name):
     unlikely = replace(found, test=replace(found.test, p_value=1e-5))
     assert "more runs" in unlikely.words and "more runs" not in found.words
 
-
 WRONG = {   # drafter, verifier, runs
     "recovered token from p": (lambda q: Chain(q, 2), Rule(after=from_r), 2500),
     "everything accepted": (lambda q: Chain(q, 2), Rule(lambda t: True), 2500),
@@ -500,7 +460,6 @@ WRONG = {   # drafter, verifier, runs
     "siblings verified by p alone": (lambda q: Branching(q, (2, 1), iid), siblings_by_p, 2500),
     "bonus from the previous row": (lambda q: Chain(q, 1), Rule(bonus=parent_row), 4000),
 }
-
 
 @pytest.mark.parametrize("name", WRONG)
 def test_incorrect_systems_are_rejected_by_counts(name):
@@ -514,7 +473,6 @@ def test_incorrect_systems_are_rejected_by_counts(name):
     cell, expected, count = found.worst
     assert expected == pytest.approx(runs*cells.weight[cell]) and abs(count - expected) > 5*np.sqrt(expected)
     for words in (found.words, str(found)): assert words.startswith("OUTPUT DISTRIBUTION DIFFERS")
-
 
 def test_two_large_vocabularies():
     "512 tokens, texts of three: 134 million texts on a few dozen cells; correct passes, incorrect fails"
@@ -530,7 +488,6 @@ def test_two_large_vocabularies():
     right, wrong = (certify(rule, model(0), model(1), gamma=2, runs=1500) for rule in rules)
     assert right.passes and right.test.cells > 20 and 0 < right.mass_in_shared_cells < 1 and not wrong.passes
 
-
 def test_one_text():
     "A greedy target has one text: every run must return it, and another is impossible"
     target, draft = (TableModel(3, lambda text, m=cold(m): m.law(text).astype(float)) for m in killer())
@@ -541,7 +498,6 @@ def test_one_text():
         wrong = certify(lambda p, tree, rng: Verdict(0, rng.pick(np.ones(3)/3)), target, no_draft, runs=50)
     assert not wrong.passes and "impossible under the target" in wrong.words
 
-
 def test_reproducible_and_independent(capsys):
     "The same seed, the same counts; another seed, others; a progress bar on request alone"
     target = tempered(killer()[0], 1.)
@@ -549,7 +505,6 @@ def test_reproducible_and_independent(capsys):
     assert a == b != c and not capsys.readouterr().err
     certify_system(autoregressive, target, (0,), runs=200, progress=True)
     assert "200/200" in capsys.readouterr().err
-
 
 def test_without_scipy(monkeypatch):
     "Exact certificates need numpy alone; counts name the missing package, before anything is run"
@@ -563,7 +518,6 @@ def test_without_scipy(monkeypatch):
     with pytest.raises(ImportError, match=r"^scipy: .*specref\[stats\]"):
         certify(reject, tempered(target, 1.), lambda ctx, rng: 1/0)
 
-
 def test_the_worst_cell():
     "The cell, its observed and expected count; `of` names its numbers, but never those of an impossible text"
     target = tempered(random_table(3, 1, zeros=False), 1.)
@@ -575,7 +529,6 @@ def test_the_worst_cell():
     impossible = evidence(cells, {first: 100, ((9, 9),): 1}).where
     text = "the text (9, 9), impossible under the target: observed 1 of 101, expected 0.0"
     assert impossible("classes ") == impossible() == text
-
 
 # What a notebook shows
 

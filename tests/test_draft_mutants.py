@@ -11,7 +11,6 @@ from specref.core.rng import law_of
 from specref.draft.parallel import Overlapped, lines_of
 from specref.verify.reject import Chain
 
-
 # Correct pieces in the parts
 
 @pytest.mark.parametrize("drafter", [Chain(WIDE[1], 2), wrong.TWO_INNER.drafter, wrong.BY_STRING.drafter])
@@ -22,24 +21,20 @@ def test_a_draft_that_is_kept_whole_is_the_draft(drafter):
     assert trees(submitted_while(drafter, lambda tree, node: True)) == trees(drafter)
     assert trees(stated_as(drafter, model.law)) == trees(drafter)
 
-
 @pytest.mark.parametrize("setting", [wrong.TWO_AHEAD, wrong.FREE_AHEAD])
 def test_the_verifier_from_parts_is_the_rule(setting):
     assert replace(setting, verify=ahead_from(wrong.own_coin)).law() == setting.law() == setting.want()
-
 
 def test_keyed_coins_are_correct_with_their_own_keys():
     "One uniform number for each place in the text, not for the length of the prefix"
     def own_key(rng, ratio, place, alone): return keyed_coin(rng, ratio, place)
     assert replace(wrong.SHARED_NUMBER, verify=ahead_from(own_key)).law() == wrong.SHARED_NUMBER.want()
 
-
 # What each breaks
 
 def breaking(*sentences):
     found = [m for m in DRAFT_MUTANTS if m.breaks in sentences]
     return pytest.mark.parametrize("mutant", found, ids=lambda m: m.name)
-
 
 @breaking(*SENTENCES)
 def test_the_part_that_is_wrong_is_that_of_the_sentence(mutant):
@@ -48,26 +43,22 @@ def test_the_part_that_is_wrong_is_that_of_the_sentence(mutant):
                 if getattr(mutant.wrong, name) is not getattr(mutant.right, name)}
     assert replaced == {part[mutant.breaks]}
 
-
 def edges(setting):
     "Each edge's text with what it states, in the tree or in a line written ahead"
     trees = law_of(lambda rng: setting.drafter(setting.ctx, rng))
     lines = [line for tree in trees for line in lines_of(tree)]
     return {(line.text(i), tuple(line.law[i])) for line in lines for i in range(1, len(line))}
 
-
 @breaking("submitted")
 def test_what_is_submitted_states_what_the_right_draft_states(mutant):
     "The fault is the selection alone: no edge states anything new"
     assert edges(mutant.wrong) <= edges(mutant.right)
-
 
 @breaking("stated")
 def test_a_misstated_draft_drops_nothing(mutant):
     "It has the shapes of the right draft"
     def shapes(s): return {tuple(tree.parent) for tree in law_of(lambda rng: s.drafter((0,), rng))}
     assert shapes(mutant.wrong) == shapes(mutant.right)
-
 
 def test_the_contract_does_not_cover_what_is_written_ahead():
     "The first tree is empty, and its line is no edge yet: only the output is wrong"

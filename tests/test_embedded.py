@@ -22,7 +22,6 @@ from test_statistical import recovered_from_p
 N, PROMPTS = long(8, 16), long(1, 25)
 SEEN, FAR = 1e-4, .01   # total variations: the least that is detected; no wrong relative is nearer
 
-
 @cache
 def greedy_texts(domain):
     "Held-out prompts and what transformers' own `generate` returns after them, in float64"
@@ -34,7 +33,6 @@ def greedy_texts(domain):
         out.append((p, tuple(ids[0, len(p):].tolist())))
     return out
 
-
 @pytest.mark.parametrize("domain,name", list(product(DOMAINS, SYSTEMS)))
 def test_greedy_identity(domain, name):
     "At temperature 0, float64: every lossless system returns what transformers' own `generate` returns"
@@ -42,7 +40,6 @@ def test_greedy_identity(domain, name):
     target, draft = (HFModel(raw_model(k, torch.float64), temperature=0, check=False) for k in names)
     system = SYSTEMS[name](draft, past=earlier_text(20_000))
     for p, want in greedy_texts(domain): assert system(target, p, N, Seeded(0), stop=(0,)) == want
-
 
 class Once(HFModel):
     "An embedded model, top 2, that computes each tree once; `parts` replace parts of its cached pass"
@@ -55,7 +52,6 @@ class Once(HFModel):
         if key not in self.given: self.given[key] = super().__call__(tree)
         return self.given[key]
 
-
 # Wrong targets
 
 class StaleRows(RowTrie):
@@ -67,25 +63,21 @@ class StaleRows(RowTrie):
             was.append(r if j < k or r in self.answers else None)
         return was[1:]
 
-
 class SlotPositions(RowTrie):
     "Counts positions by slot, not by depth"
     def settle(self, text, n, tail):
         super().settle(text, n, tail)
         self.depth = [*range(len(self.edge))]
 
-
 class UnmovedRows(RowCache):
     "Leaves accepted rows where they were written"
     def gather(self, n, rows): self.n = n + len(rows)
-
 
 def reuses_rejected(temperature): return Once("target", temperature, trie=StaleRows())
 OF_TREES = {
     "positions by slot": lambda temperature: Once("target", temperature, trie=SlotPositions()),
     "accepted rows not moved": lambda temperature: Once("target", temperature, memory=UnmovedRows()),
     "earlier siblings visible": lambda temperature: Once("target", temperature, mask=lambda *rows: None)}
-
 
 # Three tokens
 
@@ -102,7 +94,6 @@ class Case(NamedTuple):
         found = loop_law(target, self.drafter, self.verify, self.ctx, n)
         return tv_outcomes(found, plain_law(self.ctx, n, self.temperature))
 
-
 @cache
 @torch.inference_mode()
 def plain_law(ctx, n, temperature, model=raw_model):
@@ -115,14 +106,12 @@ def plain_law(ctx, n, temperature, model=raw_model):
     rows = [warp(z, temperature, top_k=2) for z in logits.numpy()]
     return {(*y, int(x)): w*r[x] for (y, w), r in zip(law.items(), rows) for x in np.flatnonzero(r)}
 
-
 def states(system, target, ctx, rng):
     "The context and the drafter of each round"
     drafter = system.drafter
     for round in rounds(target, drafter, system.verify, ctx, rng):
         yield ctx, drafter
         ctx, drafter = ctx + round.tokens, drafter.learn(round)
-
 
 GAMMA = dict(Jacobi=8, CLLM=8, SSD=1, TriForce=1, SWIFT=1)   # its short blocks are rejected whole; few paths
 
@@ -144,7 +133,6 @@ def case(name, turn):
     print(f"{name}, {draft}, γ = {gamma}, T = {temperature}, {len(ctx) - len(prompt)} tokens on:", end=" ")
     return Case(temperature, target, system.verify, ctx, drafter, from_p)
 
-
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("turn", range(long(1, 4)))
 def test_three_tokens(name, turn):
@@ -157,7 +145,6 @@ def test_three_tokens(name, turn):
     print(f"{right:.0e}; recovered token from p {here.from_p:.3f}, rejected rows reused {wrong:.3f}")
     assert right <= SEEN and wrong >= FAR
     assert here.from_p >= FAR or name == "autoregressive"   # which recovers no token
-
 
 @pytest.mark.parametrize("what", OF_TREES)
 def test_three_tokens_by_a_wrong_tree_pass(what):

@@ -60,7 +60,6 @@ WRITINGS = {   # of right rules: as which they behave
     "without q": (POINT_RULE, "sample-and-match"),
     "plain": (PLAIN, "falls back to plain decoding (a fallback without a warning)")}
 
-
 class Given:
     "`u` with given numbers"
     def __init__(self, numbers): self.numbers = iter(numbers)
@@ -68,10 +67,8 @@ class Given:
         if size is None: return next(self.numbers)
         return np.array([next(self.numbers) for _ in range(size)], dtype=object)
 
-
 def numbers_of(cells): return [cells.get(("u", k), (F(0), F(1))) for k in range(8)]
 def drafts(case): return [draft for draft, _ in law_of_calls(case, RuleCalls(load_rule(PLAIN)[0]))]
-
 
 @proves("thm-boxes")
 @pytest.mark.parametrize("name", ["loop", "vectors", "blocks", "match"])
@@ -87,7 +84,6 @@ def test_boxes_are_a_partition(name):
                       if all(a <= x < b for x, (a, b) in zip(point, numbers_of(cells)))]
             assert inside == [tuple(map(int, rule(*rows, Given(point))))]
 
-
 @proves("thm-boxes")
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(-5, 12), st.booleans(), st.integers(1, 9))
 def test_a_comparison_has_the_length_of_its_interval(a, b, c, negative, d):
@@ -101,7 +97,6 @@ def test_a_comparison_has_the_length_of_its_interval(a, b, c, negative, d):
     wholes = law_of(lambda rng: int(UniformSource(rng)() * a / b))
     assert all(w == (min(F((k + 1)*b, a), 1) - F(k*b, a)) for k, w in wholes.items())
 
-
 @pytest.mark.parametrize("name", WRITINGS)
 def test_right_rules_pass(name):
     "Distance 0 in fractions in all cases, no edge case, and the rule is recognised"
@@ -111,9 +106,7 @@ def test_right_rules_pass(name):
     assert all(c.tokens <= c.block and c.sampling <= c.block for c in found.cases)
     assert str(found) == found.words and max(map(len, found.words.splitlines())) <= 100
 
-
 RECOGNISED = *RIGHT_RULES, *[k for k in KNOWN_RULES if k.name.startswith("falls back")]
-
 
 @pytest.mark.parametrize("known", KNOWN_RULES, ids=lambda k: k.name)
 def test_every_known_bug_is_convicted(known):
@@ -121,12 +114,10 @@ def test_every_known_bug_is_convicted(known):
     found = [judge_case(case, known.law(case)).tv for case in (JUDGE_CASES if known.right else TABLE_CASES)]
     assert (max(found) == 0) is known.right and len({k.name for k in KNOWN_RULES}) == len(KNOWN_RULES)
 
-
 def test_lazy_numbers_give_the_law_of_coins_and_picks():
     "The joint distribution of draft and tokens, against the verifiers of this book on an rng of coins"
     for source, known in zip((VECTORS, MATCH_RULE, BLOCKS), RIGHT_RULES):
         for case in JUDGE_CASES: assert law_of_calls(case, RuleCalls(load_rule(source)[0])) == known.law(case)
-
 
 @pytest.mark.parametrize("mutant", [*RECOVERED, NOISE_SHARED[2], NOISE_SHARED[4]], ids=lambda m: m.name)
 def test_a_wrong_rule_is_the_same_on_rows_with_numbers_and_on_coins(mutant):
@@ -134,7 +125,6 @@ def test_a_wrong_rule_is_the_same_on_rows_with_numbers_and_on_coins(mutant):
     for case in (FOUR, TWO):
         found = [law_of_calls(case, RuleCalls(read(mutant.wrong.verify))) for read in (rule_on_rows, rule_of)]
         assert found[0] == found[1]
-
 
 @pytest.mark.parametrize("pasted, bug", {
     "choose(p[i], u)": "recovered token sampled from p", "choose(abs(p[i] - q[i]), u)": "residual |p - q|",
@@ -144,7 +134,6 @@ def test_a_bug_is_named(pasted, bug):
     assert not found.exact and not found.right and [n.partition(" (")[0] for n in found.nearest] == [bug]
     assert found.likeness.startswith("behaves exactly as: ")
     assert found.verdict.startswith("WRONG: total variation")
-
 
 def test_the_witness_is_the_text_that_is_most_wrong():
     "Greedy correction on the four tokens: 5/10 for token 0, and the text of it and the next"
@@ -157,7 +146,6 @@ def test_the_witness_is_the_text_that_is_most_wrong():
     start = f"in 'four tokens', most often after the draft {w.draft}: text {w.text}, probability "
     assert w.words.startswith(start)
 
-
 def test_another_bug_has_a_distance_to_the_nearest():
     "A ratio times 21/20 is no known rule; speculative sampling is the nearest"
     found = judge_rule(SAMPLING_RULE.replace("p[i][x] /", "p[i][x] * 21/20 /"))
@@ -168,13 +156,11 @@ def test_another_bug_has_a_distance_to_the_nearest():
     assert [k.name for k in nearest_known(laws, rules)[0]] == ["sample-and-match", "again"]
     assert nearest_known(laws, ()) == ((), None)
 
-
 def test_an_epsilon_is_convicted_and_rounding_is_not():
     "1e-10 in the denominator is exact to 1e-10 and wrong; rows in floats are exact up to rounding"
     small, floats = judge_rule(EPSILON, known=()), judge_rule(FLOATS, known=())
     assert 0 < small.tv < F(1, 10**6) and not small.exact and not small.rounded
     assert floats.rounded and floats.exact and floats.verdict.startswith("EXACT: equal to the target's up to")
-
 
 EDGES = {
     "< in place of <=": VECTORS.replace("draft] < p", "draft] <= p"),
@@ -186,7 +172,6 @@ EDGES = {
     "returns a token outside the vocabulary": "def rule(p, q, draft, u): return [4 if draft else 0]",
     "returns something other than tokens": "def rule(p, q, draft, u): return u() if draft else [0]"}
 
-
 @pytest.mark.parametrize("words", EDGES)
 def test_edge_cases_have_words(words):
     found = judge_rule(EDGES[words], known=(), cases=[case for case in TABLE_CASES if case.gamma < 3])
@@ -195,12 +180,10 @@ def test_edge_cases_have_words(words):
     assert any(words in edge for edge in (found.fragile if fragile else found.edges))
     assert found.exact is words.startswith(("<", "changes", "returns 0"))
 
-
 @pytest.mark.parametrize("names, words", [("p, q, draft", "3 positional"), ("p, q, draft, u", "other than")])
 def test_a_rule_that_never_answers_is_refused(names, words):
     with pytest.raises(ValueError, match=f"^rule: .*{words}.* in all calls$"):
         judge_rule(f"def rule({names}): pass")
-
 
 def test_no_bug_is_named_beside_an_exact_rule_and_none_of_a_far_one():
     "A coin between two right rules; a rule that is like none"
@@ -209,19 +192,16 @@ def test_no_bug_is_named_beside_an_exact_rule_and_none_of_a_far_one():
         assert mixed.exact and mixed.right and mixed.distance > 0
     assert judge_rule("def rule(p, q, draft, u): return [2]").likeness == "behaves as none of the known rules"
 
-
 def test_a_number_of_the_draft_may_be_used_again():
     "Draft and recovered token share a number: the distance of the same bug in another notation"
     rule = load_rule(SAMPLING_RULE.replace("q[i]), u)", "q[i]), u.of_draft(i))"))[0]
     case = JudgeCase("one token", free_table(*P), free_table(*Q), 1)
     assert judge_rule(rule, cases=[case]).tv == NOISE_SHARED[1].off > 0
 
-
 def test_helpers_are_known_to_any_function():
     "A function that was defined elsewhere, without an import, and a partial one"
     rule = eval("lambda p, q, draft, u: [choose(normalize(positive(p[0])), u)]")
     assert judge_rule(rule, known=()).passes and judge_rule(partial(rule), known=()).passes
-
 
 def test_a_draft_may_state_another_distribution():
     "`draw` samples the draft: by default from q itself"
@@ -229,13 +209,11 @@ def test_a_draft_may_state_another_distribution():
     assert judge_rule(rule, choose_token, known=RIGHT_RULES).nearest == ("speculative sampling",)
     assert not judge_rule(rule, lambda q, u: 0, known=(), cases=[FOUR]).exact
 
-
 def test_block_verification_is_the_optimum():
     "Against the linear program of all lossless rules"
     for case in (TWO, FOUR):
         bound = acceptance_bound(case.target, Chain(case.draft, case.gamma), case.ctx)
         assert abs(float(judge_case(case, RIGHT_RULES[2].law(case)).block) - 1 - bound) < 1e-8
-
 
 @given(st.integers(-9, 9), st.floats(-4, 4), st.integers(1, 9))
 @settings(max_examples=50)
@@ -246,7 +224,6 @@ def test_fractions_remain_beside_floats(a, x, b):
     pairs = (n + x, F(n) + f), (x - n, f - n), (n*x, F(n)*f), (n/x, F(n)/f), (x/n, f/F(n)), (-n, -F(n))
     assert all(type(got) is Exact and got == want for got, want in pairs)
     assert exactly(np.float64(x)) == f and exactly(np.int64(a)) == a and type(exactly(True)) is Exact
-
 
 def test_numbers_of_one_source_keep_what_was_decided():
     "After U < 1/2 the comparison with 3/4 forks no more, and 1/4 is fair; numbers apart are compared"
@@ -266,7 +243,6 @@ def test_numbers_of_one_source_keep_what_was_decided():
         return all(same) and not any((x < np.nan, x <= np.nan, x > np.nan, x >= np.nan))
     assert law_of(itself) == {True: 1}
 
-
 def test_the_names_of_a_generator():
     "random, uniform, integers and choice; what it lacks is refused"
     def drawn(rng):
@@ -276,7 +252,6 @@ def test_the_names_of_a_generator():
     law = law_of(drawn)
     assert len(law) == 24 and law[2, 0, True, True] == F(1, 2)*F(1, 8)
     with pytest.raises(CannotEnumerate, match=r"u\.exponential"): UniformSource(Enumerator()).exponential()
-
 
 def test_a_report_is_plain_values():
     "Each case, in order, with the tokens of three rules; JSON states it"
@@ -288,7 +263,6 @@ def test_a_report_is_plain_values():
     assert found.words.startswith("mine  EXACT") and {c.name for c in found.families} == {
         line[2:26].strip() for line in found.words.splitlines() if re.match(r"  \w.{23} +\d+ ", line)}
     assert isinstance(RandomNumber(Enumerator(), 0).range, list) and positive_part(P - Q).sum() == F(2, 5)
-
 
 def test_cases_depend_on_the_text():
     "Every case with several rows has different ones, at other positions and after other tokens"

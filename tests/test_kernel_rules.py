@@ -8,7 +8,6 @@ from helpers import proves
 from specref.gpu import rules
 from test_kernels import ROWS, counts_of, float_steps, launched, torch
 
-
 @proves("prop-matching", "lem-times", "prop-same-race", "prop-entropy", "prop-one-number",
         "cor-traverse-chains", "prop-rule-reads")
 def test_interpreted(tmp_path):
@@ -16,21 +15,17 @@ def test_interpreted(tmp_path):
     verified, watched, mutants = counts_of("rules_interpreted.py", tmp_path)
     assert verified > 450 and watched >= 15 and mutants >= 30
 
-
 def coupled(batch, p, u, **how):
     whole = torch.empty(batch.B, dtype=torch.int64, device="meta")
     return rules.fused_match_coupled(batch, p, whole, whole, **how)
 
-
 def match(batch, p, u, picks, **how): return rules.fused_match_trees(batch, p, u, **how)
 def typical(batch, p, gate, picks, **how): return rules.fused_typical_trees(batch, p, picks, gate=gate, **how)
-
 
 COMPILED = [(match, *ROWS[1][:1], None, 2, 90), (coupled, *ROWS[0][:1], None, 1, 100),
             (typical, *ROWS[2], 1, 100), (typical, *ROWS[0], 1, 80),
             (rules.fused_traverse_trees, *ROWS[1], 2, 90),
             (rules.fused_traverse_trees, *ROWS[0], 2, 80)]
-
 
 @pytest.mark.parametrize("f, p, q, numbers, generation", COMPILED)
 def test_compiled(f, p, q, numbers, generation, tmp_path, monkeypatch):

@@ -28,27 +28,22 @@ FAMILIES = *GALLERY.values(), *DRAFT_GALLERY.values()
 PLAIN = [m for family in FAMILIES for m in family[:3] if m.wrong.loop is None]
 matrix = []
 
-
 def by_name(mutants): return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.name)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def kill_matrix():
     yield
     print("\n\n" + "\n".join(f"{name:50} {seen:60} {tv:>12} {by}" for name, seen, tv, by in matrix))
 
-
 def sampled(law, seed=0):
     "Counts of N samples from a distribution of outcomes"
     weights = np.array([float(w) for w in law.values()])
     return dict(zip(law, map(int, numpy_generator(seed).multinomial(N, weights))))
 
-
 def certified(setting):
     "The exact certificate of a setting"
     s = setting
     return certify_system(System("under test", s.drafter, s.verify), s.target, s.ctx, s.n, s.stop)
-
 
 @by_name(ALL)
 def test_exact_distributions_reject(mutant):
@@ -61,7 +56,6 @@ def test_exact_distributions_reject(mutant):
     tv = str(off) if off.denominator < 10**5 else f"{float(off):.4g}"
     matrix.append((mutant.name, mutant.seen, tv, "exact" + ", counts"*(not report.fits)))
 
-
 @by_name(PLAIN)
 def test_certificates_reject(mutant):
     "Three of each family: the certificate fails, and states the distance; the correct code passes"
@@ -72,7 +66,6 @@ def test_certificates_reject(mutant):
     for words in (found.words, str(found)): assert words.startswith("OUTPUT DISTRIBUTION DIFFERS: total")
     assert certified(mutant.right).passes
 
-
 @by_name(MISSTATING)
 def test_the_contract_of_drafters_rejects(mutant):
     "Found without a verifier: an edge does not state the conditional distribution of its token"
@@ -80,9 +73,7 @@ def test_the_contract_of_drafters_rejects(mutant):
     with pytest.raises(AssertionError, match="stated"):
         drafter_contract(mutant.wrong.drafter, mutant.wrong.ctx)
 
-
 def test_no_other_drafter_is_misstated(): assert [m for m in ALL if "contract" in m.caught] == MISSTATING
-
 
 # Σ p ψ, and a second token unless "ab" is one
 SPELT_TOKENS = F(1, 4)*F(1, 4) + F(1, 2)*F(1, 4) + F(1, 4)*F(1, 2) + F(3, 4)*F(1, 4)**2
@@ -99,7 +90,6 @@ CERTAIN_TOKENS = {m.name: (3, 1) for m in DRAFT_SLOW} | {   # of a text without 
 }
 PUBLISHED_TOKENS |= CERTAIN_TOKENS
 
-
 @by_name(SLOWER)
 def test_the_mean_number_of_tokens_rejects(mutant):
     "The output distribution is correct, the exact mean number of tokens is not, and certificates state it"
@@ -113,7 +103,6 @@ def test_the_mean_number_of_tokens_rejects(mutant):
     else: assert mutant.name in PUBLISHED_TOKENS
     matrix.append((mutant.name, mutant.seen, "0", f"E[tokens]: {wrong} for {right}"))
 
-
 def test_published_acceptance():
     "Published acceptance: the inverted ratio; two tokenizers; SGLang's pair"
     (inverted,) = [m for m in MUTANTS if m.name == "ratio inverted"]
@@ -122,12 +111,10 @@ def test_published_acceptance():
     assert [overlap(p, q), overlap(p, TLI.drafter.model.law((0,)))] == [F(3, 10), F(2, 5)]
     assert overlap(FOUR[0].law((0,)), FOUR[1]) == F(9, 10) and BLOCK.tokens() == F(253, 120)
 
-
 @pytest.mark.parametrize("wire", INTERFACES, ids=lambda w: w.name)
 def test_a_violated_interface_is_found(wire):
     assert wire.test(wire.right) is True and wire.test(wire.wrong) is False
     matrix.append((wire.name, wire.seen, "-", wire.by))
-
 
 def test_no_bug_is_lost():
     "The names have a fixed digest; an issue has an owner, a repository and a number"
@@ -139,7 +126,6 @@ def test_no_bug_is_lost():
         assert sha256("\n".join(names).encode()).hexdigest()[:16] == digests[len(names)]
     for word in " ".join(m.seen for m in KNOWN).replace(";", " ").replace(",", " ").split():
         assert "#" not in word or "/" in word, word
-
 
 def test_counts_detect_one_stream_for_both_sides():
     "A seed shared by draft and verifier: the counts of 2,000 seeds fit the exact distribution of that bug"

@@ -44,11 +44,9 @@ from specref.verify.traversal import traversal
 
 quick = partial(certify_rows, depth=2)   # long drafts where a test is about them
 
-
 # Samplers of texts
 
 def broken(*parts, **named): return rule_on_rows(Rule(*parts, **named))
-
 
 THEIRS = {"recovered token from p": broken(after=from_r),
           "p and q exchanged": broken(after=lambda t: np.maximum(t.q - t.r, 0)),
@@ -59,13 +57,11 @@ THEIRS = {"recovered token from p": broken(after=from_r),
           "|p - q|": broken(after=lambda t: abs(t.r - t.q))}
 big, small = random_table(4, 5, zeros=False), random_table(4, 6, zeros=False)
 
-
 @pytest.mark.parametrize("f, passes", [(theirs, True), (THEIRS["bonus from the previous row"], False)])
 def test_functions_of_rows_are_tested_as_texts(f, passes):
     "Plain numpy in, integers out, on tables of floats; padding is cut"
     p, q = tempered(big, 1.), tempered(small, 1.)
     assert certify_sampler(text_sampler(f, p, q, 2), p, (0,), runs=1200).passes == passes
-
 
 def test_any_sampler_of_texts():
     "Draws of whole texts: longer ones are cut, stop tokens end them, others are reported"
@@ -82,7 +78,6 @@ def test_any_sampler_of_texts():
         assert not found.passes and words in found.words
     assert "of 5 tokens where 3 were requested" in certify_sampler(longer, big, (0,), 3, runs=500).words
 
-
 def test_rows_have_the_shapes_of_the_signature():
     "(gamma + 1, V), (gamma, V), (gamma,), floats; and each drafted token has weight in its row"
     def verify(p, q, x, rng):
@@ -96,20 +91,17 @@ def test_rows_have_the_shapes_of_the_signature():
     assert len(text_sampler(verify, big, small, 3)((0,), 5, numpy_generator(1))) >= 5
     assert quick(verify, gamma=3, runs=50).lines[0].passes
 
-
 # Classes
 
 def length_law(p, drafter, rule):
     "The exact distribution of the number of tokens of one round"
     return law_of(lambda rng: len(next(rounds(p, drafter, rule, (0,), rng)).tokens))
 
-
 @cache
 def lengths(relation, gamma, rule):
     "The same for a rule on the small table of a case"
     case = RowCase(relation, 4)
     return length_law(case.P, Chain(case.Q, gamma), rule)
-
 
 def spread(P, Q, V):
     "Rows in fractions over `V` tokens, as `Spread` makes them in floats"
@@ -123,9 +115,7 @@ def spread(P, Q, V):
         return TableModel(V, law)
     return rows(P), rows(Q), of
 
-
 def row(case, side, y): return case.law(side, y)[case.of]*case.w
-
 
 @proves("prop-classes")
 @pytest.mark.parametrize("name", CASES)
@@ -146,7 +136,6 @@ def test_classes(name, V):
     for rule in (reject, block) if V == 4 else (reject,):
         assert length_law(p, Chain(q, 2), rule) == lengths(CASES[name], 2, rule)
 
-
 @proves("prop-classes")
 def test_block_verification_needs_ratios_alone_too():
     "Its number of tokens on seven tokens, one draft, is the small table's; that of match is not"
@@ -155,7 +144,6 @@ def test_block_verification_needs_ratios_alone_too():
     p, q, _ = spread(case.P, case.Q, 7)
     assert length_law(p, Chain(q, 1), block) == lengths(different, 1, block)
     assert length_law(p, Chain(q, 1), match) != lengths(different, 1, match)
-
 
 @settings(max_examples=10)
 @given(st.integers(4, 300))
@@ -170,13 +158,11 @@ def test_every_token_has_a_class(V):
     assert set(other.of) == {0, 1, 2, 3} and [(other.of == c).sum() for c in (0, 3)] == [1, 1]
     assert other.of[ends[0]] == 0 and np.allclose(np.bincount(other.of, other.w), 1)
 
-
 def test_rows_differ():
     "From one position to the next, and after another token"
     case = RowCase(CASES["different rows"], 4)
     rows = [tuple(case.law(0, y)) for y in ((), (0,), (1,), (0, 0), (0, 1))]
     assert len(set(rows)) == 5 and (case.law(0, (1, 2)) == case.law(0, (3, 2))).all()
-
 
 # Correct functions
 
@@ -187,7 +173,6 @@ RIGHT = {"theirs": (theirs, dict(depth=16)), "reject": (rule_on_rows(reject), {}
          "block is more than reject": (rule_on_rows(block), dict(cases=FEW, runs=1000))}
 STATED = ("detectable distance: total variation", "power 0.999", "token by token, detectable",
           "tokens per call", "no token of probability 0")
-
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_correct_functions_pass(name):
@@ -202,23 +187,19 @@ def test_correct_functions_pass(name):
     assert all(s in words for s in STATED)
     assert max(map(len, found.words.splitlines())) <= 88
 
-
 def test_three_drafts():
     "A correct function passes with its own drafter, an incorrect one fails the check `distribution`"
     assert quick(theirs, gamma=3, runs=500, draft=draw_by_cdf, cases=FEW).passes
     assert "distribution" in quick(THEIRS["recovered token from p"], gamma=3, runs=500, cases=FEW).wrong
-
 
 @pytest.mark.parametrize("rule", [kseq, transport, traversal])
 def test_rules_that_read_how_siblings_were_drawn(rule):
     "Rows are one draft each, drawn from q: the rules of siblings verify them too, and are detected"
     assert quick(rule_on_rows(rule), cases=FEW, runs=300).passes
 
-
 # Incorrect ones: each fails the checks that concern it, and no other
 
 def reseeded(rng): return np.random.default_rng(rng.bit_generator.seed_seq)
-
 
 class Racer:
     "Draws by exponential noise that belongs to the generator's seed and to the position"
@@ -237,12 +218,9 @@ class Racer:
                 return [*x[:i], self.race(excess(p[i], q[i]), rng, i + 1)]
         return [*x, rng.choice(p.shape[1], p=p[-1])]
 
-
 racer = Racer()
 
-
 one_coin = broken(numbers=Numbers(of_place, of_place))   # what rejected a draft samples the recovered token
-
 
 def verifies_after_rejection(p, q, x, rng):
     "Continues after a rejection, with rows that follow the rejected token"
@@ -251,13 +229,11 @@ def verifies_after_rejection(p, q, x, rng):
         tokens.append(int(v) if rng.random()*q[i, v] < p[i, v] else draw_by_cdf(excess(p[i], q[i]), rng))
     return [*tokens, draw_by_cdf(p[-1], rng)]
 
-
 def careless(p, q, x, rng):
     "Changes the arrays that it was given"
     tokens = theirs(p.copy(), q.copy(), x, rng)
     p -= .1
     return tokens
-
 
 def fragile(p, q, x, rng):
     "Divides by the residual mass, also when it is zero"
@@ -265,34 +241,27 @@ def fragile(p, q, x, rng):
     if (r.sum(1) == 0).any(): raise ZeroDivisionError("no residual mass")
     return theirs(p, q, x, rng)
 
-
 def nan_accepts(p, q, x, rng):
     for i in range(len(x)):
         if rng.random()*q[i, x[i]] >= p[i, x[i]]:
             return [*x[:i], draw_by_cdf(np.maximum(p[i] - q[i], 0), rng)]
     return [*x, draw_by_cdf(p[-1], rng)]
 
-
 def top2(q): return np.where(q >= np.sort(q)[-2], q, 0)
-
 
 def without_first(p, q, x, rng):
     "Corrects by p without the first drafted token"
     return broken(after=lambda t: np.where(np.arange(len(t.r)) == x[0], 0, t.r))(p, q, x, rng)
 
-
 def likeliest_excess(t):
     r = left_over(t)
     return r*(r == r.max())
 
-
 def search_left(w, rng): return int(np.searchsorted(np.cumsum(w), rng.random()*w.sum()))
-
 
 def search_short(w, rng):
     "By sums that end below 1"
     return int(np.searchsorted(np.cumsum(w/w.sum())*(1 - 1e-12), rng.random(), side="right"))
-
 
 def numbered(f): return rule_on_rows(Rule(), numbers=lambda rng, x: f(rng))
 one_number_twice, tile_masked = (SAMPLER_MUTANTS[name].wrong for name in (
@@ -300,7 +269,6 @@ one_number_twice, tile_masked = (SAMPLER_MUTANTS[name].wrong for name in (
 def fixed_seed(rng): return np.random.default_rng(1)
 def argmax(q, rng): return int(np.argmax(q))
 def argmin(q, rng): return int(np.argmin(q))
-
 
 ONE = {"different rows": CASES["different rows"]}
 EQUAL = {"equal rows": CASES["equal rows"]}
@@ -350,20 +318,16 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "NaN accepts": (dict(verify=nan_accepts, runs=300), {"nan"}),
 }
 
-
 # Other interfaces, and bugs that need a certain door
 
 FIRST = {"different rows": CASES["different rows"]}
 
-
 reports = {}   # several bugs have one right function
-
 
 def report_on(verify, runs, how):
     key = verify, runs, str(how)
     if key not in reports: reports[key] = quick(verify, runs=runs, **dict(cases=FIRST, depth=2) | how)
     return reports[key]
-
 
 @pytest.mark.parametrize("name", SAMPLER_MUTANTS)
 def test_each_door_finds_its_bug(name):
@@ -373,7 +337,6 @@ def test_each_door_finds_its_bug(name):
     found = report_on(bug.right, bug.runs, bug.how)
     assert found.passes_distribution and found.passes_acceptance and bug.by not in found.wrong, found
 
-
 def test_what_could_see_nothing_does_not_pass():
     "One run in each case: no check failed, and the report is too weak; it also says what was not called"
     found = certify_rows(theirs, runs=1, depth=2)
@@ -381,17 +344,14 @@ def test_what_could_see_nothing_does_not_pass():
     enough = certify_rows(theirs, runs=600, depth=2)
     assert enough.passes and "not called with: drafts of more than 2 tokens, special tokens" in enough.words
 
-
 class Token:
     "A number as a tensor is one"
     def __init__(self, x): self.x = x
     def __index__(self): return self.x
 
-
 def test_a_drafter_may_return_tensors():
     plan = Plan(drafter=lambda q, rng: Token(draw_by_cdf(q, rng)), runs=60, cases=FIRST)
     assert Kit(theirs, plan).finding("draft").passes is not False
-
 
 def test_texts_that_share_random_numbers():
     "Two requests with one seed return one text; each alone has the right distribution"
@@ -404,7 +364,6 @@ def test_texts_that_share_random_numbers():
     assert found.verdict == "TEXTS DEPEND ON ONE ANOTHER"
 FAIR_TABLE = TableModel(4, lambda text: exact(1, 1, 1, 1))
 
-
 def of_text(step, cut=True):
     "A sampler of texts: one token after another by `step(p, text, rng)`"
     def sample(ctx, n, rng):
@@ -414,18 +373,15 @@ def of_text(step, cut=True):
         return text[len(ctx):]
     return sample
 
-
 STOP = 1,
 def right_step(p, text, rng): return draw_by_cdf(p, rng)
 def same_every_round(p, text, rng): return draw_by_cdf(p, np.random.default_rng(rng.bit_generator.seed_seq))
 def wrong_when_long(p, text, rng): return draw_by_cdf(p if len(text) < 8 else p*p, rng)
 
-
 TEXTS = {   # a wrong sampler, the tokens of its context
     "noise keyed without the round": (of_text(same_every_round), 1),
     "wrong after eight tokens": (of_text(wrong_when_long), 8),
     "stops at the end of a block": (of_text(right_step, cut=False), 1)}
-
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_samplers_of_texts(name):
@@ -433,9 +389,7 @@ def test_samplers_of_texts(name):
     for f, passes in ((sample, False), (of_text(right_step), True)):
         assert certify_sampler(f, big, (0,)*n, 4, STOP, runs=2000).passes == passes
 
-
 def every_seventeenth(p, text, rng): return draw_by_cdf(p*p if len(text) % 17 == 16 else p, rng)
-
 
 def test_what_the_texts_do_not_reach():
     "Wrong at every 17th token: the cells of 20 tokens end before it; a context of 16 puts it first"
@@ -443,7 +397,6 @@ def test_what_the_texts_do_not_reach():
     found = certify_sampler(sample, big, (0,), 20, STOP, runs=400)
     assert found.passes and found.mass_in_shared_cells > .3
     assert not certify_sampler(sample, big, (0,)*16, 3, STOP, runs=1000).passes
-
 
 def test_equal_rows_are_given_as_one_array():
     "Views of one buffer overlap where target and draft are equal, and do not elsewhere"
@@ -454,7 +407,6 @@ def test_equal_rows_are_given_as_one_array():
         assert np.array_equal(p, before[0]) and np.array_equal(q, before[1])
         assert np.shares_memory(p, q) == shared and (shared or p.base is q.base)
 
-
 def test_long_drafts_agree_above_a_place():
     "One token above the place, half of the mass in common from there on; peaks move with the token before"
     case, half = PlaceCase(3, 4), Fraction(1, 2)
@@ -463,7 +415,6 @@ def test_long_drafts_agree_above_a_place():
     peaks = [int(np.argmax(p)) for p, _ in rows]
     assert peaks[3] == case.peak == (3 + 3) % 4 and peaks[4] != peaks[5]
 
-
 def test_the_rule_is_detected():
     "Speculative sampling and block verification accept where rows are equal; match seldom does"
     how = dict(cases=FIRST, runs=100, depth=1)
@@ -471,7 +422,6 @@ def test_the_rule_is_detected():
         assert f"({name}, detected" in " ".join(quick(rule_on_rows(rule), **how).words.split())
     assert quick(rule_on_rows(match), like=reject, **how | dict(runs=600)).passes_distribution
     assert not quick(rule_on_rows(match), like=reject, **how | dict(runs=600)).passes_acceptance
-
 
 def gumbel(p, q, x, rng):
     "Recovered and bonus tokens by an exponential race, which takes a noise for each token"
@@ -482,7 +432,6 @@ def gumbel(p, q, x, rng):
         if not rng.random()*q[i, x[i]] < p[i, x[i]]: return [*x[:i], race(excess(p[i], np.nan_to_num(q[i])))]
     return [*x, race(p[-1])]
 
-
 def half_precision(p, q, x, rng):
     "Uniform numbers, rows and sums in float32, as in SGLang's kernels"
     p, q, u = p.astype(np.float32), q.astype(np.float32), rng.random(len(x) + 1).astype(np.float32)
@@ -490,7 +439,6 @@ def half_precision(p, q, x, rng):
     r = np.maximum(p[k] - np.nan_to_num(q[k]), 0) if k < len(x) else p[k]
     c = r.cumsum(dtype=np.float32)
     return [*x[:k], int(np.searchsorted(c, u[-1]*c[-1], side="right"))]
-
 
 @pytest.mark.parametrize("f", [gumbel, half_precision, more_noise])
 def test_correct_functions_of_other_kinds_are_not_rejected(f):
@@ -502,13 +450,11 @@ def test_correct_functions_of_other_kinds_are_not_rejected(f):
         assert not quick(f, cases=FEW, runs=100, interface=FLOAT64).passes_robustness
         assert not quick(f, cases=FEW, runs=100, interface=Interface(dtype="float32")).wrong
 
-
 def test_interfaces_may_be_combined():
     "Padded batches with a drafter and special tokens, and trees of independent siblings"
     assert quick(batch_sampler, V=70, gamma=4, cases=FIRST, runs=200, draft=draw_by_cdf, special=(7, 69),
                  interface=Interface(batch=8, padded=True)).passes
     assert quick(tree_of_rows, cases=FIRST, runs=200, interface=Interface("parents", siblings=iid)).passes
-
 
 def test_false_alarms_are_counted():
     "Right functions in turn, at the usual rate and at 1/5; a wrong function is an alarm in every report"
@@ -518,7 +464,6 @@ def test_false_alarms_are_counted():
     wrong = count_false_alarms({"wrong": (THEIRS["p and q exchanged"], {})}, 1, runs=300)
     assert all(row["alarms"] == 1 for row in wrong["counts"])
 
-
 def test_stored_false_alarms():
     "The stored counts concern the right functions of today, 1,000 reports at each rate"
     stored = read_record("false_alarms")
@@ -527,9 +472,7 @@ def test_stored_false_alarms():
         limit = 1000*row["alpha"] + 4*np.sqrt(1000*row["alpha"])
         assert row["reports"] == 1000 and row["alarms"] == sum(row["of"].values()) <= limit
 
-
 LONG = set(), {"position", "gates"}   # what fails `distribution` may fail with long drafts and other rows too
-
 
 def renamed(move):
     "The extra token under another name; the accepted drafts as they are"
@@ -538,21 +481,17 @@ def renamed(move):
         return [*accepted, move(int(y), p.shape[1])]
     return verify
 
-
 def two_further_on(y, V): return y + 2 if 0 < y < V - 3 else y
 def first_of_class(y, V): return int(np.argmax(token_classes(V) == token_classes(V)[y]))
-
 
 def few_of_class(y, V):
     same = np.flatnonzero(token_classes(V) == token_classes(V)[y])
     return int(same[np.searchsorted(same, y) % 14])
 
-
 @pytest.mark.parametrize("move, V", [(two_further_on, 8), (few_of_class, 64), (first_of_class, 1000)])
 def test_a_token_is_more_than_its_class(move, V):
     "Incorrect within a class, correct at the ends: `distribution` fails, for few tokens and for many"
     assert "distribution" in quick(renamed(move), V=V, cases=FEW, runs=1000).wrong
-
 
 @proves("prop-classes")
 @pytest.mark.parametrize("rule, V", [(reject, 1000), (block, 8)])
@@ -563,7 +502,6 @@ def test_correct_rules_pass_within_classes(rule, V):
     assert found.passes and "cells of classes" in words
     assert 0 < float(words.split("within a class total variation ")[1][:5]) < .5
 
-
 def test_no_power_is_claimed_where_there_is_none():
     "Ten runs fill one cell, without power: no ok, and no distance; the bets may still reject"
     line = quick(rule_on_rows(reject), runs=10, cases={"a": CASES["different rows"]}).lines[1]
@@ -573,7 +511,6 @@ def test_no_power_is_claimed_where_there_is_none():
     rarest = quick(lambda p, q, x, rng: [int(np.argmin(p[0]))], runs=10,
                           cases={"a": CASES["nothing in common"]})
     assert rarest.lines[1].passes is False
-
 
 @pytest.mark.parametrize("V", [4, 90])
 @pytest.mark.parametrize("rule", [reject, block, match])
@@ -592,13 +529,11 @@ def test_the_length_after_a_draft(name, rule, V):
     short = expected_lengths(big, tuple(d.at[0, 1:].tolist()), tuple(big.w[x]), rule)
     assert all(abs(tokens.get(k, 0) - short.get(k, 0)) < 1e-9 for k in range(1, 5))
 
-
 def chained(q, x):
     "A chain of given tokens and rows"
     tree = Tree((0,))
     for i, v in enumerate(x): tree.grow(i, iid(q[i]), SimpleNamespace(pick=lambda law, at: int(v)))
     return tree
-
 
 def test_long_drafts():
     "Eight drafts, 90 tokens: block verification has its own length; the loss that is stated is detected"
@@ -611,7 +546,6 @@ def test_long_drafts():
         if rng.random() < least + .02: return [draw_by_cdf(p[0], rng)]
         return rule_on_rows(block)(p, q, x, rng)
     assert least < .9 and quick(drops, **how).wrong == ("tokens",)
-
 
 def test_the_bet_on_fewer_tokens_is_fair():
     "Its mean wealth under the rule itself is 1, for every stake"
@@ -631,14 +565,12 @@ def test_the_bet_on_fewer_tokens_is_fair():
         assert (full.emitted, full.due) == (4, pytest.approx(law.of(len).mean()))
     assert forks
 
-
 # The draft and what is emitted after it, together
 
 def placed(strengths, *calls):  # (key, law, outcomes) -> wealth of each strength
     bets = LearnedBets()
     for key, law, found in calls: bets.place(key, law, Counter(found))
     return np.exp(bets.log)
-
 
 @proves("prop-learned")
 def test_learned_bets_are_fair():
@@ -651,7 +583,6 @@ def test_learned_bets_are_fair():
             weight = prod(law[y] for law, y in zip(laws, ys))
             mean += weight*placed(None, *(("key", law, [y]) for law, y in zip(laws, ys)))
         assert (mean <= 1 + 1e-9).all() and (mean >= want - 1e-9).all()
-
 
 @proves("prop-learned")
 def test_learned_bets_in_any_order():
@@ -666,7 +597,6 @@ def test_learned_bets_in_any_order():
         seen[y] += 1
     assert np.allclose(at_once, wealth)
     assert np.allclose(placed(None, (1, law, ys), (2, law, ys)), at_once**2)   # other keys learn nothing
-
 
 def test_places_are_bet_on_as_single_events():
     "The probability that two tokens share a cell, by counting tokens; and bets on all calls at once"
@@ -684,7 +614,6 @@ def test_places_are_bet_on_as_single_events():
         many.place_all(chances, hits)
         assert np.allclose(one.log, many.log) and np.allclose(one.sums[:4], many.sums[:4])
 
-
 def pieces(p, q, n=3000):  # -> (V, V): probability of the draft token and the token returned
     "The joint distribution of `one_number_twice` with one draft token, by the midpoints of `n` numbers"
     joint = np.zeros((len(p), len(p)))
@@ -693,7 +622,6 @@ def pieces(p, q, n=3000):  # -> (V, V): probability of the draft token and the t
         y = one_number_twice(np.array([p, p]), np.array([q]), [v], rng)[0] if q[v] else 0
         joint[v, y] += q[v]/n
     return joint
-
 
 def test_one_number_for_both_tokens_has_the_right_distribution():
     "The output is the target's, the acceptance that of the rule, and the pairs are others"
@@ -705,12 +633,10 @@ def test_one_number_for_both_tokens_has_the_right_distribution():
     rejected, r = np.maximum(q - p, 0), excess(p, q)/excess(p, q).sum()
     assert abs(joint - np.diag(np.diag(joint)) - np.outer(rejected, r)).sum()/2 > .1
 
-
 def last_child_first(p, tree, rng):
     "Independent siblings in reverse order: lossless, and in the mean as many tokens"
     for children in tree.kids: children.reverse()
     return reject(p, tree, rng)
-
 
 PAIRS = {   # a sampler whose pairs alone are wrong, a right one, and how both are called
     "one number": (one_number_twice, chain_of_rows, dict(cases=FEW, runs=300)),
@@ -722,7 +648,6 @@ PAIRS = {   # a sampler whose pairs alone are wrong, a right one, and how both a
     "siblings in reverse": (rule_on_trees(last_child_first), tree_of_rows, dict(
         cases=FEW, runs=400, like=reject, interface=Interface("parents", siblings=iid)))}
 
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(name):
     "`joint` fails alone: no other check detects the wrong function; the right one passes"
@@ -731,18 +656,15 @@ def test_pairs(name):
     assert set(found.wrong) - {"nan"} == {"joint"}, found
     assert found.passes_distribution and "joint" not in quick(right, **how).wrong
 
-
 def test_first_children_alone_lose_tokens():
     "A tree whose second children are never tried has the right distribution: `tokens` fails alone"
     found = quick(first_child, cases=FEW, runs=600, interface=Interface("parents"))
     assert found.wrong == ("tokens",) and "(reject on the same drafts)" in " ".join(found.words.split())
 
-
 def test_the_rule_of_trees_is_detected():
     for f, layout, name in ((tree_of_rows, "parents", "reject"), (tree_match, "links", "match")):
         found = quick(f, cases=FIRST, runs=100, depth=1, interface=Interface(layout))
         assert not found.wrong and f"({name}, detected" in " ".join(found.words.split())
-
 
 def test_what_is_not_compared():
     "Trees of many tokens, rules of too many paths, no rule; and pairs where another check failed"
@@ -756,13 +678,11 @@ def test_what_is_not_compared():
     lines = {l.check: l for l in quick(THEIRS["everything accepted"], cases=FEW, runs=600).lines}
     assert lines["joint"].words == "not compared, because the check distribution failed"
 
-
 @pytest.mark.parametrize("rule", [match, block])
 def test_pairs_where_the_shares_matter(rule):
     "On 90 tokens `match` accepts the likelier tokens of a class more often; its pairs are its own"
     found = quick(rule_on_rows(rule), V=90, like=rule, cases=FEW, runs=500)
     assert found.passes and {l.check: l.passes for l in found.lines}["joint"]
-
 
 def test_the_stated_distance_of_pairs_is_detected():
     "A function whose final token is off by a little more than the stated distance, after every draft"
@@ -774,11 +694,9 @@ def test_the_stated_distance_of_pairs_is_detected():
         return (one_number_twice if rng.random() < 2*off + .02 else theirs)(p, q, x, rng)
     assert off < .3 and all("joint" in quick(often, seed=s, **how).wrong for s in range(3))
 
-
 def test_no_draft_in_rows():
     p, rng = np.array([[0., 1., 0.]]), numpy_generator(0)
     assert rule_on_rows(reject)(p, np.zeros((0, 3)), np.zeros(0, int), rng) == (1,)
-
 
 @pytest.mark.parametrize("name", BUGS)
 def test_each_bug_fails_its_checks(name):
@@ -788,7 +706,6 @@ def test_each_bug_fails_its_checks(name):
     assert set(found.wrong) - LONG[bool({"distribution"} & checks)] == checks, found
     groups = {CHECKS[name].group for name in found.wrong}
     assert groups == {g for g in GROUPS_OF_CHECKS if not getattr(found, f"passes_{g}")}
-
 
 def test_long_vocabularies():
     "150,000 tokens, 80 runs: a correct kernel passes, one that omits the last tile does not"
@@ -804,7 +721,6 @@ def test_long_vocabularies():
     assert float(" ".join(found.words.split()).split("total variation ")[1][:5]) < tv(*laws)
     assert "distribution" in quick(tiled, **how).wrong
 
-
 def test_the_distance_in_the_report_is_computed():
     "The detectable distance in the report is that of 1,000 runs on the cells of the case"
     words = " ".join(quick(theirs, runs=1000, cases=ONE).words.split())
@@ -813,13 +729,11 @@ def test_the_distance_in_the_report_is_computed():
     distance = detectable(1000, len(w) - 1, safe_limit(1000, w, ALPHA/(2 + 12 + 2*3 + 1)))
     assert f"total variation {distance:.3f}" in words and f"up to {len(w)} cells" in words
 
-
 def test_false_alarms_at_a_measurable_rate():
     "At alpha = 1/5 for the whole report, 20 reports on a correct function"
     how = dict(gamma=1, cases=ONE, runs=120, depth=2, alpha=.2, draft=draw_by_cdf)
     alarms = sum(not quick(theirs, seed=s, **how).passes for s in range(20))
     assert alarms <= 20*.2 + 6*np.sqrt(20*.2*.8)
-
 
 @proves("prop-level")
 @pytest.mark.parametrize("how", [{}, dict(V=200, special=(7, 199), gamma=3), dict(depth=4, cases=ONE),
@@ -833,7 +747,6 @@ def test_the_tests_of_a_report_are_counted(how):
     by_hand = 2*len(plan.made) + within + places + bets + 1 + 2*2 + streams + 2
     assert Kit(None, plan).level.rate == ALPHA/by_hand == ALPHA/sum(c.tests(plan) for c in CHECKS.values())
 
-
 def test_edges():
     "One number is the edge, of a call, of an array or in place; the others are random"
     e, out = EdgeGenerator(2), np.ones(3)
@@ -843,7 +756,6 @@ def test_edges():
     assert EdgeGenerator(0, True).random() == 1 - 2.**-53
     assert EdgeGenerator(0, True).random(dtype=np.float32) == np.float32(1 - 2.**-24) < 1
 
-
 def test_seeds_that_agree_in_low_bits():
     "Whole numbers with equal low bits, of any range, and different high ones"
     for bits, high in ((8, 2**63), (24, 2**31), (8, 1000)):
@@ -851,12 +763,10 @@ def test_seeds_that_agree_in_low_bits():
         assert all(0 <= n < high for n in numbers) and len(set(numbers)) > 1
         if high > 1000: assert len({n % 2**bits for n in numbers}) == 1
 
-
 def sixteen_bits(w, rng):
     "By two whole numbers of 16 bits"
     high, low = rng.integers(2**16, size=2).tolist()
     return draw_by_cdf(w, SimpleNamespace(random=lambda: (2**16*high + low)/2**32))
-
 
 @pytest.mark.parametrize("find", [alias_choice, sixteen_bits])
 def test_small_whole_numbers_are_no_seeds(find):
@@ -866,7 +776,6 @@ def test_small_whole_numbers_are_no_seeds(find):
     for kind in (np.int32, np.uint32, np.int64, "uint64"):
         assert len({int(SeedGenerator(k, 8).integers(2**31 - 1, dtype=kind)) % 256 for k in range(9)}) == 1
 
-
 def test_a_generator_for_each_seed():
     "The natural right function of a batch passes; with a drafter its numbers are those of the draft"
     how = dict(cases=ONE, runs=600, interface=Interface(batch=64))
@@ -875,11 +784,9 @@ def test_a_generator_for_each_seed():
     assert found["noise"].passes is None and "np.random.default_rng(its seed)" in found["noise"].words
     assert "noise" in quick(by_rows, draft=draw_by_cdf, **how).wrong
 
-
 def words_of(check, verify, **how):
     result = Kit(verify, Plan(**dict(cases=ONE) | how)).finding(check)
     return result.passes, result.words
-
 
 def test_rows_of_a_batch_share_nothing():
     "Coincidences at each distance of rows, and one seed changed at a time; all seeds together are allowed"
@@ -896,7 +803,6 @@ def test_rows_of_a_batch_share_nothing():
     assert "a row depends on the seeds beside it too" in words_of("seeds", batch_sampler, **how)[1]
     assert "seeds beside it" not in words_of("seeds", by_rows, **how)[1]
 
-
 def test_pairs_of_rows_are_disjoint():
     "Every row is in at most one pair; all pairs of a distance are in one of the two halves"
     assert lags_below(5) == [1, 2, 3, 4] and lags_below(300)[-3:] == [64, 128, 256] and not lags_below(1)
@@ -905,7 +811,6 @@ def test_pairs_of_rows_are_disjoint():
         assert sum(n for *_, n in sizes) == 20 - lag and all(same == 0 for _, same, _ in sizes)
     p, same, n = rows_alike(np.array([[1, 1, 2, 2, -1, -1, 3, 4]]), 1, 0, .5)
     assert (same, n) == (2, 3) and p == pytest.approx(.5)
-
 
 def test_the_bet_on_repeats_is_fair():
     "Its mean wealth over all texts of equally likely tokens is 1 for every stake"
@@ -917,7 +822,6 @@ def test_the_bet_on_repeats_is_fair():
     bets = repeat_bets(np.array([5, 1, 5, 0, 1, 9]), np.array([0, .2, .2, .2, .2, .2]))   # 0, 9: impossible
     assert bets.again.tolist() == [False, False, True, True] and bets.most == pytest.approx(.2)
 
-
 def test_the_stated_number_of_streams_is_detected():
     "So many generators, each with one token of 4,096: nearly every time; and random numbers never"
     n, V, rng = 2000, 4096, numpy_generator(8)
@@ -927,7 +831,6 @@ def test_the_stated_number_of_streams_is_detected():
              for _ in range(200)]
     assert most == 4096 and np.mean(found) > .98
     assert not any(repeat_bets(rng.integers(V, size=n), row).wealth > 1e3 for _ in range(100))
-
 
 def test_sizes_follow_the_vocabulary():
     "Fewer runs and places for long rows; the calls that are planned are made"
@@ -939,15 +842,12 @@ def test_sizes_follow_the_vocabulary():
         for check in ("form", "position", "gates", "noise", "tokens"): kit.finding(check)
         assert sum(calls) == kit.plan.calls and {*kit.calls.made} == {*EXPERIMENTS}
 
-
 def lists(P, Q, X, seeds): return [[v for v in row if v >= 0] for row in by_rows(P, Q, X, seeds).tolist()]
-
 
 def kept_where_equal(p, q, x, rng, calls=[]):
     "A number of the call before, where target and draft are equal"
     calls.append(rng.random())
     return [*x, int(calls[-2]*p.shape[1])] if len(calls) > 1 and (p[:-1] == q).all() else theirs(p, q, x, rng)
-
 
 def test_words_for_what_went_wrong():
     "State, ragged lists, generators, functions of few tokens, a rule that was detected and not stated"
@@ -967,7 +867,6 @@ def test_words_for_what_went_wrong():
     stated = words_of("tokens", lambda p, q, x, rng: [draw_by_cdf(p[0], rng)], runs=700, like=reject)
     assert not stated[0] and DETECTED not in stated[1]
 
-
 def test_another_coupling_is_no_wrong_distribution():
     "A lossless function that follows no rule of the book fails `joint` alone, and nothing with like=None"
     def north_west(p, q, x, rng):
@@ -983,7 +882,6 @@ def test_another_coupling_is_no_wrong_distribution():
     assert found.wrong == ("joint",) and found.passes_distribution and "like=None" in found.words
     assert quick(north_west, cases=FEW, runs=300, like=None).passes
 
-
 def test_a_function_that_takes_a_seed_leaves_zeros_open():
     "Its uniform numbers come from its own generator: the report states it, and the check does not apply"
     def reseeding(p, q, x, rng): return theirs(p, q, x, np.random.default_rng(rng.integers(2**63)))
@@ -991,23 +889,19 @@ def test_a_function_that_takes_a_seed_leaves_zeros_open():
     assert found.passes and {l.check: l.passes for l in found.lines}["zeros"] is None
     assert "the function took no uniform number from the generator" in found.words
 
-
 def test_reproducible():
     "The same seed, the same report; without a rule to compare with no check of tokens"
     a, b, c = (quick(theirs, runs=100, cases=ONE, seed=s).words for s in (3, 3, 4))
     alone = quick(theirs, runs=50, like=None, cases=ONE).words
     assert a == b != c and "no rule to compare with" in alone and "acceptance: not run" in alone
 
-
 def raises(p, q, x, rng): raise RuntimeError("no such kernel")
 def batched(p, q, x, rng): return np.array([theirs(p, q, x, rng)])
 def pair(p, q, x, rng): return np.array(theirs(p, q, x, rng)), 1
 
-
 NO_TOKENS = [(raises, "raised RuntimeError: no such kernel"), (batched, ""),
              (pair, "verify: got a tuple of ndarray, int, wanted a one-dimensional array of integers"),
              (lambda *a: [-1], ""), (lambda *a: None, "")]
-
 
 @pytest.mark.parametrize("verify, words", NO_TOKENS)
 def test_a_function_that_never_returns_tokens_is_not_tested(verify, words):
@@ -1021,7 +915,6 @@ def test_a_function_that_never_returns_tokens_is_not_tested(verify, words):
     assert found.verdicts == ("distribution: FAILED (form); acceptance: not run; calls: not run; "
                               "robustness: not run")
 
-
 def test_all_failed_calls_are_counted():
     "Many messages, none of them common: the sum comes first, and the case where the commonest began"
     def by_turns(p, q, x, rng, calls=iter(range(10**6))):
@@ -1031,7 +924,6 @@ def test_all_failed_calls_are_counted():
     assert not line.passes
     assert line.words.startswith("50 of 350 calls failed, most often (47, first in the case 'equal rows'): "
                                  "raised ValueError: after 3 (line ")
-
 
 def test_classes_are_called_classes():
     "Where the numbers of a cell are classes, the report names them so"

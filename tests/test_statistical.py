@@ -15,7 +15,6 @@ from specref.draft.parallel import lines_of
 N, FAR, CTX = 9_000, .1, (0, 1, 0)   # most runs of a system, and the distance that its test detects
 SHAPES = (2,), (3, 1), (2, 2)
 
-
 class OneGenerator(Uniforms):
     "Independent numbers from one generator, and one for each key: cheaper than `Seeded`"
     def __init__(self, generator): self.generator, self.keyed = generator, {}
@@ -24,14 +23,12 @@ class OneGenerator(Uniforms):
         u = self.generator.random()
         return u if key is None else self.keyed.setdefault(key, u)
 
-
 def three_tokens(system, target, rng):
     "The tokens of `generate`, by its loop alone: no ledger, no log-probabilities"
     text = ()
     for round in rounds(target, system.drafter, system.verify, CTX, rng):
         text += round.tokens
         if len(text) >= 3: return text[:3]
-
 
 def counts(system, target, seed, n):
     "Counts of `n` texts, each a run of its own; for the first 50 seeds `generate` emits the same"
@@ -41,12 +38,10 @@ def counts(system, target, seed, n):
     generator = numpy_generator(seed)
     return Counter(three_tokens(system, target, OneGenerator(generator)) for _ in range(n))
 
-
 def enough(want, most=N, distance=FAR):
     "The fewest runs, in steps of 500 up to `most`, whose counts detect `distance` from `want`"
     one = max(want, key=want.get)
     return next((n for n in range(500, most, 500) if g_test({one: n}, want).tv <= distance), most)
-
 
 def recovered_from_p(verify):
     "The nearest wrong relative: after a rejection the token is sampled from p instead of the residual"
@@ -61,7 +56,6 @@ def ahead_rejected(tree, verdict):
     line, place = lines_of(tree)[0], verdict.node + 1
     return line is not tree and place < len(line) and verdict.token != line.token[place]
 
-
 def cases(name):
     "Tables, temperatures and drafts of a system's own: target, system, distribution of three tokens, a seed"
     case = numpy_generator(17, crc32(name.encode()))
@@ -71,7 +65,6 @@ def cases(name):
         target, draft = (tempered(model, temperature) for model in pair)
         system = SYSTEMS[name](draft, gamma=gamma, shape=shape)
         yield target, system, target_law(target, CTX, 3), int(case.integers(2**40))
-
 
 def wrong_law(target, system, k):
     "The distribution of the nearest wrong relative; None where it has more paths than are enumerated"

@@ -4,7 +4,6 @@ from specref import (Chain, Drafter, Generation, Rows, Seeded, System, TableMode
                      target_law, transport, traversal)
 from specref.core.target import Target
 
-
 class Repeat(Drafter):
     "Drafts the last token again"
     def __init__(self, V: int, gamma: int): self.V, self.gamma = V, gamma
@@ -16,18 +15,15 @@ class Repeat(Drafter):
         return tree
     def learn(self, round): return Repeat(self.V, len(round.tokens))
 
-
 class Counts(TableModel):
     "A table with a method for its rows"
     def __init__(self, V: int): super().__init__(V, self.row)
     def row(self, text): return exact(*(1 + text.count(x) for x in range(self.V)))
 
-
 class Flat(Target):
     "A target by itself"
     def __init__(self, V: int): self.V = V
     def __call__(self, tree): return Rows(lambda i: exact(*[1] * self.V), len(tree), self.V)
-
 
 def root_alone(p, tree, rng):
     "A verifier that reads the children of node 0 and no others"
@@ -38,7 +34,6 @@ def root_alone(p, tree, rng):
         r = residual(r, q)
     return Verdict(0, rng.pick(r, at=0))
 
-
 def with_networks(path: str) -> Generation:
     "Not called here: it needs torch"
     from specref import HFModel, embedded, prompts
@@ -46,7 +41,6 @@ def with_networks(path: str) -> Generation:
     text = generate(target, Chain(draft, 4), reject, prompts("english", 1)[0], 16, Seeded(0), stop={0})
     print(text.ledger.seconds["target"], [step.logprob for step in text.steps])
     return text
-
 
 target = Counts(3)
 text = generate(target, Chain(Flat(3), gamma=2), reject, ctx=(0,), n=8, rng=Seeded(0), watch=print)

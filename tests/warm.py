@@ -5,7 +5,6 @@ import sys
 import traceback
 from pathlib import Path
 
-
 def execute(path, sources, pipe):
     "Run the cells `sources` of the notebook at `path`; send outputs, CPU seconds and any failure"
     import psutil
@@ -23,7 +22,6 @@ def execute(path, sources, pipe):
     pipe.close()
     sys.stdout.flush()
     os._exit(0)   # without waiting for threads of the notebook
-
 
 def simple(x):
     "An output as plain dictionaries and lists"
