@@ -19,8 +19,7 @@ def chain_of_three(p_ptr, q_ptr, x_ptr, u_ptr, out_ptr, V, BLOCK: tl.constexpr):
             going = 0
     v = tl.arange(0, BLOCK)
     r = tl.load(p_ptr + (b*4 + k)*V + v, mask=v < V, other=0.)
-    if k < 3:
-        r = tl.maximum(r - tl.load(q_ptr + (b*3 + k)*V + v, mask=v < V, other=0.), 0.)
+    if k < 3: r = tl.maximum(r - tl.load(q_ptr + (b*3 + k)*V + v, mask=v < V, other=0.), 0.)
     beyond = tl.cumsum(r, 0) > tl.load(u_ptr + b*4 + 3)*tl.sum(r, 0)
     tl.store(out_ptr + b*4 + k, tl.argmax(beyond.to(tl.int32), 0))
 
@@ -41,8 +40,7 @@ def reads_its_own(out_ptr):
     tl.store(out_ptr + b, tl.load(out_ptr + b) + 1)
 
 @triton.jit
-def counts_programs(out_ptr):
-    tl.atomic_add(out_ptr, 1)
+def counts_programs(out_ptr): tl.atomic_add(out_ptr, 1)
 
 def chains(n, V, seed):
     rng = np.random.default_rng(seed)

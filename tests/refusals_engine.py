@@ -40,8 +40,7 @@ def table(batch=2, size=10, **kw): return StaticRows(net(), batch, size, **kw)
 def window(size): return StaticRows(net("Mistral", num_key_value_heads=2, sliding_window=9), 1, size)
 def unmasked(): return net()(input_ids=ids([[1, 2]]*2), use_cache=True, **given_cache(net(), table()))
 
-def updated(**bad):
-    return table().update(**dict(keys=NEW, values=NEW, layer_idx=0) | bad)
+def updated(**bad): return table().update(**dict(keys=NEW, values=NEW, layer_idx=0) | bad)
 
 def grown(length):
     rows, new = table(1, check=True), torch.zeros(1, 2, 5, 4)

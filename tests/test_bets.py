@@ -524,8 +524,7 @@ def test_without_the_numbers_of_texts_a_stop_token_ends_a_round():
 
 # Rounded and sparse rows
 
-def bfloat16(a):
-    return ((np.asarray(a, np.float32).view(np.uint32) + 0x8000) & 0xffff0000).view(np.float32)
+def bfloat16(a): return ((np.asarray(a, np.float32).view(np.uint32) + 0x8000) & 0xffff0000).view(np.float32)
 
 def row_within(p, tolerance, rng):  # -> (V,) or None
     "A random row within the tolerance of `p`"

@@ -138,8 +138,7 @@ class MaskRowsStay(PEagleDraft):
 class CallForEachToken(PEagleDraft):
     "The sequential relative: every node is fed by a call of its own, with its token"
     def answers(self, tree): return FeatureDraft.answers(self, tree)
-    def tokens_and_places(self, start, end):
-        return FeatureDraft.tokens_and_places(self, start, end)
+    def tokens_and_places(self, start, end): return FeatureDraft.tokens_and_places(self, start, end)
     def pass_end(self, start, text): return FeatureDraft.pass_end(self, start, text)
 
 class ForgetsItsPass(PardDraft):

@@ -67,8 +67,7 @@ def in_one_pass(text, rule):
 def test_the_patcher_is_the_pass_over_all(some, rule):
     patcher = Patcher(MODEL, rule)
     for text in some:
-        for part in (text, text[:len(text)//2], (*text, 7)):
-            assert patcher(part) == in_one_pass(part, rule)
+        for part in (text, text[:len(text)//2], (*text, 7)): assert patcher(part) == in_one_pass(part, rule)
 
 def hashed(text, size, rows):
     "The number of the last `size` bytes: a polynomial, as in the released code of Pagnoni et al. 2025"

@@ -291,8 +291,7 @@ def meta_round(check):
     net, ids = llama().to("meta"), torch.zeros(2, 4, dtype=torch.int64, device="meta")
     cache = StaticRows(net, 2, 30, check=check)
     mask, at = torch.zeros(2, 1, 4, 30, dtype=torch.bool, device="meta"), batch_positions(cache.lengths, ids)
-    with torch.inference_mode():
-        z = forward(net, cache, ids, at, mask)
+    with torch.inference_mode(): z = forward(net, cache, ids, at, mask)
     cache.commit(ids[:, 1:], ids[:, 0])
     return z, cache
 

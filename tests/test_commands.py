@@ -362,8 +362,7 @@ def test_certify_checks_recorded_rounds(capsys, log):
 def test_logs_that_cannot_be_checked(capsys, tmp_path):
     "No file, a file of something else, arrays that do not fit"
     (tmp_path/"text.npz").write_text("x")
-    for name in "none.npz", "text.npz", ".":
-        fails(capsys, "log: got", "certify", "--log", str(tmp_path/name))
+    for name in "none.npz", "text.npz", ".": fails(capsys, "log: got", "certify", "--log", str(tmp_path/name))
     np.savez(tmp_path/"part.npz", p=np.ones((1, 1, 2))/2)
     fails(capsys, "log: got no array 'x'", "certify", "--log", str(tmp_path/"part.npz"))
     np.savez(tmp_path/"sum.npz", p=np.ones((1, 1, 2)), x=np.zeros((1, 0), int), y=np.array([[1]]))

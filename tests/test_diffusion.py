@@ -275,8 +275,7 @@ def test_the_selector_exactly(subject):
     "In fractions: a chain has the product of its rows, and the first two tokens are the target's"
     system, target = subject(TableModel(4, candidate_row), gamma=3), random_table(4, 3, zeros=False)
     law = law_of(lambda rng: system.drafter((0,), rng).path(3))
-    for path, w in law.items():
-        assert w == prod(candidate_row((0, *path[:j]))[x] for j, x in enumerate(path))
+    for path, w in law.items(): assert w == prod(candidate_row((0, *path[:j]))[x] for j, x in enumerate(path))
     assert law_of(lambda rng: tuple(system(target, (0,), 2, rng))) == target_law(target, (0,), 2)
 
 # The confidence and the scheduler

@@ -145,8 +145,7 @@ def test_the_loss_counts_some_positions_at_a_temperature():
     zp, zq = (z[None] for z in rows())
     counts = torch.tensor([[True, False, True, True, False]])
     a, b = (log_laws(z[0, [0, 2, 3]], .7) for z in (zp, zq))
-    for f in LOSSES.values():
-        assert torch.allclose(distillation_loss(zp, zq, f, .7, counts), f(a, b).mean())
+    for f in LOSSES.values(): assert torch.allclose(distillation_loss(zp, zq, f, .7, counts), f(a, b).mean())
     assert distillation_loss(zp.bfloat16(), zq.bfloat16(), total_variation).dtype == torch.float32
 
 # Which states

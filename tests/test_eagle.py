@@ -197,8 +197,7 @@ def test_the_published_tree():
     assert all(p[:-1] in paths or len(p) == 1 for p in paths)
     assert all((*p[:-1], r) in paths for p in paths for r in range(p[-1]))
 
-def planned_as_large(model, width, depth, n):
-    return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
+def planned_as_large(model, width, depth, n): return StaticTree(model, EAGLE_TREE[:n+1], likeliest_points)
 
 @faithful("EAGLE-2", part="DynamicTree", plain={
     "a static tree": planned_as_large, "the last token's probability": ByToken, "layer by layer": ByLayer})

@@ -22,8 +22,7 @@ def sure(p, q, k): return k   # the factor of K-SEQ that is valid for all distri
 
 class Fed(Target):
     "A model that records how many tokens each of its calls fed"
-    def __init__(self, model):
-        self.model, self.V, self.most, self.calls = model, model.V, model.most, []
+    def __init__(self, model): self.model, self.V, self.most, self.calls = model, model.V, model.most, []
     @property
     def meter(self): return self.model.meter
     def __call__(self, tree):

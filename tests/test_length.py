@@ -108,8 +108,7 @@ def played(seed, n=40):
     rng = np.random.default_rng(seed)
     for _ in range(n):
         tree, drafted = Tree((0,)), int(rng.integers(1, 6))
-        for i in range(drafted):
-            tree.add(i, 0, np.array([w := round(float(rng.uniform(.05, 1)), 2), 1 - w]))
+        for i in range(drafted): tree.add(i, 0, np.array([w := round(float(rng.uniform(.05, 1)), 2), 1 - w]))
         probs = [tree.law[i][0] for i in range(1, drafted + 1)]
         accepted = next((i for i, w in enumerate(probs) if rng.random() > w), drafted)
         yield probs, Round(tree, None, Verdict(accepted, 0))

@@ -54,8 +54,7 @@ def test_the_pass_is_the_module(kind, sizes, seed):
     rng = np.random.default_rng(seed)
     assert deviation(ours, theirs, rng) < 1e-12
     text = theirs.trie.text
-    for k, h in theirs.states(text[:-1]).items():
-        assert (ours.states(text[:-1])[k] - h).abs().max() < 1e-10
+    for k, h in theirs.states(text[:-1]).items(): assert (ours.states(text[:-1])[k] - h).abs().max() < 1e-10
     for name in ((0, "keys"), (1, "values")):   # the rows that other drafters read
         mine, own = (m.memory.buffer[name].narrow(-2, 0, m.memory.n) for m in (ours, theirs))
         assert (mine - own).abs().max() < 1e-10 and ours.memory.row_bytes == theirs.memory.row_bytes

@@ -326,5 +326,4 @@ def test_the_shipped_model_fills_in_masks(subject):
     assert found["loss"] < found["before"] + .2 and subject().config.vocab_size == 513
     assert sum(file.stat().st_size for file in (DATA/"space").iterdir()) < 3e6
 
-def test_the_mask_is_no_token_of_the_target():
-    assert space_target().V == 512 == Space(512).mask
+def test_the_mask_is_no_token_of_the_target(): assert space_target().V == 512 == Space(512).mask

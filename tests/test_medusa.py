@@ -335,8 +335,7 @@ def heads_in_reverse(net):
     return net
 
 @pytest.fixture(scope="module")
-def human(base):
-    return batch_of(base, [text for d in DOMAINS for text in prompts(d, 12, length=64, seed=3)])
+def human(base): return batch_of(base, [text for d in DOMAINS for text in prompts(d, 12, length=64, seed=3)])
 
 @pytest.fixture(scope="module")
 def first_and_untrained(base, human):

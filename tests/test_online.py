@@ -458,8 +458,7 @@ def test_the_better_draft_is_not_always_first():
     p, q1, q2 = exact(3, 2, 1), exact(1, 4, 1), exact(2, 0, 4)
     assert overlap(p, q1) == Fr(2, 3) > overlap(p, q2) == Fr(1, 2)
     target, *drafts = (TableModel(3, lambda text, row=row: row) for row in (p, q1, q2))
-    def accepted(drafters, order):
-        return round_tokens(target, MergedDrafts(drafters, order))[2]
+    def accepted(drafters, order): return round_tokens(target, MergedDrafts(drafters, order))[2]
     one, two = (Chain(q, 1) for q in drafts)
     assert accepted((one, two), first_to_last) == Fr(7, 9) == acceptance_prob_iid(p, [q1, q2])
     assert accepted((two, one), first_to_last) == Fr(11, 12)

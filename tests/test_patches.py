@@ -179,8 +179,7 @@ def test_branches_are_read_path_by_path():
     target, tree = ByteTarget(NET, patcher()), Tree(TEXT[:9])
     for u, x in ((0, 50), (0, 60), (1, 70), (2, 80), (2, 90)): tree.add(u, x)
     rows = target(tree)
-    for i in range(len(tree)):
-        assert abs(rows[i] - whole(tree.text(i))[-1].softmax(-1).numpy()).max() < 1e-12
+    for i in range(len(tree)): assert abs(rows[i] - whole(tree.text(i))[-1].softmax(-1).numpy()).max() < 1e-12
 
 def test_rows_have_the_temperature_and_weights_before_it():
     rows, z = ByteTarget(NET, patcher(), temperature=.5)(tree_of(TEXT[:9], TEXT[9:11])), whole(TEXT[:11])[9:]

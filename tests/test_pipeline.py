@@ -23,8 +23,7 @@ CTX, N, V = (3, 1, 4, 1, 5), 12, 11
 def net(seed=0, layers=4): return tiny(V, layers, seed)
 def ring(seed=0, loops=4): return looped(net(seed, 1), loops).eval()   # of one layer
 
-def greedy(model):
-    return tuple(autoregressive(HFModel(model, temperature=0, check=False), CTX, N, Seeded(0)))
+def greedy(model): return tuple(autoregressive(HFModel(model, temperature=0, check=False), CTX, N, Seeded(0)))
 
 def guessed(model, text, exit, k):
     "Is each token after the first among the k best of the exit one token earlier?"

@@ -424,8 +424,7 @@ def test_a_program_in_cpp(tmp_path, monkeypatch):
     for rows, passes in ((weights, True), (weights[::-1], False)):
         certify, table = fixture(runs="600"), TableModel(4, lambda text: exact(*rows[text[-1]]))
         wrong = pytest.raises(pytest.fail.Exception, match="^rejected: program.decode")
-        with nullcontext() if passes else wrong:
-            certify.program("./decode", table, (0,))
+        with nullcontext() if passes else wrong: certify.program("./decode", table, (0,))
         assert (outcome(certify) == ["no difference"]) == passes
 
 @pytest.mark.parametrize("engine, bug", [

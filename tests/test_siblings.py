@@ -230,8 +230,7 @@ def test_a_second_mixture_after_a_stated_component_is_wrong():
 
 ngrams = st.lists(st.lists(st.integers(0, 2), max_size=3).map(tuple), max_size=4)
 
-def as_trie(guesses):
-    return as_drafter(lambda ctx, rng: add_paths(Tree(ctx), guesses, 3, rng, exact=True))
+def as_trie(guesses): return as_drafter(lambda ctx, rng: add_paths(Tree(ctx), guesses, 3, rng, exact=True))
 
 def as_chains(guesses):
     "Each draft as a separate chain from the root"

@@ -382,8 +382,7 @@ def test_a_finished_training_writes_the_same_weights(trained):
     train_translation(folder, recipe)
     assert before == [file.read_bytes() for file in files] and len(before) == 3
 
-def untrained(target, k):
-    return SpecDec(SlotModel(spec_drafter(translation_model()), target.source, k, 0))
+def untrained(target, k): return SpecDec(SlotModel(spec_drafter(translation_model()), target.source, k, 0))
 
 @faithful("SpecDec, exact", part="specref.train.specdec.spec_decoder", plain={
     "untrained": untrained,

@@ -169,8 +169,7 @@ def test_rows_of_drafting_are_those_of_training(subject):
     with torch.no_grad(): rows = torch.stack(net.guesses(batch_of(target, x), 4)) / .7
     for n, t, depth in ((0, 3, 3), (0, 5, 2), (0, 9, 3), (0, 12, 0), (1, 12, 3), (0, 4, 1), (1, 16, 2)):
         q = draft(chain(tuple(x[n, :t].tolist()), x[n, t:t+depth].tolist()))
-        for j in range(depth + 1):
-            assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-10)
+        for j in range(depth + 1): assert np.allclose(q[j], rows[j, n, t - 2].softmax(-1).numpy(), atol=1e-10)
 
 class Unbounded(SpireDraft):
     "Stores and reads a row for every token of the context"
@@ -178,8 +177,7 @@ class Unbounded(SpireDraft):
         self.net.window, window = len(ctx), self.net.window
         super().turn(ctx)
         self.net.window = window
-    def attention_mask(self, paths):
-        return torch.ones(len(paths), len(self.at), dtype=torch.bool)
+    def attention_mask(self, paths): return torch.ones(len(paths), len(self.at), dtype=torch.bool)
 
 @faithful("SPIRe", part="SpireDraft", plain={"a row for every token": Unbounded})
 @proves("thm-constant-cache")

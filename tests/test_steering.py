@@ -100,8 +100,7 @@ def test_survivors(ws, n):
     ws = [F(w) for w in ws]
     law, positive = law_of(lambda rng: tuple(survivors(ws, n, rng))), [w for w in ws if w]
     for out in law: assert len({i for i, _ in out}) == len(out) == min(n, len(positive))
-    for i, w in enumerate(ws):
-        assert sum(p*v for out, p in law.items() for j, v in out if j == i) == w
+    for i, w in enumerate(ws): assert sum(p*v for out, p in law.items() for j, v in out if j == i) == w
     if len(positive) > n:
         c = survival_scale([w/sum(ws) for w in positive], n)
         assert sum(min(1, c*w/sum(ws)) for w in positive) == n

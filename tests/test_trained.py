@@ -306,8 +306,7 @@ def drafting(name, size=V, temperature=1., recipe=None):
     net = network(name, target_on(size))
     return (recipe or recipe_of(name)).draft_model(net, reader(name, net, temperature))
 
-def random_batch(base, n=2, T=9):
-    return batch_of(base, random_texts(base.V, n, T))
+def random_batch(base, n=2, T=9): return batch_of(base, random_texts(base.V, n, T))
 
 # Rows: those of a plain pass, and those of training
 

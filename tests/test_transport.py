@@ -273,8 +273,7 @@ def test_hub_pairs_have_the_greedy_sets(pq):
 new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), hub_pairs])
 
 @examples(12, models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
-def test_the_drafter_contract(pair, shape, draw):
-    drafter_contract(Branching(pair[1], shape, draw), (0, 1))
+def test_the_drafter_contract(pair, shape, draw): drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
 # SpecHub
 

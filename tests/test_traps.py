@@ -132,8 +132,7 @@ def test_harmless_only_under_match():
     "Two drafts that are lossless with match are not with reject, and their edges are misstated"
     assert len(FALSE_ALARMS) == 17
     names = "unlikely token dropped, verified by match", "token dropped by looking ahead, verified by match"
-    for name in names:
-        assert off(WITHHELD[name], verify=reject) > 0 and not WITHHELD[name].well_stated()
+    for name in names: assert off(WITHHELD[name], verify=reject) > 0 and not WITHHELD[name].well_stated()
 
 # The parts, with their defaults, are the correct rules
 
