@@ -281,19 +281,6 @@ def test_a_stop_token_that_is_never_emitted():
         for r in islice(masked_rounds(600), rounds_seen): test.law.observe(r.p[0], 0)
         assert ("stop tokens that never occur" in test.law.missing_sets(test.limit)) == stated
 
-def test_a_verifier_that_writes_into_p_is_refused():
-    "With the words of the exact test; a right verdict in numpy's integers passes"
-    def writes(p, tree, rng):
-        p[0][:] = tree.law[1]
-        return Verdict(0, rng.pick(p[0]))
-    def numpy_ints(p, tree, rng):
-        found = reject(p, tree, rng)
-        return Verdict(np.int64(found.node), np.int32(found.token))
-    with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
-        certify_sequentially(system(Chain(draft, 2), writes), target, (0,), most=5)
-    def report(verify): return certify_sequentially(system(Chain(draft, 2), verify), target, (0,), most=40)
-    assert report(numpy_ints) == report(reject)
-
 def test_it_stops_at_the_first_rejection():
     "One token of probability zero is enough, and no further round is played"
     zero = TableModel(3, lambda text: np.array([.5, .5, 0.]))

@@ -25,6 +25,7 @@ from specref.certify.judge import JUDGE_CASES, judge_rule
 from specref.certify.known import Rule, from_r, is_sampled, parent_row
 from specref.certify.tree_mutants import siblings_by_p
 from specref.certify.samplers import SamplerReport
+from specref.certify.sequential import certify_sequentially
 from specref.certify.bets import Finding
 from specref.core.law import exact, greedy
 from specref.core.loop import Drafter, System, Verdict, autoregressive, loop_law, match, no_draft
@@ -35,6 +36,7 @@ from specref.verify.reject import Chain, reject
 from specref.verify.siblings import Branching
 
 CTX = 0, 1, 0
+FLOATS = [tempered(m, 1.) for m in killer()]
 contexts = st.sampled_from([(0,), (0, 1, 0), (2, 0, 1, 2, 0)])
 stops = st.sets(st.integers(0, 2), max_size=2).map(tuple)
 
@@ -89,14 +91,16 @@ def writes_to_a_copy(p, tree, rng):
     row /= row.sum()
     return Verdict(0, rng.pick(row))
 
-@pytest.mark.parametrize("floats", [False, True])
+def one_by_one(verify, p, q, runs, gamma=1):
+    return certify_sequentially(System("under test", Chain(q, gamma), verify), p, (0,), most=runs // 5)
+
 @pytest.mark.parametrize("verify", [writer, writes_later])
-def test_a_verifier_that_writes_into_p_is_refused(verify, floats):
-    "Exactly and by counts; in a copy it may write"
-    target, draft = ((tempered(m, 1.) if floats else m) for m in killer())
-    with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
-        certify(verify, target, draft, runs=50)
-    assert certify(writes_to_a_copy, target, draft, runs=500).passes
+def test_a_verifier_that_writes_into_p_is_refused(verify):
+    "Exactly, by counts and round by round; in a copy it may write"
+    for test, pair in (certify, killer()), (certify, FLOATS), (one_by_one, FLOATS):
+        with pytest.raises(ValueError, match="^verify: writes into the target's rows p, which are read-only"):
+            test(verify, *pair, runs=50)
+        assert test(writes_to_a_copy, *pair, runs=3000 if test is one_by_one else 500).passes
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_target_is_what_it_was_before_the_system_ran(n):
@@ -196,9 +200,9 @@ def test_a_verdict_in_integers_of_numpy():
     def numpy_ints(p, tree, rng):
         found = reject(p, tree, rng)
         return Verdict(np.int64(found.node), np.int32(found.token))
-    for pair in (killer(), [tempered(m, 1.) for m in killer()]):
-        ints, same = (certify(verify, *pair, gamma=2, runs=300) for verify in (numpy_ints, reject))
-        assert ints.passes and ints == same
+    for test, pair in (certify, killer()), (certify, FLOATS), (one_by_one, FLOATS):
+        ints, same = (test(verify, *pair, gamma=2, runs=300) for verify in (numpy_ints, reject))
+        assert ints == same and (ints.passes or test is one_by_one)
 
 def test_the_progress_of_an_enumeration(capsys):
     "A bar of paths on request alone"
