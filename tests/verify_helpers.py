@@ -38,11 +38,12 @@ def with_entry(batch, name, at, value):
     return replace(batch, **{name: x})
 
 def resorted(batch):
-    "The links of a batch with the children of each node in the order of their tokens"
+    "The links of a batch whose siblings are in the order of their tokens"
     child, sibling = batch.child.clone(), batch.sibling.clone()
-    for u in range(batch.n):
-        kids = [i for i in range(batch.n) if batch.parent[i] == u]
-        kids.sort(key=lambda i: batch.token[i])
+    for u, c in enumerate(batch.child.tolist()):
+        kids = []
+        while c >= 0: kids, c = [*kids, c], int(batch.sibling[c])
+        kids.sort(key=batch.token.__getitem__)
         for at, links, i in zip([u, *kids], [child, *[sibling]*len(kids)], [*kids, -1]): links[at] = i
     return child, sibling
 
