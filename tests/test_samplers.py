@@ -229,12 +229,6 @@ def verifies_after_rejection(p, q, x, rng):
         tokens.append(int(v) if rng.random()*q[i, v] < p[i, v] else draw_by_cdf(excess(p[i], q[i]), rng))
     return [*tokens, draw_by_cdf(p[-1], rng)]
 
-def careless(p, q, x, rng):
-    "Changes the arrays that it was given"
-    tokens = theirs(p.copy(), q.copy(), x, rng)
-    p -= .1
-    return tokens
-
 def fragile(p, q, x, rng):
     "Divides by the residual mass, also when it is zero"
     r = np.maximum(p[:-1] - q, 0)
@@ -275,11 +269,9 @@ EQUAL = {"equal rows": CASES["equal rows"]}
 own = np.random.default_rng(5)
 WRONG = "distribution", "noise"
 FLOAT64 = Interface(dtype="float64")
-BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.items()} | {
-    "bonus from the previous row": (dict(verify=THEIRS["bonus from the previous row"]), {"distribution"}),
-    "|p - q|": (dict(verify=THEIRS["|p - q|"]), {"distribution", "noise", "zeros"}),
-    "p and q exchanged": (dict(verify=THEIRS["p and q exchanged"]), {"distribution", "noise", "zeros"}),
-    "everything accepted": (dict(verify=THEIRS["everything accepted"]), {*WRONG, "zeros"}),
+ZEROS = dict.fromkeys(("|p - q|", "p and q exchanged", "everything accepted"), {*WRONG, "zeros"})
+FAILED = ZEROS | {"bonus from the previous row": {"distribution"}}
+BUGS = {name: (dict(verify=f), FAILED.get(name, {*WRONG})) for name, f in THEIRS.items()} | {
     "q/p": (dict(verify=broken(lambda t: t.coin(t.qx, t.px))), {"distribution", "noise", "zeros"}),
     "accepted iff p >= q": (dict(verify=broken(lambda t: t.qx <= t.px)), {*WRONG, "tokens"}),
     "ratio times 1.5": (dict(verify=broken(lambda t: t.coin(1.5*t.px, t.qx))), {"distribution", "noise"}),
@@ -310,7 +302,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
     "a token of weight 0": (dict(verify=theirs, draft=argmin), {"noise", "draft"}),
     "random numbers of its own": (dict(verify=numbered(lambda rng: own), runs=300), {"seeds"}),
     "always one seed": (dict(verify=numbered(fixed_seed)), {"distribution", "noise", "seeds", "tokens"}),
-    "writes in p": (dict(verify=careless, runs=300), {"rows"}),
+    "writes in p": (dict(verify=SAMPLER_MUTANTS["bonus row scaled in p"].wrong, runs=300), {"rows"}),
     "u <= p/q": (dict(verify=broken(lambda t: t.rng.generator.random()*t.qx <= t.px), runs=300), {"zeros"}),
     "search from the left": (dict(verify=rule_on_rows(Rule(), search_left), runs=300), {"zeros"}),
     "the last sum below 1": (

@@ -197,7 +197,7 @@ def spark_term(net, h, read, true, p):
 
 # The table
 
-def nothing(t, j): return range(0)
+def nothing(*at): return range(0)
 def path(t, j): return range(t + 1, t + 2 + j)
 def text(t, j): return range(1, t + 2 + j)
 def whole_blocks(t, j): return range(1, t + 2 + j//2*2 if t else 0)
@@ -205,7 +205,6 @@ def last(t): return range(t, t + 1)
 def all_before(t): return range(t + 1)
 def to_last(t, j): return range(1, t + 2)
 def whole_text(t, j): return range(t + 2)
-def no_state(t): return range(0)
 def anchor(t, j): return range(t + 1, t + 2)
 def anchor_and_last(t, j): return {t + 1, t + 1 + j}
 
@@ -240,10 +239,10 @@ BY_HAND = {   # what the paper reads and minimises, or another size
     "eagle31": Case(partial(eagle3, fc_norm=True, norm_output=True), 4, text, all_before, short_terms),
     "falcon": Case(lambda make, b: make(b), 4, whole_blocks, all_before, block_terms),
     "spire": Case(lambda make, b: make(b), 4, path, all_before, run_terms),
-    "pass": Case(lambda make, b: make(b, 3, cuts=99), 4, whole_text, no_state, slot_terms),
+    "pass": Case(lambda make, b: make(b, 3, cuts=99), 4, whole_text, nothing, slot_terms),
     "peagle": Case(peagle, 3, to_last, all_before, rollout_terms(draft_terms)),
-    "pard": Case(lambda make, b: make(b, 3, hidden=32, inner=48, r=1.), 3, whole_text, no_state, text_terms),
-    "uno": Case(lambda make, b: make(b, 3, rank=2, anchors=99), 3, whole_text, no_state, noise_terms),
+    "pard": Case(lambda make, b: make(b, 3, hidden=32, inner=48, r=1.), 3, whole_text, nothing, text_terms),
+    "uno": Case(lambda make, b: make(b, 3, rank=2, anchors=99), 3, whole_text, nothing, noise_terms),
     "dflash": Case(lambda make, b: make(b, **SMALL), 4, anchor, all_before, block_slot_terms(slot_term)),
     "dflash2": Case(lambda make, b: make(b, top=3, rank=4, **SMALL), 4, anchor_and_last, all_before,
                     block_slot_terms(selector_term)),
@@ -547,10 +546,10 @@ def blind(kind):
     class Blind(kind):
         def step(self, state, tokens, *rest): return super().step(state, 0*tokens, *rest)
     return Blind
-class UnshiftedEagle(Eagle):
-    def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
-class UnshiftedEagle3(Eagle3):
-    def step(self, f, tokens, at, attend): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), at, attend)
+def unshifted(kind):
+    class Unshifted(kind):
+        def step(self, f, tokens, *more): return super().step(f, F.pad(tokens[:, :-1], (1, 0)), *more)
+    return Unshifted
 class FalconWithoutTokens(Falcon):
     def run_lstm(self, f, tokens, state=None): return super().run_lstm(f, torch.zeros_like(tokens), state)
 class CausalFalcon(Falcon):
@@ -577,10 +576,9 @@ WRONG_READERS = of_systems({of: made_by(make) for of, make in {
     ("mlp", "no token"): lambda base: blind(MLPSpeculator)(base, 3, inner=24),
     ("mtp", "Medusa's heads"): Medusa,
     ("deepseek", "no token"): blind(RecursiveMTP),
-    ("eagle", "no token"): blind(Eagle), ("eagle", "the token before"): UnshiftedEagle,
+    ("eagle", "no token"): blind(Eagle), ("eagle", "the token before"): unshifted(Eagle),
     ("hass", "no token"): blind(Hass),
-    ("eagle3", "the token before"): partial(eagle3, UnshiftedEagle3),
-    ("eagle31", "the token before"): partial(eagle3, UnshiftedEagle3),
+    **{(name, "the token before"): partial(eagle3, unshifted(Eagle3)) for name in ("eagle3", "eagle31")},
     ("falcon", "no token"): FalconWithoutTokens, ("falcon", "a causal mask"): CausalFalcon,
     ("spire", "no token"): BlindSpire, ("spire", "no state of the target"): OwnMemory,
     ("pass", "heads on the last state"): Medusa, ("dflash", "a Markov head"): dspark,
