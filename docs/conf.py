@@ -17,7 +17,7 @@ extensions = ['myst_nb', 'sphinx_proof', 'sphinxcontrib.bibtex', 'sphinx_copybut
 nitpicky = True
 
 nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
-myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'attrs_block']
+myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'attrs_block', 'deflist']
 myst_heading_anchors = 3
 bibtex_bibfiles = [str(stage.DOCS/'refs.bib')]
 prf_realtyp_to_countertyp = {e.lower(): 'theorem' for e in stage.ENVS}  # one count for all in a chapter

@@ -10,7 +10,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS)]
-from book import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
+from book import DOC_PARTS, Notebook, doc_parts, marked, notebooks, public, references, text, works
 from book import order   # noqa: F401  conf.py reads `stage.order`
 from specref.core.registry import DECLARED
 
@@ -19,7 +19,7 @@ PARTS = {   # the last chapter of each
     'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
-LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'bibliography'
+LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
 AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
@@ -57,9 +57,14 @@ def signature(node):
     fielded = any(x.startswith(('dataclass', 'NamedTuple')) for x in whose)
     typed = [s for s in body if isinstance(s, ast.AnnAssign) and fielded]
     fields = {s.target.id: ast.unparse(s.value) if s.value else '' for s in typed}
-    start = {k: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', v) for k, v in fields.items()}
+    start = {k: default(v) for k, v in fields.items() if 'init=False' not in v}
     if not body or not made and not start and node.bases: return ''
     return f'({made[0] if made else ", ".join(f"{k}={v}" if v else k for k, v in start.items())})'
+
+def default(value):
+    "What a field of a dataclass is where it is not given, as written; nothing where it must be"
+    if not (made := re.fullmatch(r'field\((?:default(_factory)?=([\w.]+))?.*\)', value)): return value
+    return (made[2] or '') + '()' * bool(made[1])
 
 def definitions(cell):
     "Each public name that an exported cell defines: what it is, how it is called, what it does"
@@ -270,39 +275,50 @@ def contents(nbs, pages):
     front = sorted((p for p in pages if p not in ('index', *LOOK_UP)), key=place)
     yield tree('', front)
     yield from (tree(part, [page(nb.path.stem) for nb in here]) for part, here in parts(nbs))
-    made = {*pages, 'theorems', 'api', 'bibliography'}
+    made = {*pages, 'theorems', 'api', 'every_name', 'bibliography'}
     yield tree('Look up', [p for p in LOOK_UP if p in made])
 
-def described(module, name, sig, doc, keys):
-    "A main name: how it is called, its parameters, result, errors, source, related names and an example"
-    parts, (said, *_), example = doc_parts(doc), doc.partition('\n\n'), doc[doc.find('>>> '):]
-    for work, key in works(parts['Source'], keys).items():
-        parts['Source'] = parts['Source'].replace(work, f'{work} {{cite}}`{key}`')
-    parts['See also'] = ', '.join(f'`{x}`' for x in parts['See also'].split(', '))
-    first = f'{{py:obj}}`{name} <specref.{module}.{name}>`: {" ".join(said.split())}.'
-    args = [f'- **{arg.replace("*", chr(92) + "*")}**: {text}' for arg, text in parts.pop('Args').items()]
-    rest = [f'- *{part}*: {text}' for part, text in parts.items()]
-    return '\n'.join([f'### {name}\n\n{first}\n\n```python\n{name}{sig}\n```\n', *args, '', *rest,
-                      f'\n```pycon\n{example}\n```'])
+def as_in_papers(said):
+    "A text whose numbered statements are those of papers, and not read as those of the book"
+    return re.sub(rf'({"|".join(ENVS)}) (?=\d)', '\\1\N{NO-BREAK SPACE}', said)
 
-def main_names(nbs):
-    "The part of the page of names that describes the main ones"
+def terms(parts, keys):  # -> {term: texts}
+    "The parts of a docstring as a page lists them: sources cited, related names linked"
+    args = [f'**{arg.replace("*", chr(92) + "*")}**: {text}' for arg, text in parts['Args'].items()]
+    found = dict(Parameters=args) | {part: [parts[part]] for part in DOC_PARTS[1:] if part in parts}
+    source = as_in_papers(parts.get('Source', ''))
+    for work, key in works(source, keys).items(): source = source.replace(work, f'{work} {{cite}}`{key}`')
+    related = [f'[{x}](#{x.lower()})' for x in parts.get('See also', '').split(', ') if x]
+    return found | {'Source': [source] * bool(source), 'See also': [', '.join(related)] * bool(related)}
+
+def described(name, full, sig, doc, keys):
+    "A public name: how it is called, what it does, the parts of its docstring, its cell, and an example"
+    text, mark, example = doc.partition('>>> ')
+    parts, (said, *_) = doc_parts(text), text.split('\n\n')
+    own = rf'`({"|".join(parts["Args"]) or "-"})`'.replace('*', '')   # no link leads away from a parameter
+    def plain(text): return re.sub(own, r'<code>\1</code>', ' '.join(text.split()))
+    yield f'\n### {name}\n\n```python\n{name}{sig}\n```\n\n{plain(said)}.\n'
+    for term, texts in (terms(parts, keys) | {'Code': [f'{{py:obj}}`{full} <{full}>`']}).items():
+        if texts: yield '\n'.join([f'\n{term}', *(f': {plain(text)}' for text in texts)])
+    if mark: yield f'\n```pycon\n{mark}{example}\n```'
+
+def api(nbs, names):
+    "The page of what can be imported from `specref` itself"
+    yield '# API\n\nWhat can be imported from `specref` itself. [Every name](every_name.md) has those of all modules.'
     keys = references(ROOT)
-    yield '\n## What one calls first'
     for nb in nbs:
-        mine = MAIN.get(nb.module, '').split()
-        found = (d for c in nb.exported for d in definitions(c) if d[0] in mine)
-        yield from (described(nb.module, name, sig, doc, keys) for name, _, sig, doc in found)
+        own = [d for c in nb.exported if nb.module for d in definitions(c) if names.get(d[0]) == nb.module]
+        if own: yield f'\n## specref.{nb.module}'
+        for name, _, sig, doc in own: yield from described(name, f'specref.{nb.module}.{name}', sig, doc, keys)
 
-def api(nbs):
-    "The page of every public name"
-    yield '# Every public name\n\nEach name leads to the cell that defines it.'
-    yield from main_names(nbs)
+def every_name(nbs):
+    "The page of every name that a module exports"
+    yield '# Every name\n\nEach name leads to the cell that defines it.'
     for nb in nbs:
         found = [d for c in nb.exported if nb.module for d in definitions(c)]
         if found: yield f'\n## specref.{nb.module}\n\n| | |\n|---|---|'
         for name, kind, sig, doc in found:
-            says = re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|')
+            says = as_in_papers(re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|'))
             call = (f'`{sig}`' if sig else '').replace('|', r'\|')
             yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`{call} | {says} |'
 
@@ -327,7 +343,7 @@ def make_book(nbs, pages, root):
                 full_names={})
     for nb in nbs:
         here = page(nb.path.stem)
-        taken = book['pages'].keys() | pages | {'api', 'search', 'theorems'}
+        taken = book['pages'].keys() | pages | {'api', 'every_name', 'search', 'theorems'}
         if here in taken: yield f'{nb.path.name}: another page has its name'
         book['pages'][here], book['searched'][here] = number(nb.path.stem), search_words(nb)
         for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
@@ -359,7 +375,8 @@ def stage(out, root=ROOT):
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')
     for p in pages.values(): (out/p.name).write_text(paged(p.read_text(encoding='utf-8')), encoding='utf-8')
-    made = {'api.md': api(nbs), 'theorems.md': theorems(nbs), 'book.json': [json.dumps(book)]}
+    made = {'api.md': api(nbs, public(root)), 'every_name.md': every_name(nbs), 'theorems.md': theorems(nbs),
+            'book.json': [json.dumps(book)]}
     for name, lines in made.items(): (out/name).write_text('\n'.join(lines), encoding='utf-8')
 
 def site(place, root=ROOT, work=None):

@@ -124,6 +124,7 @@ class PositionKeyed(WrappedDrafter):
     >>> print(drafter((0,), Seeded(0)).token, drafter((0, 1), Seeded(0)).token)
     [None, 1, 2, 3] [None, 2, 3, 1]
     """
+    drafter: Drafter
     name: Callable[[int, int], Hashable] = chain_position
     def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = self.drafter(ctx, PositionKeyedRng(rng, lambda i: self.name(len(ctx), i)))

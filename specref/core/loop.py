@@ -703,7 +703,7 @@ def no_draft(ctx: Tokens, rng: Rng) -> Tree:
     """
     return Tree(ctx)
 
-autoregressive = System("autoregressive", no_draft, match)
+autoregressive = System("autoregressive", no_draft, match)   # plain decoding, a token a round
 
 # %% ../../nbs/04_loop.ipynb #011fffc2
 def trace(text: Generation, show: Callable[[int], str] = str) -> str:
