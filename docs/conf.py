@@ -116,8 +116,11 @@ def single(app, doctree, docname):
         if section['ids'] == ['proof-content']: section['ids'] = []
 
 
+# from `Args:` to `See also:`, which the page of names shows
+DESCRIBED = re.compile(rf'(?<=\n\n)<span class="sd"> {{4}}(?:{"|".join(stage.DOC_PARTS)}):.*?\n(?=\n)', re.S)
+
 def docstrings(app, pagename, templatename, context, doctree):
-    "Theorems that a docstring cites are linked too"
+    "Theorems that a docstring cites are linked too; what it says of parameters, result and errors is folded"
     known = book(app)
     numbered = app.env.toc_fignumbers.items()
     where = {anchor: doc for doc, kinds in numbered for ids in kinds.values() for anchor in ids}
@@ -129,7 +132,9 @@ def docstrings(app, pagename, templatename, context, doctree):
             done = b
         return out + m[0][done:]
     strings = r'<span class="s[\w]*">[^<]*</span>'
-    if 'body' in context: context['body'] = re.sub(strings, link, context['body'])
+    if 'body' not in context: return
+    body = re.sub(strings, link, context['body'])
+    context['body'] = DESCRIBED.sub(r'<details class="described"><summary></summary>\g<0></details>', body)
 
 
 def cited(app, pagename, templatename, context, doctree):

@@ -56,7 +56,8 @@ def signature(node):
     whose = map(ast.unparse, (*getattr(node, 'decorator_list', ()), *getattr(node, 'bases', ())))
     fielded = any(x.startswith(('dataclass', 'NamedTuple')) for x in whose)
     typed = [s for s in body if isinstance(s, ast.AnnAssign) and fielded]
-    fields = {s.target.id: ast.unparse(s.value) if s.value else '' for s in typed}
+    def field(s): return f'{s.target.id}: {ast.unparse(s.annotation)}', s.value and ast.unparse(s.value) or ''
+    fields = dict(map(field, typed))
     start = {k: default(v) for k, v in fields.items() if 'init=False' not in v}
     if not body or not made and not start and node.bases: return ''
     return f'({made[0] if made else ", ".join(f"{k}={v}" if v else k for k, v in start.items())})'

@@ -311,7 +311,8 @@ def test_every_public_name_is_found(site):
 
 
 def test_hidden_code_is_hidden(site):
-    "Set-up and drawing code stay in the notebook; exported code is shown below its module's name"
+    """Set-up and drawing code stay in the notebook; exported code is shown below its module's name, and what
+    docstrings say of parameters on a fold"""
     for nb in notebooks():
         page, defining = html(site, stage.page(nb.path.stem)), 0
         shown = unescape(re.sub('<[^>]*>', '', page))
@@ -325,7 +326,9 @@ def test_hidden_code_is_hidden(site):
             if c not in nb.exported: continue
             assert hidden or source in shown, f'{nb.path.stem}: {c["id"]}'
             defining += bool(nb.module and not unnamed)
-        assert page.count('class="exported"') == defining, nb.path.stem
+        described = re.findall('^ +See also: ', ''.join(c['source'] for c in nb.exported), re.M)
+        counts = [page.count(f'class="{kind}"') for kind in ('exported', 'described')]
+        assert counts == [defining, len(described)], nb.path.stem
 
 
 def test_loads_nothing_from_the_network(site):
