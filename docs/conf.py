@@ -139,17 +139,14 @@ def docstrings(app, pagename, templatename, context, doctree):
 
 def cited(app, pagename, templatename, context, doctree):
     "What the foot of a page says of how to cite it"
-    title = re.sub('<[^>]*>', '', context.get('title', ''))
-    key = f'specref_{pagename}'.replace('-', '_')
-    author = f'{{{cite["authors"][0]["name"]}}}'
-    entry = dict(title=f'{html.unescape(title)}, in: {cite["title"]}', author=author,
-                 year=cite['date-released'].year, note=f'version {version}, page {pagename}.html')
-    lines = [f'  {name:6} = {{{value}}},' for name, value in entry.items()]
-    bibtex = '\n'.join([f'@misc{{{key},', *lines, '}'])
-    context |= dict(bibtex=bibtex, released=cite['date-released'], licence=cite['license'])
+    title, known = html.unescape(re.sub('<[^>]*>', '', context.get('title', ''))), book(app)
+    title = title.removeprefix(f'{stage.short(known["pages"].get(pagename, ""))} ')
+    context |= dict(bibtex=stage.bibtex(pagename, title, cite, known['addresses']), licence=cite['license'],
+                    released=cite['date-released'], repository=known['addresses'].get('Repository'))
 
 
 def setup(app):
+    app.config.html_baseurl = book(app)['addresses'].get('Documentation', '')
     app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
     app.add_search_language(Search)
     app.connect('doctree-read', define)

@@ -1,4 +1,5 @@
-"""Notebooks to book: README.md and its pictures from nbs/index.ipynb; `stage.py PLACE` builds the site too.
+"""Notebooks to book: README.md and its pictures from nbs/index.ipynb, CITATION.cff's addresses from
+pyproject.toml; `stage.py PLACE` builds the site too.
 
 Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
 blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
@@ -305,12 +306,14 @@ def described(name, full, sig, doc, keys):
 
 def api(nbs, names):
     "The page of what can be imported from `specref` itself"
-    yield '# API\n\nWhat can be imported from `specref` itself. [Every name](every_name.md) has those of all modules.'
+    yield '# API\n\nWhat can be imported from `specref` itself; [every name](every_name.md) has its own page.'
     keys = references(ROOT)
     for nb in nbs:
-        own = [d for c in nb.exported if nb.module for d in definitions(c) if names.get(d[0]) == nb.module]
-        if own: yield f'\n## specref.{nb.module}'
-        for name, _, sig, doc in own: yield from described(name, f'specref.{nb.module}.{name}', sig, doc, keys)
+        module = f'specref.{nb.module}'
+        defined = (d for c in nb.exported if nb.module for d in definitions(c))
+        own = [(name, sig, doc) for name, _, sig, doc in defined if names.get(name) == nb.module]
+        if own: yield f'\n## {module}'
+        for name, sig, doc in own: yield from described(name, f'{module}.{name}', sig, doc, keys)
 
 def every_name(nbs):
     "The page of every name that a module exports"
@@ -341,7 +344,7 @@ def contents_cell(nbs, pages):
 def make_book(nbs, pages, root):
     "What every page needs: tests by anchor, statements and public names with their pages"
     book = dict(proofs=marked('proves', root), statements={}, pages={}, searched={}, defined={},
-                full_names={})
+                full_names={}, addresses=addresses(root))
     for nb in nbs:
         here = page(nb.path.stem)
         taken = book['pages'].keys() | pages | {'api', 'every_name', 'search', 'theorems'}
@@ -399,10 +402,28 @@ def site(place, root=ROOT, work=None):
 
 def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md).replace('](../docs/', '](docs/')
 
-def repository(root=ROOT):
-    "The public address that pyproject.toml gives; empty until its owner fills one in"
-    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
-    return project.get('urls', {}).get('Repository', '')
+def addresses(root=ROOT):  # -> {'Repository': address, 'Documentation': that of the site}
+    "The public addresses that pyproject.toml gives; none until its owner fills them in"
+    if not (file := root/'pyproject.toml').is_file(): return {}
+    urls = tomllib.loads(file.read_text(encoding='utf-8'))['project'].get('urls', {})
+    return {name: address.rstrip('/') for name, address in urls.items() if address}
+
+def citation(root=ROOT):
+    "CITATION.cff with the public addresses"
+    keys = {'repository-code': 'Repository', 'url': 'Documentation'}
+    said, urls = (root/'CITATION.cff').read_text(encoding='utf-8'), addresses(root)
+    said = re.sub(rf'^({"|".join(keys)}): .*\n', '', said, flags=re.M)
+    return said + ''.join(f'{key}: "{urls[name]}"\n' for key, name in keys.items() if name in urls)
+
+def bibtex(page, title, cite, urls):
+    "How a page is cited: by its title without the number of the chapter, which may change, and its address"
+    site, source = (urls.get(name, '') for name in ('Documentation', 'Repository'))
+    entry = dict(
+        title=f'{title}, in: {cite["title"]}', author=f'{{{cite["authors"][0]["name"]}}}',
+        year=cite['date-released'].year, note=f'version {cite["version"]}, page {page}.html',
+        url=f'{site}/{page}.html' if site else source)
+    lines = [f'  {name:6} = {{{value}}},' for name, value in entry.items() if value]
+    return '\n'.join([f'@misc{{specref_{page.replace("-", "_")},', *lines, '}'])
 
 def absolute(md, address):
     "Links that also work on the page of a package index: files of the repository by their public address"
@@ -421,7 +442,7 @@ def result(output, name):
     return f'```\n{text(output.get("text") or data.get("text/plain") or "").rstrip()}\n```', {}
 
 def readme(root=ROOT):
-    "README.md and its pictures, {path: text}: prose as it is, shown code fenced, results below it"
+    "README.md, its pictures and CITATION.cff, {path: text}: prose as it is, code fenced, results below it"
     said, files, nbs = [], {}, notebooks(root)
     for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
         dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
@@ -431,7 +452,8 @@ def readme(root=ROOT):
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
             said.append(md)
             files |= more
-    return files | {'README.md': absolute('\n\n'.join(said), repository(root)) + '\n'}
+    said = absolute('\n\n'.join(said), addresses(root).get('Repository'))
+    return files | {'README.md': f'{said}\n', 'CITATION.cff': citation(root)}
 
 if __name__ == '__main__':
     for file, content in readme().items(): (ROOT/file).write_text(content, encoding='utf-8')

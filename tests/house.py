@@ -488,8 +488,8 @@ def uncited(source, stated, keys):
     if not (found or named or re.search('this book|vLLM', source)): yield 'names no source'
 
 def undescribed(doc, parameters, returns, names, stated, keys):
-    """What the docstring of a public name lacks: a part, a parameter, a source (a statement of `stated`, a work
-    under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
+    """What the docstring of a public name lacks: a part, a parameter, a source (a statement of `stated`, a
+    work under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
     parts = doc_parts(doc)
     wanted = [part for part in DOC_PARTS[1:] if part != 'Returns' or returns]
     yield from (f'no part {part}' for part in wanted if part not in parts)

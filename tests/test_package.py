@@ -1,6 +1,5 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
 import inspect, os, re, runpy, shutil, subprocess, sys, tomllib
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -163,14 +162,16 @@ def parameters(x):
     "The names in the signature; of a class that is made by no call of its own, its attributes"
     try: own = inspect.signature(x).parameters.values()
     except ValueError: own = ()   # a built-in base
-    if [p.name for p in own] in ([], ['args', 'kwargs']): return [*inspect.get_annotations(x)] * isinstance(x, type)
+    if inspect.isclass(x) and [p.name for p in own] in ([], ['args', 'kwargs']):
+        return [*inspect.get_annotations(x)]
     return [f'{STARS.get(p.kind, "")}{p.name}' for p in own]
 
 def test_public_names_describe_their_parameters():
     "By the names of the signature, with result, errors, source and see also; a planted fault is found"
     stated, keys, names = {a.partition('-')[2] for a, _ in anchors()}, references(), public()
     found = {name: getattr(specref, name) for name in names}
-    def lacking(x, doc): return [*undescribed(doc, parameters(x), not inspect.isclass(x), names, stated, keys)]
+    def lacking(x, doc):
+        return [*undescribed(doc, parameters(x), not inspect.isclass(x), names, stated, keys)]
     described = {name: x for name, x in found.items() if callable(x) and hasattr(x, '__name__')}
     assert not {name: lacks for name, x in described.items() if (lacks := lacking(x, inspect.getdoc(x)))}
     right, plants = inspect.getdoc(specref.generate), {
@@ -179,7 +180,7 @@ def test_public_names_describe_their_parameters():
     for part, wrong in plants.items(): assert len(lacking(specref.generate, right.replace(part, wrong))) == 1
 
 def test_errors_are_raised_as_described():
-    "A public name with a `ValueError` has an invalid call in a table of refusals; others are raised somewhere"
+    "A name with a `ValueError` has an invalid call in a table of refusals; other errors are raised somewhere"
     calls = ''.join(f.read_text() for f in (ROOT/'tests').glob('refusals_*.py'))
     code = ''.join(f.read_text() for f in (ROOT/'specref').rglob('*.py'))
     for name in public():
