@@ -84,7 +84,7 @@ def refer(app, doctree):
         while node := node.parent:
             if isinstance(node, CLOSED): return False
         return True
-    for node in [n for n in doctree.findall(nodes.literal) if free(n)]:
+    for node in [n for n in doctree.findall(nodes.literal) if free(n) and 'code' not in n['classes']]:
         before = node.parent[node.parent.index(node) - 1].astext() if node.parent.index(node) else ''
         full = home(node.astext(), before, here, known)
         if full: node.replace_self(xref('py', 'obj', full, node.deepcopy()))

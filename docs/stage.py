@@ -50,7 +50,9 @@ def directives(source):
 
 def signature(node):
     "How a function is called or an object made, as written; nothing for a value"
-    if isinstance(node, ast.FunctionDef): return f'({ast.unparse(node.args)})'
+    if isinstance(node, ast.FunctionDef):
+        result = ast.unparse(node.returns).strip("'") if node.returns else ''
+        return f'({ast.unparse(node.args)})' + f' -> {result}' * bool(result)
     body = getattr(node, 'body', ())
     inits = [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ('__init__', '__new__')]
     made = [re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args)) for f in inits]
@@ -82,6 +84,18 @@ def definitions(cell):
             names, doc = [node.name], ast.get_docstring(node) or ''
         else: continue
         yield from ((n, kind, signature(node), doc) for n in names if n[0] != '_')
+
+def methods(cell):  # -> {class: texts}
+    "The methods and properties that the classes of an exported cell define: how each is called, what it does"
+    found = {}
+    for kind in (n for n in ast.parse(DIRECTIVE.sub('', cell['source'])).body if isinstance(n, ast.ClassDef)):
+        own = [f for f in kind.body if isinstance(f, ast.FunctionDef) and f.name[0] != '_']
+        for f in own:
+            plain = any('property' in ast.unparse(d) for d in f.decorator_list)
+            call = re.sub(r'^\((self|cls)(, )?', '(', signature(f)).removeprefix('()' * plain)
+            said = ' '.join((ast.get_docstring(f) or '').split('\n\n')[0].split())
+            found.setdefault(kind.name, []).append(f'{{code}}`{f.name}{call}`{": " * bool(said)}{said}')
+    return found
 
 def statements(nb):
     "Each statement with an anchor: its kind, its title and its anchor"
@@ -293,15 +307,22 @@ def terms(parts, keys):  # -> {term: texts}
     related = [f'[{x}](#{x.lower()})' for x in parts.get('See also', '').split(', ') if x]
     return found | {'Source': [source] * bool(source), 'See also': [', '.join(related)] * bool(related)}
 
-def described(name, full, sig, doc, keys):
-    "A public name: how it is called, what it does, the parts of its docstring, its cell, and an example"
+def folded_methods(own):
+    "Methods as a list on a fold that says how many there are"
+    if not own: return ''
+    count = '1 method' if len(own) == 1 else f'{len(own)} methods'
+    return '\n'.join([f'\n<details><summary>{count}</summary>\n', *(f'- {x}' for x in own), '\n</details>\n'])
+
+def described(name, full, sig, doc, own, keys):
+    "A public name: how it is called, what it does, the parts of its docstring, methods, code, an example"
     text, mark, example = doc.partition('>>> ')
     parts, (said, *_) = doc_parts(text), text.split('\n\n')
-    own = rf'`({"|".join(parts["Args"]) or "-"})`'.replace('*', '')   # no link leads away from a parameter
-    def plain(text): return re.sub(own, r'<code>\1</code>', ' '.join(text.split()))
+    args = rf'`({"|".join(parts["Args"]) or "-"})`'.replace('*', '')   # no link leads away from a parameter
+    def plain(text): return re.sub(args, r'{code}`\1`', ' '.join(text.split()))
     yield f'\n### {name}\n\n```python\n{name}{sig}\n```\n\n{plain(said)}.\n'
     for term, texts in (terms(parts, keys) | {'Code': [f'{{py:obj}}`{full} <{full}>`']}).items():
         if texts: yield '\n'.join([f'\n{term}', *(f': {plain(text)}' for text in texts)])
+    yield folded_methods(own)
     if mark: yield f'\n```pycon\n{mark}{example}\n```'
 
 def api(nbs, names):
@@ -310,10 +331,10 @@ def api(nbs, names):
     keys = references(ROOT)
     for nb in nbs:
         module = f'specref.{nb.module}'
-        defined = (d for c in nb.exported if nb.module for d in definitions(c))
-        own = [(name, sig, doc) for name, _, sig, doc in defined if names.get(name) == nb.module]
-        if own: yield f'\n## {module}'
-        for name, sig, doc in own: yield from described(name, f'{module}.{name}', sig, doc, keys)
+        defined = ((d, methods(c)) for c in nb.exported if nb.module for d in definitions(c))
+        here = [(*d, own.get(d[0], [])) for d, own in defined if names.get(d[0]) == nb.module]
+        if here: yield f'\n## {module}'
+        for name, _, *said in here: yield from described(name, f'{module}.{name}', *said, keys)
 
 def every_name(nbs):
     "The page of every name that a module exports"
