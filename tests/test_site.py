@@ -332,7 +332,7 @@ def test_every_public_name_is_found(site):
         defined = f'id="{anchor}"' in html(site, page.removesuffix('.html'))
         assert defined and f'href="{page}#{anchor}"' in listed, name
     assert re.findall(r'<h3>(\w+)<', api) == [*public()] and '<strong>watch</strong>' in api
-    assert 'mean_acceptance_length -&gt; float</span>' in api
+    assert '<span class="pre">mean_acceptance_length</span>' in api
 
 
 def test_hidden_code_is_hidden(site):
