@@ -394,6 +394,8 @@ MUTANTS = {  # name: (case, function, change)
     "no min-p": ("min-p", OF_ROW, without("warm >= tl.load(rows.cut + 2)")),
     "any p is a weight": ("infinite p at a token", TREE, without("is_weight(r)")),
     "any q is a weight": ("negative q at a token", TREE, without("is_weight(w)")),
+    "any q of a tried token": (
+        "negative q elsewhere", "covered_weight", instead("tl.where(is_weight(w), w, _)", "w")),
     "any sum of q": ("infinite q elsewhere", "recounted_weight", never("tl.max(odd, 0) > 0")),
     "any sum of p": ("too much weight", "token_in_blocks", without("total < 2 * ONE")),
     "negative sums": ("negative", "token_in_blocks", without("total >= 0")),
@@ -403,6 +405,7 @@ MUTANTS = {  # name: (case, function, change)
     "any width": ("wider than the width", TREE, always("j < width")),
     "block: any depth": ("a chain deeper than the height", "descend", always("n < height")),
     "block: any p": ("infinite p in a chain", "longer_weight", given("tl.where", "ROW", "FINE")),
+    "block: any q": ("infinite q in a chain", "longer_weight", without("is_weight(covers)")),
     "block: drawn without weight": (
         "no q at a token of a chain", "longer_weight", without("covers > 0")),
     "block: NaN rejects": ("NaN behind a prefix", CHAIN_END, always("S == S")),

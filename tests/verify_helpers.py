@@ -55,6 +55,7 @@ HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what 
     "negative q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[-1., 1., 1.]], .5, {}, 0, 1),
     "infinite q at a token": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[inf, 1., 0.]], .5, {}, 0, 1),
     "infinite q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.1, inf, .8]], 0., {}, 0, 1),
+    "negative q elsewhere": (TWO, (0, 2, 0), (-1, -1, 0), [HALF]*3, [[.1, .8, -1.]], 0., {}, 0, 1),
     "NaN at a tried token": (TWO, (0, 1, 0), (-1, -1, 0), [[.1, 0., .9]]*3, [[.5, nan, .5]], .9, {}, 0, 1),
     "no weight at the end": ((-1,), (0,), (-1,), [[0.]*3], [], .5, {}, 0, 1),
     "negative weight at the end": ((-1,), (0,), (-1,), [[.25, -1., .25]], [], .5, {}, 0, 1),
@@ -66,6 +67,7 @@ HIDDEN = {   # what no later sum shows: parents, tokens, rows, p, q, coin, what 
     "no q at a token of a chain": (
         (-1, 0), (1, 0), (-1, 0), [[1., 0., 0.], HALF], [[0., .5, .5]], .1, {}, 1, 1),
     "infinite p in a chain": ((-1, 0), (0, 0), (-1, 0), [[inf, 1., 0.], HALF], [HALF], .5, {}, 1, 1),
+    "infinite q in a chain": ((-1, 0), (0, 0), (-1, 0), [HALF]*2, [[inf, 1., 0.]], .5, {}, 1, 1),
     "NaN behind a prefix": (
         (-1, 0, 1), (0, 0, 0), (-1, 0, 0), [HALF, [.5, nan, .5], HALF], [[.9, .1, 0.]], .99, {}, 1, 1),
 }
@@ -77,7 +79,7 @@ def hidden(name, at=1):
     one, rows = len(parent), torch.tensor([HALF] + q, dtype=torch.float64)
     trees = [*parent, *(u if u < 0 else u + one for u in parent), -1]
     rows_of_q = [*(r if r < 0 else 0 for r in row), *(r if r < 0 else r + 1 for r in row), -1]
-    alone = [False]*(one + 1) + [name == "infinite q elsewhere" and u > 1 for u in range(1, one)] + [False]
+    alone = [False]*(one + 1) + ["elsewhere" in name and u > 1 for u in range(1, one)] + [False]
     batch = replace(flat(trees, [*token, *token, 0], rows_of_q, alone), **changes)
     x = torch.tensor([THREE]*one + p + [THREE], dtype=torch.float64)
     coins = torch.full((batch.n,), coin, dtype=torch.float64)
