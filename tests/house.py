@@ -520,7 +520,7 @@ def clutter(svg):
     boxes, lines, texts = places(svg)
     for i, (said, at) in enumerate(texts):
         own = [b for b in boxes if shared(((at[0] + at[2])/2, (at[1] + at[3])/2)*2, b) >= 0]
-        inside = all(b[0] <= at[0] and at[2] <= b[2] and b[1] <= at[1] and at[3] <= b[3] for b in own)
+        inside = all(min(at[0] - b[0], b[2] - at[2], at[1] - b[1], b[3] - at[3]) >= (b in boxes[1:]) for b in own)
         if not own or not inside: yield f'{said!r} leaves its box'
         if any(shared(at, b) > 2 for b in boxes if b not in own): yield f'{said!r} touches a box'
         if any(crosses(line, at, 1) for line in lines): yield f'a line crosses {said!r}'

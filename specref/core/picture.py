@@ -171,11 +171,12 @@ def draw_timeline(rows, title, scale=36):  # {label: [(kind, time, text, emitted
 # %% ../../nbs/02a_picture.ipynb #b10c0005
 def draw_diagram(boxes, arrows, title, wide=132, high=40):  # -> Picture
     """`boxes`: {name: (column, row, kind, label)}, rows count upwards; `arrows`: [(from, to)] or
-    [(from, to, text)]; columns and rows may be fractions, a column is 1.25 boxes wide; `wide` is the least"""
+    [(from, to, text)]; columns and rows may be fractions, a column is 1.25 boxes wide. A box is as large as its label needs"""
     columns, rows = ([box[k] for box in boxes.values()] for k in (0, 1))
     top, low = max(rows), min(0, *rows)
-    lines = [line for *_, label in boxes.values() for line in label.split("\n")]
-    wide = max([wide, *(round(text_width(line)) + 4 for line in lines)])
+    labels = [label.split("\n") for *_, label in boxes.values()]
+    wide = max([wide, *(round(text_width(line)) + 4 for lines in labels for line in lines)])
+    high = max([high, *(14*len(lines) + 6 for lines in labels)])
     corner = {name: (4 + 1.25*wide*c, 4 + 1.7*high*(top - r)) for name, (c, r, *_) in boxes.items()}
     body = []
     for a, b, *text in arrows:
