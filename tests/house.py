@@ -499,6 +499,10 @@ def shared(a, b):
     "How much of its height and width a place shares with another, the smaller of the two"
     return min(min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1]))
 
+def room(a, b):
+    "The least distance of a place from the border of another around it, below 0 if it crosses that"
+    return min(a[0] - b[0], b[2] - a[2], a[1] - b[1], b[3] - a[3])
+
 def crosses(line, place, margin):
     "Does a straight line go through a place, further inside than the margin?"
     (x, y, u, v), (left, top, right, low) = line, place
@@ -520,8 +524,8 @@ def clutter(svg):
     boxes, lines, texts = places(svg)
     for i, (said, at) in enumerate(texts):
         own = [b for b in boxes if shared(((at[0] + at[2])/2, (at[1] + at[3])/2)*2, b) >= 0]
-        inside = all(min(at[0] - b[0], b[2] - at[2], at[1] - b[1], b[3] - at[3]) >= (b in boxes[1:]) for b in own)
-        if not own or not inside: yield f'{said!r} leaves its box'
+        tight = any(room(at, b) < (b != boxes[0]) for b in own)   # one pixel in a box
+        if tight or not own: yield f'{said!r} leaves its box'
         if any(shared(at, b) > 2 for b in boxes if b not in own): yield f'{said!r} touches a box'
         if any(crosses(line, at, 1) for line in lines): yield f'a line crosses {said!r}'
         yield from (f'{said!r} meets {other!r}' for other, b in texts[:i] if shared(at, b) > 2)

@@ -153,9 +153,9 @@ def draw_label(x, y, text, anchor="start"):  # -> svg
 # %% ../../nbs/02a_picture.ipynb #b10c0002
 def draw_timeline(rows, title, scale=36):  # {label: [(kind, time, text, emitted), ...]} -> Picture
     "A row of bars for each run; a bar is as wide as its time, and what it emits stands below it"
-    body, widest, bars = [], 0, [bar for row in rows.values() for bar in row]
-    lines = [(line, time) for _, time, text, _ in bars for line in text.split("\n")]
-    scale = max([scale, *(text_width(line) / time for line, time in lines)])
+    body, widest = [], 0
+    texts = [(line, time) for bars in rows.values() for _, time, text, _ in bars for line in text.split("\n")]
+    scale = max([scale, *(text_width(line) / time for line, time in texts)])
     for i, (label, bars) in enumerate(rows.items()):
         x, y = 4, 22 + 74*i
         body.append(f'<text x="4" y="{y - 8}" fill="currentColor" font-weight="bold">{as_xml(label)}</text>')
@@ -171,7 +171,8 @@ def draw_timeline(rows, title, scale=36):  # {label: [(kind, time, text, emitted
 # %% ../../nbs/02a_picture.ipynb #b10c0005
 def draw_diagram(boxes, arrows, title, wide=132, high=40):  # -> Picture
     """`boxes`: {name: (column, row, kind, label)}, rows count upwards; `arrows`: [(from, to)] or
-    [(from, to, text)]; columns and rows may be fractions, a column is 1.25 boxes wide. A box is as large as its label needs"""
+    [(from, to, text)]; columns and rows may be fractions, a column is 1.25 boxes wide; `wide` and `high` are
+    of boxes whose labels fit, and more where one does not"""
     columns, rows = ([box[k] for box in boxes.values()] for k in (0, 1))
     top, low = max(rows), min(0, *rows)
     labels = [label.split("\n") for *_, label in boxes.values()]
