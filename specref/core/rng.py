@@ -31,6 +31,7 @@ class Rng(Protocol):
     def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool: raise NotImplementedError
     def at(self, i: int) -> "Streams": raise NotImplementedError
 
+# %% ../../nbs/01_chance.ipynb #413cad97
 class Streams(NamedTuple):
     """The two random streams of one round: the drafter's and the verifier's
 
@@ -50,6 +51,7 @@ class Irreproducible(ValueError):
 OUTSIDE = ("answers differ on the same random choices ({}): it is random outside its rng, "
            "or keeps state between calls")
 
+# %% ../../nbs/01_chance.ipynb #c705b854
 class Enumerator:
     """An rng that replays `prefix`, then takes the first possible outcome and notes the others in `todo`
 
