@@ -136,9 +136,11 @@ def drawn(said, x):
 
 TWICE = '#| export\ndef twice(x):\n    "Two of them"\n    return 2*x'
 THRICE = '#| export\nfrom specref.core.law import twice\n\ndef thrice(x): return twice(x) + x'
-LAW = [prose('# Law\n\n> **Theorem (Two).**<a id="thm-two"></a> One and one.'),
+ASKED = '\n\n## Exercises\n\n1. One.\n2. Two.\n3. *Break it.* Three.'
+LAW = [prose('# Law\n\n> **Theorem (Two).**<a id="thm-two"></a> One and one.' + ASKED),
        code('#| default_exp core.law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twice(2), 4', result('(4, 4)'))]
+USE = [prose('# Use' + ASKED), code('#| default_exp core.use'), code(THRICE),
+       code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
 def small(tmp_path):
@@ -220,6 +222,7 @@ PLANTS = {
         house.typed, both(read(code('.07/2', result('0.035')), prose('It rises by $.035\\pm.01$.')))),
     'a text that leaves its box': (house.cluttered, law(code('1 + 1;', drawn('too long', 20)))),
     'a line behind a box': (house.cluttered, law(code('1 + 1;', drawn('a', 80)))),
+    'a chapter without exercises': (house.ungraded, lambda root: write(root, '02_more', prose('# More'))),
     'two exercises': (house.ungraded, law(prose('## Exercises\n\n1. One.\n2. *Break it.* Two.'))),
     'exercises that break nothing': (
         house.ungraded, law(prose('## Exercises\n\n1. One.\n2. Two.\n3. Three.'))),
