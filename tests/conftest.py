@@ -32,6 +32,8 @@ def pytest_collection_finish():
     gc.freeze()
     gc.enable()
 
+def pytest_unconfigure(): gc.unfreeze()   # some modules report at exit what was not collected
+
 
 def used():
     "CPU seconds of this process, of the children that have ended, and of the notebooks"

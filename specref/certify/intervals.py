@@ -205,7 +205,8 @@ def choose_token(weights, u):  # (V,), u or a number of it -> token
     if isinstance(x, float): return int(np.cumsum(weights).searchsorted(x*np.sum(weights), side="right"))
     w = [Fraction(exactly(v)) for v in weights]
     total = sum(w)
-    if min(v.numerator for v in w) < 0 or not total > 0: raise ValueError("choose: got weights below 0 or without a positive sum")
+    if min(v.numerator for v in w) < 0 or not total > 0:
+        raise ValueError("choose: got weights below 0 or without a positive sum")
     if isinstance(x, RandomNumber) and x.plain:
         return x.rng.pick(w if total == 1 else [v/total for v in w], key=x.key)
     return next(k for k, end in enumerate(np.cumsum(w)) if x*total < end)
