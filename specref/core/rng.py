@@ -83,7 +83,7 @@ class Enumerator:
     def at(self, i: int) -> Streams: return Streams(self, self)
 
     def choose(self, weights: Sequence[Number] | Law) -> int:  # (k,)
-        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
+        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w]
         if i > self.limit:
             raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
                              "wanted a program that ends")
@@ -113,7 +113,12 @@ class Enumerator:
     def pick(self, law: Law, at: Hashable = None, key: Hashable = None) -> int:
         "A token; with a `key`, the token whose cell of [0, 1) contains the uniform number of that key"
         if key is None: return self.choose(law)
-        lo, hi = self.cells.get(key, (Fraction(0), Fraction(1)))
+        if key not in self.cells:
+            x = self.choose(law)
+            lo = sum(law[:x], Fraction(0))
+            self.cells[key] = lo, lo + law[x]
+            return x
+        lo, hi = self.cells[key]
         ends = np.cumsum([0, *law])
         cells = [(max(a, lo), min(b, hi)) for a, b in zip(ends, ends[1:])]
         x = self.choose([max(b - a, 0) / (hi - lo) for a, b in cells])
