@@ -469,27 +469,33 @@ FOUND = {   # search term -> the pages, of which one is among the first three fo
     'Sequoia': 'shapes', 'tree attention': 'attention', 'FlexAttention': 'attention',
     'CUDA graph': 'cache engine', 'Triton kernel': 'kernels', 'assisted generation': 'bridge',
     'transformers': 'bridge transformer', 'vLLM': 'traps layouts', 'cite': 'index questions',
-    'residual': 'law', 'without_replacement': 'tree'}
+    'residual': 'law', 'without_replacement': 'tree', 'temperature zero': 'law', 'eagle training': 'eagle',
+    'ngram lookup': 'lookup', 'draft length': 'length', 'top-k tree': 'shapes', 'gpu kernel': 'kernels',
+    'vllm bug': 'traps', 'roofline gpu': 'roofline', 'broken request': 'verify', 'train medusa xyzzy': 'medusa'}
 
-TYPED = """(words => {
-    window.setTimeout = (f, ms) => ms < 100 && f();   // results are shown one by one, here all at once
-    return words.map(word => {
-        document.getElementById('search-results').replaceChildren();
-        Search.performSearch(word);
-        return [...document.querySelectorAll('#search-results ul.search a')].slice(0, 3).map(a => a.href);
-    }); })"""
+TYPED = """(queries => queries.map(query => {
+    document.getElementById('search-results').replaceChildren();
+    Search.performSearch(query);
+    const items = [...document.querySelectorAll('#search-results ul.search > li')].slice(0, 3);
+    const says = document.querySelector('#search-results .search-summary').textContent;
+    return [says, ...items.map(li => [li.querySelector('a').href, li.querySelector('.context').textContent])];
+}))"""
 
 @reads
 def test_search(site, browser):
-    "From disk, each search term finds its page among the first three results"
+    """From disk, each search term finds its page among the first three results, with the page's summary, and two
+    words for a page find it together"""
     assert not browser.open(f'{(site/"search.html").as_uri()}?q=overlap')
-    pages = {word: found.split() for word, found in FOUND.items()}
+    pages = {query: found.split() for query, found in FOUND.items()}
     for nb in notebooks():
-        for word in stage.search_words(nb): pages.setdefault(word, []).append(stage.page(nb.path.stem))
-    wanted = [*pages.items()]
-    found = browser.js(f'{TYPED}({json.dumps([word for word, _ in wanted])})')
-    shown = [[re.search(r'(\w+)\.html', link)[1] for link in links] for links in found]
-    none((word, pages, first) for (word, pages), first in zip(wanted, shown) if not {*pages} & {*first})
+        words, page = stage.search_words(nb), stage.page(nb.path.stem)
+        for query in [*words, *map(' '.join, zip(words[1:], words))]: pages.setdefault(query, []).append(page)
+    shown = dict(zip(pages, browser.js(f'{TYPED}({json.dumps([*pages])})')))
+    first = {query: [re.search(r'(\w+)\.html', link)[1] for link, _ in found]
+             for query, (_, *found) in shown.items()}
+    none((query, pages[query], got) for query, got in first.items() if not {*pages[query]} & {*got})
+    none((query, found) for query, (_, *found) in shown.items() for _, context in found if len(context) < 20)
+    assert 'no page has xyzzy' in shown['train medusa xyzzy'][0] and 'no page' not in shown['gpu kernel'][0]
 
 # -- Interactive figures -------------------------------------------------------------------------------
 
