@@ -98,6 +98,19 @@ def refer(app, doctree):
         if parts: node.parent.replace(node, [*parts, nodes.Text(node[done:])])
 
 
+def glue(app, doctree):
+    "No line ends between a formula and what stands close to it: browsers break there unless told otherwise"
+    for math in [*doctree.findall(nodes.math)]:
+        parent, at = math.parent, math.parent.index(math)
+        after, before = parent[at + 1:at + 2], parent[at - 1:at] if at else []
+        if after and isinstance(after[0], nodes.Text) and re.match(r'[^\s–—/]', after[0]):
+            parent[at + 1] = nodes.Text(WORD_JOINER + after[0])
+        if before and isinstance(before[0], nodes.Text) and re.search(r'[(\[“‘]$', before[0]):
+            parent[at - 1] = nodes.Text(before[0] + WORD_JOINER)
+
+WORD_JOINER = '\u2060'
+
+
 def summed(app, doctree):
     "The summary of a page, which the search shows: its first paragraph"
     first = next(doctree.findall(nodes.paragraph), None)
@@ -109,7 +122,8 @@ def searched(app, pagename, templatename, context, doctree):
     if pagename != 'search': return
     words, summaries = book(app)['searched'], app.env.metadata
     pages = {page: [summaries[page].get('summary', ''), words.get(page, [])] for page in app.env.found_docs}
-    app.add_js_file(None, body=json.dumps(pages).replace('<', r'\u003c'), type='application/json', id='search-pages')
+    said = json.dumps(pages).replace('<', r'\u003c')
+    app.add_js_file(None, body=said, type='application/json', id='search-pages')
     app.add_js_file('search.js', defer='defer')
 
 
@@ -160,6 +174,7 @@ def setup(app):
     app.connect('doctree-read', define)
     app.connect('doctree-read', refer)
     app.connect('doctree-read', summed)
+    app.connect('doctree-read', glue)
     app.connect('env-check-consistency', lambda app, env: count(app, env))
     app.connect('doctree-resolved', single)
     app.connect('html-page-context', docstrings)

@@ -203,7 +203,9 @@ FAULTS = {   # planted -> the build's warning
     'See [the cost](06_costs.ipynb).': r"law\.ipynb.*'costs\.ipynb'",
     'See [it](00_law.ipynb#thm-none).': "law.*'thm-none' not found",
     'As in {cite}`nobody1999`.': 'law.ipynb.*nobody1999',
+    '> **Theorem one (A).**<a id="thm-b"></a> One.': '00_law.ipynb: Theorem one has the anchor thm-b',
     '<!-- figure: none -->': '00_law.ipynb: no figure is called none',
+    '<!-- figure: laws -->': '00_law.ipynb: the figure laws is on law.html',
     '### Three': r'law\.ipynb.*H1 to H3',
     '#| exprot\nx = 1': '00_law.ipynb.*no directive is called exprot',
 }
@@ -216,10 +218,10 @@ def test_planted_faults_fail_the_build(tmp_path):
 
 
 LINKED = [
-    '> **Theorem (Twice, 3.5).**<a id="thm-two"></a> One and one.',
+    '> **Theorem two (Twice, 3.5).**<a id="thm-two"></a> One and one.',
     '#| export\ndef twice(x):\n    "Two of them (Theorem two)"\n    return 2*x',
     "See `twice`, `specref.core.law.twice`, another's `twice`, [the front](index.ipynb), "
-    "Theorem two, Theorems 3.5, ten and {cite}`leviathan2023`.",
+    "[Theorem two](00_law.ipynb#thm-two), Theorems 3.5, ten and {cite}`leviathan2023`.",
 ]
 PROOFS = '@proves("thm-two")\ndef test_a(): pass\n@proves("thm-two")\ndef test_b(): pass\n'
 
@@ -338,8 +340,11 @@ def test_loads_nothing_from_the_network(site):
 
 
 def test_every_formula_is_typeset(site):
-    "No dollar sign outside code: what is written as mathematics is mathematics, in theorems too"
+    """No dollar sign outside code: what is written as mathematics is mathematics, in theorems too; no line
+    ends between a formula and the full stop behind it"""
     for file in site.glob('*.html'):
+        glued = re.finditer(r'class="math[^"]*">[^<]*</span>[.,;:)]', html(site, file.stem))
+        none((file.stem, m[0]) for m in glued)
         prose = re.sub(r'<(pre|code|script|style)\b.*?</\1>', '', html(site, file.stem), flags=re.S)
         words = re.sub(r'<[^>]*>', '', prose)
         none((file.stem, m[0]) for m in re.finditer(r'.{0,60}\$.{0,60}', words))
@@ -471,7 +476,8 @@ FOUND = {   # search term -> the pages, of which one is among the first three fo
     'transformers': 'bridge transformer', 'vLLM': 'traps layouts', 'cite': 'index questions',
     'residual': 'law', 'without_replacement': 'tree', 'temperature zero': 'law', 'eagle training': 'eagle',
     'ngram lookup': 'lookup', 'draft length': 'length', 'top-k tree': 'shapes', 'gpu kernel': 'kernels',
-    'vllm bug': 'traps', 'roofline gpu': 'roofline', 'broken request': 'verify', 'train medusa xyzzy': 'medusa'}
+    'vllm bug': 'traps', 'roofline gpu': 'roofline', 'broken request': 'verify',
+    'train medusa xyzzy': 'medusa'}
 
 TYPED = """(queries => queries.map(query => {
     document.getElementById('search-results').replaceChildren();
@@ -483,8 +489,8 @@ TYPED = """(queries => queries.map(query => {
 
 @reads
 def test_search(site, browser):
-    """From disk, each search term finds its page among the first three results, with the page's summary, and two
-    words for a page find it together"""
+    """From disk, each search term finds its page among the first three results, with the page's summary, and
+    two words for a page find it together"""
     assert not browser.open(f'{(site/"search.html").as_uri()}?q=overlap')
     pages = {query: found.split() for query, found in FOUND.items()}
     for nb in notebooks():
