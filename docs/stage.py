@@ -20,7 +20,7 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'bibliography'
-AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words often used as everyone does
+AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'states', 'system', 'top'   # often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
@@ -28,7 +28,7 @@ KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold', 'public'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
 CONTENTS = '<!-- contents -->'
 SEARCH = re.compile(r'\n*<!-- search: (.*?) -->')
-FIGURE = re.compile(r'<!-- figure: (\w+) -->(?: (\*.*\*))?')   # its name, and what is read where it cannot move
+FIGURE = re.compile(r'<!-- figure: (\w+) -->(?: (\*.*\*))?')   # where it cannot move, this is read
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
 HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: ([\w-]+))?(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
 NAME = re.compile(r'(?![A-Z][a-z])[\w.-]*\w')

@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]/'docs'))
 from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, declared, doc_parts, marked, marks, notebooks
 from book import order, text, works
 
+import specref
+
 WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
 PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'),
@@ -222,7 +224,7 @@ def upward(root=ROOT):
 
 ROOMS = 'core verify speed models draft gpu train serve bytes certify gpu.bench app'.split()
 
-def doors(root=ROOT):
+def downward(root=ROOT):
     """Imports that do not run down the list of rooms: a folder imports from itself and from those before it;
     and training that stands before its room"""
     def room(name): return next((r for r in reversed(ROOMS) if f'{name}.'.startswith(f'specref.{r}.')), None)
@@ -241,14 +243,39 @@ def eager(tree):
         yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
 
+def needs(root=ROOT):  # -> {module: packages}
+    "The packages of others that importing a module imports"
+    trees = {dotted(f, root): (f, ast.parse(f.read_text(encoding='utf-8'))) for f in modules(root)}
+    names = {m: set(imported(eager(tree), package(f, root))) for m, (f, tree) in trees.items()}
+    def beyond(known): return known.union(*(names[n] for n in known & names.keys()))
+    while more := {m: beyond(known) for m, known in names.items() if beyond(known) != known}: names |= more
+    return {m: {n.split('.')[0] for n in found} - sys.stdlib_module_names - {'specref'}
+            for m, found in names.items()}
+
 def light(root=ROOT, also=()):
     "The modules that need numpy alone to be imported, or these packages too"
-    trees = {f: ast.parse(f.read_text(encoding='utf-8')) for f in modules(root)}
-    needs = {dotted(f, root): set(imported(eager(tree), package(f, root))) for f, tree in trees.items()}
-    ours = sys.stdlib_module_names | {'numpy', 'specref', *also}
-    heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
-    while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
-    return sorted(needs.keys() - heavy)
+    return sorted(m for m, found in needs(root).items() if found <= {'numpy', *also})
+
+def install_line(nb, needed):
+    "How to install what the cells of a notebook import; `needed`: what `needs` returns"
+    names = {name for c in nb.code for name in imported(ast.walk(parse(c['source'])))}
+    names |= {f'specref.{specref.public().get(n.partition(".")[2], "")}' for n in names}
+    found = {n.split('.')[0] for n in names}.union(*(needed[n] for n in names & needed.keys()))
+    if 'specref.core.check.read_record' in names: found |= {'specref_models'}
+    extra = {p: e for e, packages in specref.EXTRAS.items() for p in packages.split()}
+    extras = {extra[p] for p in found & extra.keys()}
+    if 'models' in extras: extras -= {'plots', 'stats', 'progress'}   # it has these
+    others = sorted(found - extra.keys() - sys.stdlib_module_names - {'numpy', 'specref', 'IPython'})
+    what = f"'specref[{','.join(sorted(extras))}]'" if extras else 'specref'
+    return f'*To run it:* `pip install {" ".join([what, *others])}`.'
+
+def unprepared(root=ROOT):
+    "Notebooks whose first cell does not say what to install for them (the front page says it below)"
+    needed = needs(root)
+    for nb in notebooks(root):
+        first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+        line = install_line(nb, needed)
+        if nb.path.stem != 'index' and line not in first: yield f'{nb.path.name}: its first cell lacks {line}'
 
 def looked_up(nodes):
     "The dotted names, or their beginnings, that these syntax nodes import by a call"
@@ -324,7 +351,7 @@ def shows(cell):
         and not cell['source'].rstrip().endswith(';')
 
 def multiplied(root=ROOT):
-    "Lists and texts multiplied by a condition, in the place of an `if`"
+    "Lists and texts multiplied by a condition, instead of an `if`"
     def text(n): return isinstance(n, (ast.List, ast.Tuple, ast.JoinedStr)) or isinstance(n, ast.Constant) \
         and isinstance(n.value, str)
     def condition(n): return isinstance(n, (ast.Compare, ast.BoolOp)) or isinstance(n, ast.Call) \

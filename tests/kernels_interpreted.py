@@ -18,14 +18,14 @@ from specref.gpu.verify import Logits, Probs, decision_cells, verify_chains, ver
 from specref.verify.block import block
 from specref.verify.reject import reject
 
-LAST, TWINS, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), []
+LAST, IN_TORCH, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), []
 
 
 def same(kind, args, block=4, check=True, K=kernels, **how):
     "Whether the kernel returns the integers of the torch verifier"
-    twin = TWINS[kind]
-    a = twin(*args, check=check)
-    b = getattr(K, f"fused_{twin.__name__}")(*args, check=check, block=block, **how)
+    in_torch = IN_TORCH[kind]
+    a = in_torch(*args, check=check)
+    b = getattr(K, f"fused_{in_torch.__name__}")(*args, check=check, block=block, **how)
     VERIFIED.append(args[0].B)
     return all(map(torch.equal, vars(a).values(), vars(b).values()))
 
@@ -190,7 +190,7 @@ def shared_rows():
 
 
 def broken(seed, kind, V=5):
-    "Every corruption of one tree, for half of the seeds on logits: statuses and integers are the twin's"
+    "Every corruption of one tree, for half of the seeds on logits: statuses and integers are those in torch"
     rng = np.random.default_rng(seed)
     trees, chains = [], kind == "chains"
     while len(trees) < 3 or len(trees[1]) == 1: trees = [ragged(rng, V, chains) for _ in range(3)]
@@ -278,14 +278,14 @@ def every_depth():
     for u, r in zip(batch.parent.tolist(), batch.q_row.tolist()):
         if r >= 0: p[u] = .9 * q[r] + .1 * p[u]
     args = batch, p, q, torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(batch.B))
-    assert all(same(kind, args) and TWINS[kind](*args).length.max() > 8 for kind in TWINS)
+    assert all(same(kind, args) and IN_TORCH[kind](*args).length.max() > 8 for kind in IN_TORCH)
 
 
 def alone():
     "A batch without a draft token, without q, and one that asks for wider vectors than it needs"
     batch, u = flat([-1, -1, -1], [0, 1, 2]), doubles([0., .5, LAST])
     for b in (batch, replace(batch, height=3), replace(batch, width=1)):
-        assert all(same(kind, (b, torch.eye(3).double(), None, u, u)) for kind in TWINS)
+        assert all(same(kind, (b, torch.eye(3).double(), None, u, u)) for kind in IN_TORCH)
 
 
 # What is read
@@ -498,7 +498,7 @@ def main():
     random_batches(range(100, 103), (37, 1000), (16, 128, 1024), "chains")
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(2):
-        for kind in TWINS: broken(seed, kind)
+        for kind in IN_TORCH: broken(seed, kind)
     for check in (every_cells, strides, rows_by_number, shared_rows, published_cases, hidden_faults,
                   temperatures, cuts,
                   draws, next_to_nothing, every_depth, alone): check()

@@ -250,7 +250,7 @@ def chains():
 
 
 def shared_links():
-    "Nodes that are offered by many parents: more offers than nodes, and no circle"
+    "Nodes that are offered by many parents: more children than nodes, and no circle"
     n = 7
     batch = flat([-1, 0, 0, 1, 1, 3, 3], [0, 0, 1, 0, 1, 0, 1])
     batch = replace(batch, child=torch.tensor([1, 3, 3, 5, 5, -1, -1], dtype=torch.int32))
@@ -403,7 +403,7 @@ MUTANTS = {
     "the root's coin": ("traverse_trees", "tl.load(coins + at.node)", "tl.load(coins + tree.first)"),
     "not divided by K": ("traverse_trees", "u * (S + (1 - at.scale)) < S", "u < S"),
     "S not renewed": ("traverse_trees", "if d > 0: S = residual_sum", "if d > 99: S = residual_sum"),
-    "offers not restored": ("traverse_trees", "at, past, j = off_stack(stack, d)",
+    "children not restored": ("traverse_trees", "at, past, j = off_stack(stack, d)",
                             "at, _, j = off_stack(stack, d)"),
     "rejected once more": ("traverse_trees", "                j += 1\n", "                j += 0\n"),
     "the first child alone": (
@@ -414,7 +414,7 @@ MUTANTS = {
     "not capped at 1": ("traverse_trees", "tl.minimum(r, most) /", "r /"),
 }
 BOUNDS = {   # broken links that a kernel must not follow
-    "more offers than nodes": ("(left >= 0) & (d < height) & (j", "(d < height) & (j"),
+    "more children than nodes": ("(left >= 0) & (d < height) & (j", "(d < height) & (j"),
     "more paths than nodes": ("(left >= 0) & (d < height), status", "(d < height), status"),
 }
 

@@ -7,10 +7,10 @@ import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
 from specref.core.check import provenance_of_run
 
-RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.multiplied,
-         house.untidy,
+RULES = (house.mirror, house.upward, house.downward, house.ambiguous, house.wide, house.linted,
+         house.multiplied, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unrecorded, house.stale, house.typed)
+         house.unprepared, house.unrecorded, house.stale, house.typed)
 
 def none(found, hint=''):
     found = list(found)
@@ -128,9 +128,10 @@ def write(root, stem, *cells, metadata=PLAIN):
 
 TWICE = '#| export\ndef twice(x):\n    "Two of them"\n    return 2*x'
 THRICE = '#| export\nfrom specref.core.law import twice\n\ndef thrice(x): return twice(x) + x'
-LAW = [prose('# Law\n\n> **Theorem (Two).**<a id="thm-two"></a> One and one.'),
+RUN = '*To run it:* `pip install specref`.'
+LAW = [prose(f'# Law\n\n{RUN}\n\n> **Theorem two.**<a id="thm-two"></a> One and one.'),
        code('#| default_exp core.law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose('# Use'), code('#| default_exp core.use'), code(THRICE), code('twice(2), 4', result('(4, 4)'))]
+USE = [prose(f'# Use\n\n{RUN}'), code('#| default_exp core.use'), code(THRICE), code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
 def small(tmp_path):
@@ -176,9 +177,9 @@ PLANTS = {
     'a module that imports upward': (
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
     'a room that imports from a later one': (
-        house.doors, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
+        house.downward, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
     'training below its room': (
-        house.doors, file('specref/core/law.py', 'from ..models.recipe import fit\n')),
+        house.downward, file('specref/core/law.py', 'from ..models.recipe import fit\n')),
     'a chapter without a module that imports a later number': (house.upward, lambda root: write(
         root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),
@@ -191,6 +192,7 @@ PLANTS = {
     'an unstored value': (house.untidy, law(code('1 + 1'))),
     'a file beside the notebooks': (house.outside, law(code('open("../docs/a.json")'))),
     'an import from the tests': (house.outside, law(code('from test_law import test_two'))),
+    'a package that the first cell does not name': (house.unprepared, law(code('import torch'))),
     'a path in an output': (house.untidy, law(code('f.name', result("'/tm" "p/a1'")))),
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
     'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),

@@ -351,7 +351,7 @@ BUGS = {name: (dict(verify=f), {"distribution", "noise"}) for name, f in THEIRS.
 }
 
 
-# Other interfaces, and bugs that need a certain door
+# Other interfaces, and bugs that need a certain one
 
 FIRST = {"different rows": CASES["different rows"]}
 

@@ -119,7 +119,7 @@ def visit(site, home):
     return facts
 
 def formulas(site):
-    "The plainest page with the formulas of all chapters in the place of its article"
+    "The plainest page with the formulas of all chapters instead of its article"
     found = {m[0] for f in site.glob('*.html') for m in MATH.finditer(html(site, f.stem))}
     start, end = re.split('<article.*</article>', html(site, 'symbols'), flags=re.S)
     return f"{start}<article><h1>All</h1>{'<br>'.join(sorted(found))}</article>{end}"

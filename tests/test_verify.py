@@ -324,7 +324,7 @@ def test_without_replacement_with_little_mass(small):
     q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
     batch, rows = pack([siblings_of([q, without_replacement(q)((0,))], [0, 2])])
     assert batch.without_replacement.tolist() == [False, True, True]
-    s, one = v.Offers(batch, Probs(floats([p]*3)), Probs(rows)), torch.tensor([True])
+    s, one = v.WalkState(batch, Probs(floats([p]*3)), Probs(rows)), torch.tensor([True])
     s.note(one, torch.tensor([1]))
     s.reject(one, 0, double([1.]))
     s.note(one, torch.tensor([2]))
@@ -419,7 +419,7 @@ def test_only_visited_rows_are_read(seed):
     visited = {*batch.root.tolist(), *out.nodes[out.nodes >= 0].tolist()}
     kids = {i: offered(batch, i, visited) for i in visited}
     twice = [i for i in visited if any(batch.q_row[c] >= 0 for c in kids[i][:-1])]
-    assert set(p.full) == {*ends, *twice}   # row 0 of q in the place of a point mass's
+    assert set(p.full) == {*ends, *twice}   # row 0 of q instead of a point mass's
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
 
 # Broken requests
@@ -514,11 +514,12 @@ WRONG = {   # what is replaced in the module, by what
     "the maximum of another row": ("(row >= 0) & (row != old)", "(row >= 0) & (old < 0)"),
     "the maximum of the row before": ("row[i].clamp_min(0)), top[i])", "old[i].clamp_min(0)), top[i])"),
     "the maximum of the first request": ("of.top[i], v)", "of.top[:1].expand(len(self.b[i]), 4), v)"),
-    "the maximum of the present offer": (
-        "self.offer(i, self.last)", "self.offer(i, self.last._replace(top=self.now.top))"),
+    "the maximum of the present child": (
+        "self.child_weights(i, self.last)", "self.child_weights(i, self.last._replace(top=self.now.top))"),
     "point masses stay": ("torch.where(self.tried[i] < 0, there, 0*there)", "r.gather(1, tried)"),
     "tried tokens stay in the draft's mass": (
-        "self.offer(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)", "self.offer(i, self.now)"),
+        "self.child_weights(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)",
+        "self.child_weights(i, self.now)"),
     "never renormalised": ("(a * w) < r", "w < r"),
     "uniform over all": ("self.untried[i] * ONE", "self.V * ONE"),
     "the row before": (
@@ -563,7 +564,7 @@ def is_right(verify):
     return True
 
 def built(old, new):
-    "`verify_trees` of a module whose source has `new` in the place of `old`"
+    "`verify_trees` of a module whose source has `new` instead of `old`"
     source = Path(v.__file__).read_text(encoding="utf-8")
     assert old in source
     space = dict(vars(v), __name__="specref.gpu.verify")
