@@ -261,7 +261,8 @@ def install_line(nb, needed):
     names = {name for c in nb.code for name in imported(ast.walk(parse(c['source'])))}
     names |= {f'specref.{specref.public().get(n.partition(".")[2], "")}' for n in names}
     found = {n.split('.')[0] for n in names}.union(*(needed[n] for n in names & needed.keys()))
-    if 'specref.core.check.read_record' in names: found |= {'specref_models'}
+    run = ''.join(c['source'] for c in nb.code if c not in nb.exported)
+    if re.search(r'\b(read_record|record_files)\(', run): found |= {'specref_models'}
     extra = {p: e for e, packages in specref.EXTRAS.items() for p in packages.split()}
     extras = {extra[p] for p in found & extra.keys()}
     if 'models' in extras: extras -= {'plots', 'stats', 'progress'}   # it has these
@@ -385,12 +386,15 @@ def untidy_outputs(c):
     if found: yield f'the output names this machine: {found[0]}'
 
 def outside(root=ROOT):
-    "Notebooks that read beyond their folder by a path, or import from tests and the like: no wheel has those"
+    """Notebooks that read beyond their folder by a path, another notebook without `cells_beside`, or import
+    from tests and the like: no wheel has those"""
     own = {f.stem for d in ('docs', 'records', 'tests') for f in (root/d).glob('*.py')}
     for nb in notebooks(root):
         for c in nb.code:
             names = {name.partition('.')[0] for name in imported(ast.walk(parse(c['source'])))}
-            found = re.findall(r'["\']\.\.(?:/[^"\']*)?["\']', c['source']) + sorted(own & names)
+            paths = r'["\']\.\.(?:/[^"\']*)?["\']|Path\(f?["\'][^"\']*\.ipynb["\']\)'
+            found = [] if 'def cells_beside' in c['source'] else re.findall(paths, c['source'])
+            found += sorted(own & names)
             yield from (f'{nb.path.name} cell {c.get("id")}: reads {what}' for what in found)
 
 def tracked(root=ROOT):

@@ -220,7 +220,7 @@ def test_a_trained_drafter_joins_the_tour(mine):
 def test_the_tour_on_models_of_your_own(mine, folder):
     "A pair runs what it can: with a draft all systems, alone those without one, and those of its drafter"
     def names(**given):
-        return [(found.recipe, found.draft) for stop in own_contestants(pair_of(**given), every=False)]
+        return [(x.recipe, x.draft) for x in own_contestants(pair_of(**given), every=False)]
     alone = names(target=str(folder/"target"))
     assert alone[0] == ("autoregressive", "") and ("prompt lookup", "") in alone
     assert not any(draft for _, draft in alone)

@@ -276,7 +276,7 @@ def test_the_shipped_model_beside_its_baseline():
     assert card == json.loads(json.dumps(vars(LayerSkipRecipe())))
 
 def test_training_both(tmp_path, monkeypatch):
-    "Two steps in small: weights that load, a card with both records; the baseline has neither exits nor dropout"
+    "Two steps in small: weights that load, a card with both records; the baseline has no exits, no dropout"
     ids = np.arange(900, dtype=np.uint16) % 512
     base = llama(3, 32, 32)
     monkeypatch.setattr(early_exit, "raw_model", lambda: base)

@@ -131,7 +131,8 @@ THRICE = '#| export\nfrom specref.core.law import twice\n\ndef thrice(x): return
 RUN = '*To run it:* `pip install specref`.'
 LAW = [prose(f'# Law\n\n{RUN}\n\n> **Theorem two.**<a id="thm-two"></a> One and one.'),
        code('#| default_exp core.law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose(f'# Use\n\n{RUN}'), code('#| default_exp core.use'), code(THRICE), code('twice(2), 4', result('(4, 4)'))]
+USE = [prose(f'# Use\n\n{RUN}'), code('#| default_exp core.use'), code(THRICE),
+       code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
 def small(tmp_path):
@@ -191,6 +192,8 @@ PLANTS = {
         house.multiplied, file('specref/core/law.py', 'def s(n): return "s" * (n > 1)\n')),
     'an unstored value': (house.untidy, law(code('1 + 1'))),
     'a file beside the notebooks': (house.outside, law(code('open("../docs/a.json")'))),
+    'another notebook, which may not be there': (
+        house.outside, law(code('Path("00_law.ipynb").read_text()'))),
     'an import from the tests': (house.outside, law(code('from test_law import test_two'))),
     'a package that the first cell does not name': (house.unprepared, law(code('import torch'))),
     'a path in an output': (house.untidy, law(code('f.name', result("'/tm" "p/a1'")))),

@@ -454,7 +454,7 @@ def test_goals_beside_what_was_reached():
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
-    monkeypatch.setattr(tw, "bytes_read", lambda *a: __import__("no_triton_here"))
+    monkeypatch.setattr(tv, "bytes_read", lambda *a: __import__("no_triton_here"))
     row = tv.against_reference("chain 8", 30, 2, "float64", 1, 1)
     assert row["bytes"].startswith("ModuleNotFoundError") and row["torch_ms"] > 0
     in_torch = dict(row, tree="chain 8", kind="float64", threads=1)

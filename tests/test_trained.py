@@ -728,8 +728,8 @@ def test_training_lowers_the_loss_and_resumes(name, tmp_path):
     def run(folder, until=None):
         torch.manual_seed(0)
         net = CASES[name].make(recipe_of(name).make, base)
-        how = dict(eval_steps=10, rows=8, depth=2, until=until)
-        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder, **how)
+        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder,
+                                         eval_steps=10, rows=8, depth=2, until=until)
     before, net, evaluations = run("whole")
     run("parts", until=10)
     _, again, same = run("parts")

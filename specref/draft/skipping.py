@@ -88,7 +88,7 @@ class SharedRows(RowCache):
     "The first `shared` rows of a target's cache, which are only read, and behind them rows of its own"
     def __init__(self, target, shared):
         super().__init__()
-        self.target, self.shared, self.n = target, shared, lent
+        self.target, self.shared, self.n = target, shared, shared
     def put(self, name, new):  # (..., m, width) -> (..., n + m, width)
         self.n -= self.shared
         own = super().put(name, new)
