@@ -235,7 +235,7 @@ def test_the_tour_on_models_of_your_own(mine, folder):
     with pytest.raises(ValueError, match="^prompt: got"): plain.prompts("copy", 1, 12)
 
 @pytest.mark.parametrize("temperature", [0., 1.])
-def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
+def test_a_contestant_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
     "At the temperature that is asked for; at 0 the text is that of plain decoding"
     pair = pair_of(target=str(folder/"target"), draft=str(folder/"draft"))
     contestants = {found.recipe: found for found in own_contestants(pair, every=True)}
