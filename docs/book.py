@@ -89,17 +89,14 @@ def references(root=ROOT):
     "The keys of the bibliography"
     return set(re.findall(r'^@\w+\{([\w-]+),', (root/'docs/refs.bib').read_text(encoding='utf-8'), re.M))
 
-# -- Docstrings of the main names ------------------------------------------------------------------
+# -- Public names and their docstrings -------------------------------------------------------------
 
-MAIN = {   # module: what a user calls first; the page of names describes them
-    'core.loop': 'generate generate_texts rounds System Ledger', 'core.drafters': 'Chain',
-    'verify.reject': 'reject', 'verify.block': 'block', 'verify.coupled': 'coupled',
-    'draft.shapes': 'StaticTree DynamicTree', 'draft.lookup': 'PromptLookup',
-    'models.transformer': 'HFModel', 'models.recurrent': 'load_served',
-    'models.encoder_decoder': 'EncoderDecoderModel', 'models.embedded': 'embedded',
-    'models.bridge': 'speculate', 'gpu.engine': 'Engine',
-    'certify.certificates': 'certificate certify_system', 'certify.samplers': 'certify_rows',
-    'certify.judge': 'judge_rule'}
+def public(root=ROOT):  # -> {name: module}
+    "What can be imported from `specref` itself: the names after `#| public:`, in the order of the chapters"
+    found = [(nb.module, names) for nb in notebooks(root) for c in nb.exported
+             for names in re.findall(r'^#\| public: (.*)', c['source'], re.M)]
+    return {name: module for module, names in found for name in names.split()}
+
 DOC_PARTS = 'Args', 'Returns', 'Raises', 'Source', 'See also'
 
 def doc_parts(doc):  # -> {part: text}, where Args is {parameter: text}
@@ -110,7 +107,11 @@ def doc_parts(doc):  # -> {part: text}, where Args is {parameter: text}
     return joined(parts.items()) | dict(Args=joined(args))
 
 def works(said, keys):  # -> {work: its key, or None}
-    "The works that a text names as `Leviathan et al. 2023`, with their keys in the bibliography"
-    named = re.findall(r'(([A-Z]\w+)(?: et al\.)? (\d{4}))', said)
-    def key(start): return next((k for k in sorted(keys) if k.startswith(start)), None)
-    return {work: key(f'{author.lower()}{year}') for work, author, year in named}
+    """The works that a text names as `Leviathan et al. 2023`, with their keys in the bibliography; of several
+    by one author in one year a word in brackets tells which, as in `Chen et al. 2024 (Sequoia)`"""
+    named = re.findall(r'((([A-Z]\w+)(?: et al\.| and ([A-Z]\w+))? (\d{4}))(?: \(([\w-]+)\))?)', said)
+    def key(first, second, year, word):
+        exact = f'{first}{year}{word}', f'{first}{second}{year}', f'{first}{year}'
+        alike = [k for k in keys if k.startswith(f'{first}{year}')]
+        return next((k for k in exact if k in keys), alike[0] if len(alike) == 1 else None)
+    return {whole: key(*(x.lower().replace('-', '') for x in how)) for whole, _, *how in named}

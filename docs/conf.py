@@ -17,7 +17,7 @@ extensions = ['myst_nb', 'sphinx_proof', 'sphinxcontrib.bibtex', 'sphinx_copybut
 nitpicky = True
 
 nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
-myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'attrs_block']
+myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'attrs_block', 'deflist']
 myst_heading_anchors = 3
 bibtex_bibfiles = [str(stage.DOCS/'refs.bib')]
 prf_realtyp_to_countertyp = {e.lower(): 'theorem' for e in stage.ENVS}  # one count for all in a chapter
@@ -85,7 +85,7 @@ def refer(app, doctree):
         while node := node.parent:
             if isinstance(node, CLOSED): return False
         return True
-    for node in [n for n in doctree.findall(nodes.literal) if free(n)]:
+    for node in [n for n in doctree.findall(nodes.literal) if free(n) and 'code' not in n['classes']]:
         before = node.parent[node.parent.index(node) - 1].astext() if node.parent.index(node) else ''
         full = home(node.astext(), before, here, known)
         if full: node.replace_self(xref('py', 'obj', full, node.deepcopy()))
@@ -140,8 +140,11 @@ def single(app, doctree, docname):
         if section['ids'] == ['proof-content']: section['ids'] = []
 
 
+# from `Args:` to `See also:`, which the page of names shows
+DESCRIBED = re.compile(rf'(?<=\n\n)<span class="sd"> {{4}}(?:{"|".join(stage.DOC_PARTS)}):.*?\n(?=\n)', re.S)
+
 def docstrings(app, pagename, templatename, context, doctree):
-    "Theorems that a docstring cites are linked too"
+    "Theorems that a docstring cites are linked too; what it says of parameters, result and errors is folded"
     known = book(app)
     numbered = app.env.toc_fignumbers.items()
     where = {anchor: doc for doc, kinds in numbered for ids in kinds.values() for anchor in ids}
@@ -153,22 +156,21 @@ def docstrings(app, pagename, templatename, context, doctree):
             done = b
         return out + m[0][done:]
     strings = r'<span class="s[\w]*">[^<]*</span>'
-    if 'body' in context: context['body'] = re.sub(strings, link, context['body'])
+    if 'body' not in context: return
+    body = re.sub(strings, link, context['body'])
+    context['body'] = DESCRIBED.sub(r'<details class="described"><summary></summary>\g<0></details>', body)
 
 
 def cited(app, pagename, templatename, context, doctree):
     "What the foot of a page says of how to cite it"
-    title = re.sub('<[^>]*>', '', context.get('title', ''))
-    key = f'specref_{pagename}'.replace('-', '_')
-    author = f'{{{cite["authors"][0]["name"]}}}'
-    entry = dict(title=f'{html.unescape(title)}, in: {cite["title"]}', author=author,
-                 year=cite['date-released'].year, note=f'version {version}, page {pagename}.html')
-    lines = [f'  {name:6} = {{{value}}},' for name, value in entry.items()]
-    bibtex = '\n'.join([f'@misc{{{key},', *lines, '}'])
-    context |= dict(bibtex=bibtex, released=cite['date-released'], licence=cite['license'])
+    title, known = html.unescape(re.sub('<[^>]*>', '', context.get('title', ''))), book(app)
+    title = title.removeprefix(f'{stage.short(known["pages"].get(pagename, ""))} ')
+    context |= dict(bibtex=stage.bibtex(pagename, title, cite, known['addresses']), licence=cite['license'],
+                    released=cite['date-released'], repository=known['addresses'].get('Repository'))
 
 
 def setup(app):
+    app.config.html_baseurl = book(app)['addresses'].get('Documentation', '')
     app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
     app.add_search_language(Search)
     app.connect('doctree-read', define)

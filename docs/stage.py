@@ -1,4 +1,5 @@
-"""Notebooks to book: README.md and its pictures from nbs/index.ipynb; `stage.py PLACE` builds the site too.
+"""Notebooks to book: README.md and its pictures from nbs/index.ipynb, CITATION.cff's addresses from
+pyproject.toml; `stage.py PLACE` builds the site too.
 
 Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
 blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
@@ -10,7 +11,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS)]
-from book import MAIN, Notebook, doc_parts, marked, notebooks, references, text, works
+from book import DOC_PARTS, Notebook, doc_parts, marked, notebooks, public, references, text, works
 from book import order   # noqa: F401  conf.py reads `stage.order`
 from specref.core.registry import DECLARED
 
@@ -19,7 +20,7 @@ PARTS = {   # the last chapter of each
     'Drafting, trained': 39, 'GPU': 49, 'Serving': 59, 'Reference': math.inf}
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
-LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'bibliography'
+LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
 AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'states', 'system', 'top'   # often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
@@ -50,17 +51,25 @@ def directives(source):
 
 def signature(node):
     "How a function is called or an object made, as written; nothing for a value"
-    if isinstance(node, ast.FunctionDef): return f'({ast.unparse(node.args)})'
+    if isinstance(node, ast.FunctionDef):
+        result = ast.unparse(node.returns).strip("'") if node.returns else ''
+        return f'({ast.unparse(node.args)})' + f' -> {result}' * bool(result)
     body = getattr(node, 'body', ())
     inits = [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ('__init__', '__new__')]
     made = [re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args)) for f in inits]
     whose = map(ast.unparse, (*getattr(node, 'decorator_list', ()), *getattr(node, 'bases', ())))
     fielded = any(x.startswith(('dataclass', 'NamedTuple')) for x in whose)
     typed = [s for s in body if isinstance(s, ast.AnnAssign) and fielded]
-    fields = {s.target.id: ast.unparse(s.value) if s.value else '' for s in typed}
-    start = {k: re.sub(r'field\(default_factory=(\w+)\)', r'\1()', v) for k, v in fields.items()}
+    def field(s): return f'{s.target.id}: {ast.unparse(s.annotation)}', s.value and ast.unparse(s.value) or ''
+    fields = dict(map(field, typed))
+    start = {k: default(v) for k, v in fields.items() if 'init=False' not in v}
     if not body or not made and not start and node.bases: return ''
     return f'({made[0] if made else ", ".join(f"{k}={v}" if v else k for k, v in start.items())})'
+
+def default(value):
+    "What a field of a dataclass is where it is not given, as written; nothing where it must be"
+    if not (made := re.fullmatch(r'field\((?:default(_factory)?=([\w.]+))?.*\)', value)): return value
+    return (made[2] or '') + '()' * bool(made[1])
 
 def definitions(cell):
     "Each public name that an exported cell defines: what it is, how it is called, what it does"
@@ -76,6 +85,18 @@ def definitions(cell):
             names, doc = [node.name], ast.get_docstring(node) or ''
         else: continue
         yield from ((n, kind, signature(node), doc) for n in names if n[0] != '_')
+
+def methods(cell):  # -> {class: texts}
+    "The methods and properties that the classes of an exported cell define: how each is called, what it does"
+    found = {}
+    for kind in (n for n in ast.parse(DIRECTIVE.sub('', cell['source'])).body if isinstance(n, ast.ClassDef)):
+        own = [f for f in kind.body if isinstance(f, ast.FunctionDef) and f.name[0] != '_']
+        for f in own:
+            plain = any('property' in ast.unparse(d) for d in f.decorator_list)
+            call = re.sub(r'^\((self|cls)(, )?', '(', signature(f)).removeprefix('()' * plain)
+            said = ' '.join((ast.get_docstring(f) or '').split('\n\n')[0].split())
+            found.setdefault(kind.name, []).append(f'{{code}}`{f.name}{call}`{": " * bool(said)}{said}')
+    return found
 
 def statements(nb):
     "Each statement with an anchor: its kind, its title and its anchor"
@@ -278,39 +299,59 @@ def contents(nbs, pages):
     front = sorted((p for p in pages if p not in ('index', *LOOK_UP)), key=place)
     yield tree('', front)
     yield from (tree(part, [page(nb.path.stem) for nb in here]) for part, here in parts(nbs))
-    made = {*pages, 'theorems', 'api', 'bibliography'}
+    made = {*pages, 'theorems', 'api', 'every_name', 'bibliography'}
     yield tree('Look up', [p for p in LOOK_UP if p in made])
 
-def described(module, name, sig, doc, keys):
-    "A main name: how it is called, its parameters, result, errors, source, related names and an example"
-    parts, (said, *_), example = doc_parts(doc), doc.partition('\n\n'), doc[doc.find('>>> '):]
-    for work, key in works(parts['Source'], keys).items():
-        parts['Source'] = parts['Source'].replace(work, f'{work} {{cite}}`{key}`')
-    parts['See also'] = ', '.join(f'`{x}`' for x in parts['See also'].split(', '))
-    first = f'{{py:obj}}`{name} <specref.{module}.{name}>`: {" ".join(said.split())}.'
-    args = [f'- **{arg.replace("*", chr(92) + "*")}**: {text}' for arg, text in parts.pop('Args').items()]
-    rest = [f'- *{part}*: {text}' for part, text in parts.items()]
-    return '\n'.join([f'### {name}\n\n{first}\n\n```python\n{name}{sig}\n```\n', *args, '', *rest,
-                      f'\n```pycon\n{example}\n```'])
+def as_in_papers(said):
+    "A text whose numbered statements are those of papers, and not read as those of the book"
+    return re.sub(rf'({"|".join(ENVS)}) (?=\d)', '\\1\N{NO-BREAK SPACE}', said)
 
-def main_names(nbs):
-    "The part of the page of names that describes the main ones"
+def terms(parts, keys):  # -> {term: texts}
+    "The parts of a docstring as a page lists them: sources cited, related names linked"
+    args = [f'**{arg.replace("*", chr(92) + "*")}**: {text}' for arg, text in parts['Args'].items()]
+    found = dict(Parameters=args) | {part: [parts[part]] for part in DOC_PARTS[1:] if part in parts}
+    source = as_in_papers(parts.get('Source', ''))
+    for work, key in works(source, keys).items(): source = source.replace(work, f'{work} {{cite}}`{key}`')
+    related = [f'[{x}](#{x.lower()})' for x in parts.get('See also', '').split(', ') if x]
+    return found | {'Source': [source] * bool(source), 'See also': [', '.join(related)] * bool(related)}
+
+def folded_methods(own):
+    "Methods as a list on a fold that says how many there are"
+    if not own: return ''
+    count = '1 method' if len(own) == 1 else f'{len(own)} methods'
+    return '\n'.join([f'\n<details><summary>{count}</summary>\n', *(f'- {x}' for x in own), '\n</details>\n'])
+
+def described(name, full, sig, doc, own, keys):
+    "A public name: how it is called, what it does, the parts of its docstring, methods, code, an example"
+    text, mark, example = doc.partition('>>> ')
+    parts, (said, *_) = doc_parts(text), text.split('\n\n')
+    args = rf'`({"|".join(parts["Args"]) or "-"})`'.replace('*', '')   # no link leads away from a parameter
+    def plain(text): return re.sub(args, r'{code}`\1`', ' '.join(text.split()))
+    yield f'\n### {name}\n\n```python\n{name}{sig}\n```\n\n{plain(said)}.\n'
+    for term, texts in (terms(parts, keys) | {'Code': [f'{{py:obj}}`{full} <{full}>`']}).items():
+        if texts: yield '\n'.join([f'\n{term}', *(f': {plain(text)}' for text in texts)])
+    yield folded_methods(own)
+    if mark: yield f'\n```pycon\n{mark}{example}\n```'
+
+def api(nbs, names):
+    "The page of what can be imported from `specref` itself"
+    yield '# API\n\nWhat can be imported from `specref` itself; [every name](every_name.md) has its own page.'
     keys = references(ROOT)
-    yield '\n## What one calls first'
     for nb in nbs:
-        mine = MAIN.get(nb.module, '').split()
-        found = (d for c in nb.exported for d in definitions(c) if d[0] in mine)
-        yield from (described(nb.module, name, sig, doc, keys) for name, _, sig, doc in found)
+        module = f'specref.{nb.module}'
+        defined = ((d, methods(c)) for c in nb.exported if nb.module for d in definitions(c))
+        here = [(*d, own.get(d[0], [])) for d, own in defined if names.get(d[0]) == nb.module]
+        if here: yield f'\n## {module}'
+        for name, _, *said in here: yield from described(name, f'{module}.{name}', *said, keys)
 
-def api(nbs):
-    "The page of every public name"
-    yield '# Every public name\n\nEach name leads to the cell that defines it.'
-    yield from main_names(nbs)
+def every_name(nbs):
+    "The page of every name that a module exports"
+    yield '# Every name\n\nEach name leads to the cell that defines it.'
     for nb in nbs:
         found = [d for c in nb.exported if nb.module for d in definitions(c)]
         if found: yield f'\n## specref.{nb.module}\n\n| | |\n|---|---|'
         for name, kind, sig, doc in found:
-            says = re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|')
+            says = as_in_papers(re.split(r'(?<=[^.]\.) |; raises|\n', doc)[0].replace('|', r'\|'))
             call = (f'`{sig}`' if sig else '').replace('|', r'\|')
             yield f'| {{py:obj}}`{name} <specref.{nb.module}.{name}>`{call} | {says} |'
 
@@ -332,10 +373,10 @@ def contents_cell(nbs, pages):
 def make_book(nbs, pages, root):
     "What every page needs: tests by anchor, statements and public names with their pages"
     book = dict(proofs=marked('proves', root), statements={}, pages={}, searched={}, defined={},
-                full_names={})
+                full_names={}, addresses=addresses(root))
     for nb in nbs:
         here = page(nb.path.stem)
-        taken = book['pages'].keys() | pages | {'api', 'search', 'theorems'}
+        taken = book['pages'].keys() | pages | {'api', 'every_name', 'search', 'theorems'}
         if here in taken: yield f'{nb.path.name}: another page has its name'
         book['pages'][here], book['searched'][here] = number(nb.path.stem), search_words(nb)
         for s in statements(nb): book['statements'] |= dict.fromkeys(names(*s), s[2])
@@ -372,7 +413,8 @@ def stage(out, root=ROOT):
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')
     for p in pages.values(): (out/p.name).write_text(paged(p.read_text(encoding='utf-8')), encoding='utf-8')
-    made = {'api.md': api(nbs), 'theorems.md': theorems(nbs), 'book.json': [json.dumps(book)]}
+    made = {'api.md': api(nbs, public(root)), 'every_name.md': every_name(nbs), 'theorems.md': theorems(nbs),
+            'book.json': [json.dumps(book)]}
     for name, lines in made.items(): (out/name).write_text('\n'.join(lines), encoding='utf-8')
 
 def site(place, root=ROOT, work=None):
@@ -394,10 +436,28 @@ def site(place, root=ROOT, work=None):
 
 def relative(md): return re.sub(r'\]\((?=\w+\.ipynb)', '](nbs/', md).replace('](../docs/', '](docs/')
 
-def repository(root=ROOT):
-    "The public address that pyproject.toml gives; empty until its owner fills one in"
-    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
-    return project.get('urls', {}).get('Repository', '')
+def addresses(root=ROOT):  # -> {'Repository': address, 'Documentation': that of the site}
+    "The public addresses that pyproject.toml gives; none until its owner fills them in"
+    if not (file := root/'pyproject.toml').is_file(): return {}
+    urls = tomllib.loads(file.read_text(encoding='utf-8'))['project'].get('urls', {})
+    return {name: address.rstrip('/') for name, address in urls.items() if address}
+
+def citation(root=ROOT):
+    "CITATION.cff with the public addresses"
+    keys = {'repository-code': 'Repository', 'url': 'Documentation'}
+    said, urls = (root/'CITATION.cff').read_text(encoding='utf-8'), addresses(root)
+    said = re.sub(rf'^({"|".join(keys)}): .*\n', '', said, flags=re.M)
+    return said + ''.join(f'{key}: "{urls[name]}"\n' for key, name in keys.items() if name in urls)
+
+def bibtex(page, title, cite, urls):
+    "How a page is cited: by its title without the number of the chapter, which may change, and its address"
+    site, source = (urls.get(name, '') for name in ('Documentation', 'Repository'))
+    entry = dict(
+        title=f'{title}, in: {cite["title"]}', author=f'{{{cite["authors"][0]["name"]}}}',
+        year=cite['date-released'].year, note=f'version {cite["version"]}, page {page}.html',
+        url=f'{site}/{page}.html' if site else source)
+    lines = [f'  {name:6} = {{{value}}},' for name, value in entry.items() if value]
+    return '\n'.join([f'@misc{{specref_{page.replace("-", "_")},', *lines, '}'])
 
 def absolute(md, address):
     "Links that also work on the page of a package index: files of the repository by their public address"
@@ -416,7 +476,7 @@ def result(output, name):
     return f'```\n{text(output.get("text") or data.get("text/plain") or "").rstrip()}\n```', {}
 
 def readme(root=ROOT):
-    "README.md and its pictures, {path: text}: prose as it is, shown code fenced, results below it"
+    "README.md, its pictures and CITATION.cff, {path: text}: prose as it is, code fenced, results below it"
     said, files, nbs = [], {}, notebooks(root)
     for i, c in enumerate(Notebook(root/'nbs/index.ipynb').cells):
         dirs, source = directives(c['source']), DIRECTIVE.sub('', c['source'])
@@ -426,7 +486,8 @@ def readme(root=ROOT):
         for md, more in (result(o, f'index-{i}') for o in c.get('outputs', ())):
             said.append(md)
             files |= more
-    return files | {'README.md': absolute('\n\n'.join(said), repository(root)) + '\n'}
+    said = absolute('\n\n'.join(said), addresses(root).get('Repository'))
+    return files | {'README.md': f'{said}\n', 'CITATION.cff': citation(root)}
 
 if __name__ == '__main__':
     for file, content in readme().items(): (ROOT/file).write_text(content, encoding='utf-8')

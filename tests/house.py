@@ -506,20 +506,21 @@ def typed(root=ROOT):
                 own = float(x) in shown or any(round(y, len(places)) == float(x) for y in values)
                 if own and x not in TYPED: yield f'{nb.path.name} cell {c["id"]}: types {x}'
 
-# -- Docstrings of the main names ------------------------------------------------------------------
+# -- Docstrings of the public names ----------------------------------------------------------------
 
 def uncited(source, stated, keys):
     "Works that no bibliography has, statements that no notebook makes, or that there is neither"
     found = works(source, keys)
-    lists = re.findall(r'(?:Theorem|Proposition|Lemma)s? ((?:[a-z][\w-]*(?:, )?)+)', source)
+    kinds = 'Theorem|Proposition|Lemma|Corollary|Definition'
+    lists = re.findall(rf'(?:{kinds})s? ((?:[a-z][\w-]*(?:, )?)+)', source)
     named = {name for names in lists for name in names.rstrip(', ').split(', ')}
     yield from (f'{work} is in no bibliography' for work, key in found.items() if not key)
     yield from (f'no statement is called {name}' for name in named - stated)
     if not (found or named or re.search('this book|vLLM', source)): yield 'names no source'
 
 def undescribed(doc, parameters, returns, names, stated, keys):
-    """What the docstring of a main name lacks: a part, a parameter, a source (a statement of `stated`, a work
-    under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
+    """What the docstring of a public name lacks: a part, a parameter, a source (a statement of `stated`, a
+    work under `keys` of the bibliography), an example; names in its last part that are none of `names`"""
     parts = doc_parts(doc)
     wanted = [part for part in DOC_PARTS[1:] if part != 'Returns' or returns]
     yield from (f'no part {part}' for part in wanted if part not in parts)

@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 
-from specref import (as_law, best_gamma, Branching, capped_geometric, Chain, Costs, d_lk, Drafter,
+from specref import (add_paths, as_law, best_gamma, Branching, capped_geometric, Chain, Costs, d_lk, Drafter,
                      DynamicTree, exact, explain, generate, generate_texts, Generation, iid, law_of, Ledger,
-                     loop_law, match, measure, NgramModel, no_draft, normalize, one_hot, overlap, points,
-                     random_table, Rates, reject, residual, rounds, Rows, Seeded, speedup, StaticTree,
-                     System, SYSTEMS, TableModel, target_law, trace, Tree, tv, Verdict, warp,
+                     loop_law, match, mean_of, measure, NgramModel, no_draft, normalize, one_hot, overlap,
+                     points, random_table, Rates, reject, residual, rounds, Rows, Seeded, speedup, StaticTree,
+                     System, SYSTEMS, TableModel, Tape, target_law, trace, Tree, tv, Verdict, warp,
                      without_replacement)
 from specref.core.check import as_tokens, check_switch
 from specref.core.loop import RoundCounts
@@ -86,10 +86,11 @@ LAWS = [
 RNG = [
     *each("seed", Seeded, -1, 1.5, "7", None, True),
     *each("law", lambda p: Seeded(0).pick(np.array(p)), [0., 0.], [nan, nan], [1, nan, 0], [inf, 1.]),
+    ("table", lambda: Tape({}).coin(.5, at=0)),
     *each("table", lambda draw: draw(verdict_tape([.5], [.5])), lambda t: t.coin(1, at=9),
           lambda t: t.pick(half, at=2), lambda t: t.pick(half, key=1), lambda t: t.at(0).draft.coin(1, at=0)),
     ("limit", lambda: law_of(lambda rng: rng.pick(exact(1, 1, 1)), 2), "walked 2 paths, 66.7% of the mass"),
-    ("limit", lambda: law_of(until_tails, 50), "walked 50 paths"),
+    ("limit", lambda: mean_of(until_tails, 50), "walked 50 paths"),
     ("limit", lambda: law_of(lambda rng: tuple(rng.coin(1, of=3) for _ in range(2000)), 100), "100 forks"),
     ("limit", lambda: merged_law(lambda s, rng: (s + rng.coin(1, of=2)) % 2, 0, lambda s: False, 100)),
     ("limit", lambda: merged_law(lambda s, rng: rng.pick(FOUR) + s + 1, 0, lambda s: s > 99, 100)),
@@ -112,6 +113,8 @@ TREES = [
 TARGETS = [
     *each("p[1]", lambda bad: Rows(lambda i: bad, 3, 2)[1], [.5, .6], [nan, 1.], [1.], [2., -1.]),
     *each("V", lambda V: TableModel(V, None), 0, -1),
+    *each("seed", lambda seed: random_table(3, seed), -1, .5),
+    ("x", lambda: add_paths(Tree((0,)), [(1, 3)], 3, Seeded(0))),
     *each("f(text)", lambda bad: TableModel(2, lambda text: bad).law((0,)), [.5, .6], [1.]),
     ("V", lambda: NgramModel([], 0, 1)),
     *each("ids", lambda ids: NgramModel(ids, 3, 2), [3], [-1, 0], [.5], [[0, 1]]),

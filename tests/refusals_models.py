@@ -7,14 +7,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref import (autoregressive, certify_sampler, certify_system, Chain, embedded, Engine, Enumerator,
-                     generate, generate_law, HFModel, loop_law, match, measure, no_draft, PackedLlama,
-                     PromptLookup, random_table, rounds, Seeded, speculate, SYSTEMS, target_law, Tree)
+from specref import (autoregressive, certify_sampler, certify_system, Chain, embedded, EncoderDecoderModel,
+                     Engine, Enumerator, generate, generate_law, HFModel, load_served, loop_law, match,
+                     measure, no_draft, PackedLlama, PromptLookup, prompts, random_table, rounds, Seeded,
+                     speculate, SYSTEMS, target_law, Tree)
 from specref.draft.shapes import measure_rank_acceptance
 from specref.models.bridge import GeneratorDrafter, TorchEnumerator
 from specref.models.embedded import stored
-from specref.models.encoder_decoder import EncoderDecoderModel
-from specref.models.recurrent import load_served
 from specref.models.transformer import cache_name
 
 V, INF, NAN = 8, float("inf"), float("nan")
@@ -134,6 +133,8 @@ ROWS = [
     ("model", lambda: HFModel(mamba()), "import load_served, serve_model`"),
     ("path", lambda: HFModel.load("/nowhere", revision="main")),
     ("name", lambda: embedded("huge"), "wanted one of"),
+    ("domain", lambda: prompts("latin", 1), "wanted one of"), ("length", lambda: prompts("code", 1, 10**7)),
+    ("n", lambda: prompts("code", -1)), ("seed", lambda: prompts("code", 1, seed=-1)),
     ("model", packed("gemma"), "architecture is gemma"), ("model", packed("mistral"), "a sliding window"),
     ("model", packed(hidden_act="gelu"), "has gelu"), ("model", packed_with_adapter, "plain linear maps"),
     ("model", packed(rope_parameters=DYNAMIC), "rotation dynamic"),

@@ -142,6 +142,7 @@ ROWS = [
     *(("alpha_rb", lambda bad=bad: bild_rollback(bad)) for bad in (-1, nan, None, -inf)),
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, 1.1, nan, None) for name, f in (
         ("epsilon", typical), ("delta", lambda delta: typical(.09, delta)), ("w", ensemble))),
+    ("choice", lambda: typical(choice=3)),
     ("delta", lambda: typical(1, 1)),   # no token of a uniform row is typical, not even the argmax
     *((name, lambda f=f, bad=bad: f(bad)) for bad in (-.1, nan, inf, None) for name, f in (
         ("fallback", lambda fallback: BildDraft(two(), 2, fallback)), ("sure", cascade))),

@@ -1,12 +1,11 @@
 "Two distributions, built and installed where nothing else is; names for editors; hints for what is missing"
 import inspect, os, re, runpy, shutil, subprocess, sys, tomllib
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest, specref, versions
 from helpers import LONG
-from book import MAIN, references
+from book import public, references
 from house import ROOT, anchors, foreign, tracked, undescribed
 from written import STUB, stub
 from specref.app.commands import parser
@@ -157,19 +156,38 @@ def test_missing_annotations_are_found():
     assert bare(f) == ['y', 'its result']
     assert [bare(g) for g in functions(Rule)] == [['p', 'its result'], []]
 
-def test_main_names_describe_their_parameters():
+STARS = {inspect.Parameter.VAR_POSITIONAL: '*', inspect.Parameter.VAR_KEYWORD: '**'}
+
+def parameters(x):
+    "The names in the signature; of a class that is made by no call of its own, its attributes"
+    try: own = inspect.signature(x).parameters.values()
+    except ValueError: own = ()   # a built-in base
+    if inspect.isclass(x) and [p.name for p in own] in ([], ['args', 'kwargs']):
+        return [*inspect.get_annotations(x)]
+    return [f'{STARS.get(p.kind, "")}{p.name}' for p in own]
+
+def test_public_names_describe_their_parameters():
     "By the names of the signature, with result, errors, source and see also; a planted fault is found"
-    stated, keys = {a.partition('-')[2] for a, _ in anchors()}, references()
-    found = [getattr(import_module(f'specref.{m}'), n) for m, names in MAIN.items() for n in names.split()]
-    names = {*specref.__all__, *(x.__name__ for x in found)}
+    stated, keys, names = {a.partition('-')[2] for a, _ in anchors()}, references(), public()
+    found = {name: getattr(specref, name) for name in names}
     def lacking(x, doc):
-        call = [f'{"**"*(p.kind is p.VAR_KEYWORD)}{p.name}' for p in inspect.signature(x).parameters.values()]
-        return [*undescribed(doc, call, not inspect.isclass(x), names, stated, keys)]
-    assert not {x.__name__: lacks for x in found if (lacks := lacking(x, inspect.getdoc(x)))}
+        return [*undescribed(doc, parameters(x), not inspect.isclass(x), names, stated, keys)]
+    described = {name: x for name, x in found.items() if callable(x) and hasattr(x, '__name__')}
+    assert not {name: lacks for name, x in described.items() if (lacks := lacking(x, inspect.getdoc(x)))}
     right, plants = inspect.getdoc(specref.generate), {
         '    ctx: ': '    text: ', 'Raises:': 'Errors:', 'Returns:': 'Gives:', 'rounds,': 'round,',
         'et al. 2023': 'et al. 2022', 'learning,': 'earning,', '>>> ': '> '}
     for part, wrong in plants.items(): assert len(lacking(specref.generate, right.replace(part, wrong))) == 1
+
+def test_errors_are_raised_as_described():
+    "A name with a `ValueError` has an invalid call in a table of refusals; other errors are raised somewhere"
+    calls = ''.join(f.read_text() for f in (ROOT/'tests').glob('refusals_*.py'))
+    code = ''.join(f.read_text() for f in (ROOT/'specref').rglob('*.py'))
+    for name in public():
+        raised = re.search('^Raises: (.*(?:\n +.*)*)', inspect.getdoc(getattr(specref, name)) or '', re.M)
+        kinds = {*re.findall(r'\b(?:\w+Error|Unservable|Irreproducible)\b', raised[1] if raised else '')}
+        assert 'ValueError' not in kinds or re.search(rf'\b{name}\b', calls), name
+        assert all(re.search(rf'raise {kind}\b', code) for kind in kinds), (name, kinds)
 
 def test_a_users_script_runs(capsys): runpy.run_path(str(ROOT/'tests'/'typed.py'))
 

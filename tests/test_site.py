@@ -4,9 +4,9 @@ from collections import Counter
 from html import unescape
 from urllib.parse import urljoin
 
-import pytest
+import pytest, yaml
 from browser import Browser
-from book import MAIN
+from book import public
 from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.speed.cost import best_gamma, speedup
@@ -19,7 +19,8 @@ import stage
 
 CHROMIUM = shutil.which('chromium')
 reads = pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine to open the site with')
-WRITTEN = 'words', 'symbols', 'theorems', 'api', 'bibliography', 'search'   # pages that no notebook makes
+# pages that no notebook makes
+WRITTEN = 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography', 'search'
 OPENED = *WRITTEN, 'index', 'first_hour', 'law', 'cost', 'roofline', 'samplers', 'kernels'   # in a browser
 FORMULAS = 'formulas'   # all of them on one page, while the site is tested
 MATH = re.compile(r'<(span|div) class="math [^"]*">.*?</\1>', re.S)
@@ -184,6 +185,11 @@ def test_builds_without_a_warning(built):
     assert [f.stem for f in sorted(built[0].glob('*.html'))] == PAGES
 
 
+def test_addresses_of_sections_are_words(site):
+    "A number that is counted in a page, or one of a chapter, would move"
+    for f in site.glob('*.html'): none(re.findall(r'<section id="(?:id)?\d[^"]*"', f.read_text()))
+
+
 def small(root, *cells):
     "A book of one chapter and a front page"
     def cell(source):
@@ -223,12 +229,21 @@ LINKED = [
     "See `twice`, `specref.core.law.twice`, another's `twice`, [the front](index.ipynb), "
     "[Theorem two](00_law.ipynb#thm-two), Theorems 3.5, ten and {cite}`leviathan2023`.",
 ]
+URLS = """
+[project.urls]
+Repository = "https://example.org/specref"
+Documentation = "https://specref.example/"
+"""
+CITED = (   # of the chapter, whose number no citation has
+    '<link rel="canonical" href="https://specref.example/law.html"', '  title  = {Law, in: specref',
+    '<a href="https://example.org/specref">Repository</a>', '  url    = {https://specref.example/law.html},')
 PROOFS = '@proves("thm-two")\ndef test_a(): pass\n@proves("thm-two")\ndef test_b(): pass\n'
 
 def test_names_and_theorems_are_links(tmp_path):
     "A correct book builds without a message; names in prose, docstrings and tests are found and linked"
     root = small(tmp_path/'correct', *LINKED)
     (root/'tests/test_law.py').write_text(PROOFS)
+    (root/'pyproject.toml').write_text(f'[project]{URLS}')
     made = build(tmp_path/'site', root)
     assert not made.returncode and not made.stderr, made.stderr
     assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'correct'}   # no other file is left
@@ -239,6 +254,7 @@ def test_names_and_theorems_are_links(tmp_path):
     prose = r'href="#thm-two">Theorem 0.1</a>, <a [^>]*href="#thm-two">Theorem 0.1</a>, ten'
     names = r'href="#specref.core.law.twice"[^>]*>(?:specref\.core\.law\.)?twice</a>'
     assert re.search(prose, page) and len(re.findall(names, page)) == 2
+    none(part for part in CITED if part not in html(tmp_path/'site', 'law'))
 
 
 def test_readme_is_the_front_page():
@@ -260,15 +276,23 @@ def test_first_uses_lead_to_the_meaning_of_a_word():
     assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
                      'A [bonus token](words.md#bonus-token).', 'rounds']
 
-def test_readme_links_are_absolute_where_an_address_is_known():
-    "With the address of pyproject.toml, which CITATION.cff has too, no link of README.md is relative"
-    text, given = (ROOT/'README.md').read_text(encoding='utf-8'), stage.repository()
-    targets = re.findall(r'\]\(([^)]+)\)', stage.absolute(text, 'https://example.org/specref'))
-    assert len(targets) > 20
-    none(t for t in targets if not re.match(r'https://|#', t))
-    assert bool(given) != (stage.absolute(text, 'https://example.org/specref') != text)
-    cited = re.search(r'^repository-code: (.*)', (ROOT/'CITATION.cff').read_text(), re.M)
-    assert given == (cited[1].strip('"') if cited else '')
+def test_addresses_are_filled_in_everywhere(tmp_path):
+    "From one table of pyproject.toml: README.md, CITATION.cff, BibTeX; without it no address is written"
+    shutil.copy(ROOT/'CITATION.cff', tmp_path)
+    without = re.sub(r'^\[project.urls\]\n(.+\n)*', '', (ROOT/'pyproject.toml').read_text(), flags=re.M)
+    def filled(urls):
+        (tmp_path/'pyproject.toml').write_text(without + urls)
+        (tmp_path/'CITATION.cff').write_text(stage.citation(tmp_path))
+        cite, known = yaml.safe_load(stage.citation(tmp_path)), stage.addresses(tmp_path)
+        url = re.search('  url    = {(.*)},', stage.bibtex('law', 'Distributions', cite, known))
+        return cite.get('repository-code'), cite.get('url'), url and url[1]
+    repository, site = 'https://example.org/specref', 'https://specref.example'
+    assert filled(URLS) == (repository, site, f'{site}/law.html')
+    assert filled(URLS.replace(f'{site}/', '')) == (repository, None, repository)
+    assert filled('') == (None, None, None)
+    links = re.findall(r'\]\(([^)]+)\)', stage.absolute((ROOT/'README.md').read_text(), repository))
+    assert len(links) > 20
+    none(link for link in links if not re.match(r'https://|#', link))
 
 # -- Contents of the pages -----------------------------------------------------------------------------
 
@@ -298,18 +322,19 @@ def public_names():
 
 
 def test_every_public_name_is_found(site):
-    "objects.inv and the page of names hold each public name, and lead to its cell; main ones are described"
+    "objects.inv and the page of names hold each name, and lead to its cell; public ones are described"
     from sphinx.util.inventory import InventoryFile
-    data, api = InventoryFile.loads((site/'objects.inv').read_bytes(), uri='').data, html(site, 'api')
+    data = InventoryFile.loads((site/'objects.inv').read_bytes(), uri='').data
+    listed, api = html(site, 'every_name'), html(site, 'api')
     kinds = 'py:function', 'py:class', 'py:data'
     names = {n: item.uri for kind in kinds for n, item in data.get(kind, {}).items()}
     assert names.keys() == {*public_names()}
     for name, uri in names.items():
         page, _, anchor = uri.lstrip('/').partition('#')
         defined = f'id="{anchor}"' in html(site, page.removesuffix('.html'))
-        assert defined and f'href="{page}#{anchor}"' in api, name
-    described = re.findall(r'<h3>(\w+)<', api)
-    assert sorted(described) == sorted(' '.join(MAIN.values()).split()) and '<strong>watch</strong>' in api
+        assert defined and f'href="{page}#{anchor}"' in listed, name
+    assert re.findall(r'<h3>(\w+)<', api) == [*public()] and '<strong>watch</strong>' in api
+    assert '<span class="pre">mean_acceptance_length</span>' in api
 
 
 def test_hidden_code_is_hidden(site):
@@ -330,9 +355,15 @@ def test_hidden_code_is_hidden(site):
         assert page.count('class="exported"') == defining, nb.path.stem
 
 
+def test_what_docstrings_say_of_parameters_is_on_a_fold(site):
+    for nb in notebooks():
+        described = re.findall('^ +See also: ', ''.join(c['source'] for c in nb.exported), re.M)
+        assert html(site, stage.page(nb.path.stem)).count('<details class="described"') == len(described)
+
+
 def test_loads_nothing_from_the_network(site):
     "No page, style or script of the site loads from the network"
-    elements = r'<(?:script|img|iframe|source|audio|video)\b[^>]*\bsrc|<link\b[^>]*\bhref'
+    elements = r'<(?:script|img|iframe|source|audio|video)\b[^>]*\bsrc|<link\b(?! rel="can)[^>]*\bhref'
     loads = re.compile(rf"""(?:{elements})=["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
                        r"""|@import["' ]+(?:url\()?["']?http""")
     for f in [*site.glob('*.html'), *(site/'_static').rglob('*.css')]:

@@ -1,19 +1,17 @@
 "Writes what is made of chapters and tests: the names for editors, and for what each system's tests must fail"
 import json
-import re
 import sys
 from importlib import import_module
 
-from house import ROOT, declared, notebooks
+from house import ROOT, declared
+from book import public
 from helpers import STAND_INS
 
 STUB, FAILING = ROOT/"specref"/"__init__.pyi", ROOT/"docs"/"stand_ins.json"
 
 def stub():
     "The public names as plain imports, for tools that read code and do not run it"
-    found = [(nb.module, names) for nb in notebooks() for c in nb.exported
-             for names in re.findall(r"^#\| public: (.*)", c["source"], re.M)]
-    rows = [f"from .{module} import {name} as {name}" for module, names in found for name in names.split()]
+    rows = [f"from .{module} import {name} as {name}" for name, module in public().items()]
     return "\n".join([
         "# for type checkers and editors; `python tests/written.py` writes it",
         "from types import ModuleType", *rows, "__version__: str", "EXTRAS: dict[str, str]",

@@ -158,6 +158,18 @@ def g_test(counts: dict, want: dict, alpha: float = ALPHA, least: float = 50) ->
     """G-test of `counts` against the probabilities `want`, rare outcomes pooled; one impossible outcome is
     enough to reject
 
+    Args:
+        counts: {outcome: how often}, at least one in all
+        want: {outcome: probability}, which sum to 1
+        alpha: the rate of false alarms, between 0 and 1
+        least: outcomes with a smaller expected count are pooled
+    Returns: a `GTest`: G, its limit, `fits`, the chi-square p-value, and the total variation `tv` that is
+        detectable
+    Raises: ValueError for no or negative counts, weights that are no distribution, or a rate out of range;
+        ImportError where scipy is not installed
+    Source: this book (Theorem false-alarm, Proposition seen)
+    See also: certify_sampler, certify_system, tv_outcomes
+
     >>> g_test({"a": 480, "b": 520}, {"a": .5, "b": .5}).fits
     True
     >>> g_test({"a": 400, "b": 600}, {"a": .5, "b": .5}, alpha=1e-6).fits

@@ -158,6 +158,15 @@ def check_top(path, top):  # -> bool
 def save_log(path: str | os.PathLike, records: Iterable[Round], top: int | None = None) -> None:
     """Write rounds of chains to `path`, whole or not at all: lines of JSON for a name in .jsonl, else .npz
 
+    Args:
+        path: the name of the file
+        records: rounds of chains over one vocabulary, at least one
+        top: in lines of JSON, how many of the most likely tokens of each row are stored; None for all
+    Returns: None
+    Raises: ValueError for a folder, for no rounds or other trees than chains, and for a `top` in an .npz file
+    Source: this book (Lemma sparse)
+    See also: certify_log, rounds, certify_rounds
+
     >>> from tempfile import TemporaryDirectory
     >>> run = rounds(random_table(4, seed=0), Chain(random_table(4, seed=1), 2), reject, (0,), Seeded(0))
     >>> with TemporaryDirectory() as folder:
@@ -272,6 +281,21 @@ def load_log(path, tolerance=0.):
 def certify_log(path: str | os.PathLike, alpha: float = ALPHA, like: Callable | str | None = None,
                 tolerance: float = 0., stop: Sequence[int] = (), n: int | None = None) -> Report:
     """The tests of the rounds in a file, read one by one
+
+    Args:
+        path: a file of `save_log`, or lines of JSON with drafted x, emitted y, rows p and q, and the number
+            of the text
+        alpha: the rate of false alarms of the whole report
+        like: the rule claimed: "reject", "match" or (p, q) -> acceptance probability; None: acceptance is
+            reported, not tested
+        tolerance: how far a stated probability may be off, as a share of it, from 0 to .5
+        stop: tokens that end a text; none may follow them
+        n: tokens of a text, at most, or None for any number
+    Returns: a `Report`: the tests, `passes`, and `wrong`, the names of those that failed
+    Raises: ValueError for a file that is no log, naming the record that is wrong, and for an argument out of
+        range
+    Source: this book (Theorems bets, tolerance, Lemma sparse)
+    See also: save_log, certify_rounds
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:   # one round: drafted 2, emitted 2 and 0

@@ -232,6 +232,23 @@ def certify_sampler(sample: Callable, target: Target, ctx: Sequence[int], n: int
                     alpha: float = ALPHA, progress: bool = False) -> TextEvidence:
     """Evidence on any sampler of texts, `sample(ctx, n, rng) -> tokens`, from a numpy rng; nothing is cut
 
+    Args:
+        sample: a function `(ctx, n, rng) -> tokens` with an rng of numpy; it returns at most n new token ids
+        target: a model, whose distribution is claimed
+        ctx: tokens before each text, at least one
+        n: tokens of a text
+        stop: tokens that end a text
+        runs: texts that are sampled
+        seed: of the random numbers
+        due: the least expected count of a cell of texts
+        alpha: the rate of false alarms
+        progress: show a bar of runs
+    Returns: `TextEvidence`: `passes`, the test of the counts, the detectable distance, and whether texts
+        depend on one another
+    Raises: ValueError for a wrong argument, and for too few runs to detect anything
+    Source: Agrawal 2020 (Theorem false-alarm, Proposition seen)
+    See also: certify_system, certify_rows, g_test
+
     >>> fair = TableModel(4, lambda text: exact(1, 1, 1, 1))
     >>> certify_sampler(lambda ctx, n, rng: rng.integers(4, size=n), fair, (0,), n=2, runs=1000).passes
     True

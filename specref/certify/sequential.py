@@ -178,6 +178,19 @@ def certify_rounds(records: Iterable[Round], alpha: float = ALPHA, like: Callabl
                    tolerance: float = 0., stop: Sequence[int] = (), n: int | None = None) -> Report:
     """The tests of the `Round`s of any loop, stopped at the first failure (Theorem bets)
 
+    Args:
+        records: rounds, as those of `rounds`: tree, rows and verdict
+        alpha: the rate of false alarms of the whole report
+        like: the rule claimed: "reject", "match" or (p, q) -> acceptance probability; None: acceptance is
+            reported, not tested
+        tolerance: how far a stated probability may be off, as a share of it, from 0 to .5
+        stop: tokens that end a text; none may follow them
+        n: tokens of a text, at most, or None for any number
+    Returns: a `Report`: the tests, `passes`, and `wrong`, the names of those that failed
+    Raises: ValueError for no round, and for an argument out of range
+    Source: Ramdas et al. 2023 (Theorems bets, tolerance)
+    See also: certify_sequentially, certify_log, rounds
+
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> run = rounds(target, Chain(draft, 2), reject, (0,), Seeded(0))
     >>> certify_rounds(next(run) for _ in range(100)).wrong
@@ -207,6 +220,22 @@ def certify_sequentially(system: System, target: Target, ctx: Sequence[int], mos
                          seed: int = 0, alpha: float = ALPHA, like: Callable | str | None = None,
                          rng: Callable[[int], Rng] | None = None) -> Report:
     """Tests of up to `most` rounds of `system`, stopped as soon as one fails
+
+    Args:
+        system: the drafter and the verifier under test
+        target: a model; `target(tree)` gives (n, V) rows
+        ctx: tokens before each text, at least one
+        most: rounds, at most
+        n: tokens of a text, at least; then the next begins
+        seed: of the random numbers
+        alpha: the rate of false alarms of the whole report
+        like: the rule claimed: "reject", "match" or (p, q) -> acceptance probability; None: acceptance is
+            reported, not tested
+        rng: k -> the rng of text k, or None for one of `seed`
+    Returns: a `Report`: the tests, `passes`, and `wrong`, the names of those that failed
+    Raises: ValueError for what is no system or model, and for an argument out of range
+    Source: Ramdas et al. 2023 (Theorem bets)
+    See also: certify_rounds, certify_system, certify_log
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> def flat(p, tree, rng): return Verdict(0, rng.pick(np.ones(4)))   # a wrong verifier

@@ -57,6 +57,17 @@ def round_robin(draw):
 class Branching(Drafter):
     """`shape[d]` children below each node of depth d, from one or several models (RSD-C; SpecInfer)
 
+    Args:
+        model: the draft model, or a tuple of several, each called once a level; `model(tree)` gives (n, V)
+            rows
+        shape: the children of each node of depth 0, 1, ...: whole numbers >= 1
+        draw: how siblings are drawn, a function of a row (V,) of each model: `without_replacement`, `iid`,
+            ...
+    Raises: ValueError for a shape that is no tuple of such numbers, for no model, and for a draw that does
+        not take a row of each
+    Source: Jeon et al. 2024; Miao et al. 2024 for several models
+    See also: StaticTree, Chain, traversal, acceptance_prob
+
     >>> tree = Branching(random_table(4, seed=1), shape=(2, 1))((0,), Seeded(0))
     >>> print(tree.parent, tree.token)
     [-1, 0, 0, 1, 2] [None, 3, 1, 1, 0]
@@ -102,10 +113,18 @@ def chain_position(t: int, i: int) -> int:
 class PositionKeyed(WrappedDrafter):
     """`drafter`, drawing node i after t tokens with the noise of the key `name(t, i)`, its position
 
+    Args:
+        drafter: a drafter that draws from the rows of its models, as `Chain`
+        name: (t, i) -> the key of node i of a draft after t tokens; the default is right for chains
+    Raises: ValueError, when it drafts, for a node whose key is not its position in the text
+    Source: Daliri et al. 2024 (Definition keyed)
+    See also: coupled, Chain
+
     >>> drafter = PositionKeyed(Chain(random_table(4, seed=1), gamma=3))
     >>> print(drafter((0,), Seeded(0)).token, drafter((0, 1), Seeded(0)).token)
     [None, 1, 2, 3] [None, 2, 3, 1]
     """
+    drafter: Drafter
     name: Callable[[int, int], Hashable] = chain_position
     def __call__(self, ctx: Tokens, rng: Rng) -> Tree:
         tree = self.drafter(ctx, PositionKeyedRng(rng, lambda i: self.name(len(ctx), i)))

@@ -21,6 +21,13 @@ Law = np.ndarray   # (V,) weights >= 0 that sum to one
 def exact(*weights: Number) -> Law:  # (V,)
     """The distribution proportional to whole-number or fractional `weights`, as `Fraction`s
 
+    Args:
+        *weights: whole numbers, fractions or finite floats >= 0, one for each token, with a positive sum
+    Returns: (V,) `Fraction`s that sum to 1
+    Raises: ValueError for no weights, for one that is negative or no number, and for a sum of 0
+    Source: this book (Definition law)
+    See also: as_law, normalize, one_hot
+
     >>> print(*exact(4, 3, 2, 1))
     2/5 3/10 1/5 1/10
     """
@@ -33,6 +40,15 @@ def exact(*weights: Number) -> Law:  # (V,)
 # %% ../../nbs/00_law.ipynb #015490df
 def as_law(p: Law | Sequence[Number], name: str = "p", size: int | None = None) -> Law:  # (V,) -> (V,)
     """`p` as an array, checked to be a distribution (on `size` tokens); an error calls it `name`
+
+    Args:
+        p: (V,) weights >= 0 that sum to 1: exactly for fractions, within 1e-6 for floats
+        name: what an error calls it
+        size: the number of tokens that it must have, or None for any
+    Returns: (V,) the array `p`, or one made of it: `Fraction`s or floats
+    Raises: ValueError for another shape, a weight that is negative or NaN, or another sum
+    Source: this book (Definition law)
+    See also: exact, normalize
 
     >>> as_law([.5, .25, .25])
     array([0.5 , 0.25, 0.25])
@@ -78,6 +94,15 @@ def sums_to_one(a):  # (V,) -> bool
 def one_hot(x: int, V: int, exact: bool = False) -> Law:  # (V,)
     """The point mass on token `x`, in floats or in fractions
 
+    Args:
+        x: the token, 0 <= x < V
+        V: the size of the vocabulary
+        exact: True for fractions, False for floats
+    Returns: (V,) 1 at `x`, else 0
+    Raises: ValueError for a token outside the vocabulary
+    Source: this book (Definition law)
+    See also: greedy, points
+
     >>> print(*one_hot(2, 4, exact=True))
     0 0 1 0
     """
@@ -88,6 +113,13 @@ def one_hot(x: int, V: int, exact: bool = False) -> Law:  # (V,)
 
 def normalize(w: np.ndarray) -> Law:  # (V,) -> (V,)
     """Weights `w` >= 0 divided by their sum, which must be positive and finite
+
+    Args:
+        w: (V,) an array of weights, in floats or fractions
+    Returns: (V,) the distribution proportional to them
+    Raises: ValueError for a weight that is negative or NaN, and for a sum that is 0 or infinite
+    Source: this book (Definition law)
+    See also: exact, as_law
 
     >>> print(*normalize(np.array([1, 3])))
     0.25 0.75
@@ -101,6 +133,15 @@ def normalize(w: np.ndarray) -> Law:  # (V,) -> (V,)
 def overlap(p: Law, q: Law) -> Number:  # (V,), (V,) -> scalar in [0, 1]
     """Σ min(p, q), the acceptance rate β (Leviathan et al. 2023, Theorem 3.5)
 
+    Args:
+        p: (V,) the target's distribution
+        q: (V,) the draft's
+    Returns: β from 0 to 1, the probability that a token of `q` is accepted; a fraction where both are
+        fractions
+    Raises: ValueError where `p` and `q` differ in length
+    Source: Leviathan et al. 2023, Theorem 3.5 (Theorem beta)
+    See also: residual, tv, acceptance_prob
+
     >>> print(overlap(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
     3/5
     """
@@ -111,6 +152,14 @@ def overlap(p: Law, q: Law) -> Number:  # (V,), (V,) -> scalar in [0, 1]
 def d_lk(p: Law, q: Law) -> Number:  # (V,), (V,) -> scalar in [0, 1]
     """The divergence of Leviathan et al., Definition 3.2
 
+    Args:
+        p: (V,) the target's distribution
+        q: (V,) the draft's
+    Returns: Σ |p - m| with m = (p + q)/2, from 0 to 1: the same as `tv`, and 1 minus the overlap
+    Raises: ValueError where `p` and `q` differ in length
+    Source: Leviathan et al. 2023, Definition 3.2 (Lemma dlk)
+    See also: tv, overlap
+
     >>> print(d_lk(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
     2/5
     """
@@ -120,6 +169,14 @@ def d_lk(p: Law, q: Law) -> Number:  # (V,), (V,) -> scalar in [0, 1]
 
 def tv(p: Law, q: Law) -> Number:  # (V,), (V,) -> scalar in [0, 1]
     """Total variation: the largest difference in the probability of any event
+
+    Args:
+        p: (V,) a distribution
+        q: (V,) another
+    Returns: Σ |p - q| / 2, from 0 to 1: 1 minus the overlap
+    Raises: ValueError where `p` and `q` differ in length
+    Source: this book (Lemma dlk)
+    See also: overlap, d_lk, tv_outcomes
 
     >>> print(tv(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
     2/5
@@ -133,6 +190,14 @@ ROUNDING = 1e-12  # a float residual lighter than this is rounding
 def residual(p: Law, q: Law) -> Law:  # (V,), (V,) -> (V,)
     """The residual distribution of `p` after `q` (Lemma residual); `p` itself when its mass is zero
 
+    Args:
+        p: (V,) the target's distribution
+        q: (V,) the draft's
+    Returns: (V,) max(p - q, 0) over its sum; `p` itself where that sum is 0, in floats at most 1e-12
+    Raises: ValueError where `p` and `q` differ in length
+    Source: Leviathan et al. 2023, Section 2.3; Chen et al. 2023 (Lemma residual)
+    See also: overlap, reject, normalize
+
     >>> print(*residual(exact(4, 3, 2, 1), exact(1, 2, 3, 4)))
     3/4 1/4 0 0
     """
@@ -145,6 +210,17 @@ def residual(p: Law, q: Law) -> Law:  # (V,), (V,) -> (V,)
 def warp(logits: np.ndarray, temperature: float = 1., top_k: int | None = None,
          top_p: float | None = None) -> Law:  # (V,) -> (V,)
     """The distribution to sample from, given `logits`: temperature, then top-k, then top-p
+
+    Args:
+        logits: (V,) numbers, of which the largest is finite; -inf forbids a token
+        temperature: divides the logits, >= 0; 0 gives the point mass on the largest, the lowest id among
+            equals
+        top_k: the number of most likely tokens that are left, more where some are equal; None for all
+        top_p: the probability in (0, 1] that the most likely tokens left must reach; None for all
+    Returns: (V,) floats that sum to 1
+    Raises: ValueError for another shape, a largest logit that is not finite, and options out of range
+    Source: Leviathan et al. 2023, Section 2.2, in the order of transformers
+    See also: greedy, HFModel
 
     >>> print(*warp(np.log([1, 2, 3]), top_k=2).round(3))
     0.0 0.4 0.6
@@ -179,6 +255,13 @@ def check_warp(temperature, top_k, top_p):
 # %% ../../nbs/00_law.ipynb #a279b74c
 def greedy(p: Law) -> Law:  # (V,) -> (V,)
     """The point mass on the heaviest token of `p`, the lowest id among equals: temperature 0
+
+    Args:
+        p: (V,) an array of weights, as a row of a target
+    Returns: (V,) 1 at the heaviest token, else 0, in fractions where `p` has them
+    Raises: nothing of its own
+    Source: Leviathan et al. 2023, Section 2.2
+    See also: one_hot, warp
 
     >>> print(*greedy(exact(1, 2, 2)))
     0 1 0

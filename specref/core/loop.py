@@ -40,6 +40,13 @@ from .target import Meter, Target, check_context, check_target, given_words, mod
 class Verdict:
     """The deepest accepted node and the token that follows it
 
+    Args:
+        node: the deepest accepted node of a tree; 0, the context, where none is accepted
+        token: the token after it, recovered or bonus
+    Raises: nothing
+    Source: Leviathan et al. 2023, Algorithm 1 (Definition exact)
+    See also: Round, reject, match, Tree
+
     >>> tree = add_paths(Tree((0,)), [(2, 1)], V=3, rng=Seeded(0))
     >>> Verdict(node=1, token=2).tokens(tree)
     (2, 2)
@@ -51,6 +58,14 @@ class Verdict:
 @dataclass(frozen=True)
 class Round:
     """One pass through the loop: the draft, the target's rows after its nodes, and the verdict
+
+    Args:
+        tree: the draft
+        p: (n, V) the target's distribution after each of its nodes
+        verdict: the deepest accepted node and the token after it
+    Raises: nothing
+    Source: Leviathan et al. 2023, Algorithm 1 (Theorem learning)
+    See also: rounds, Verdict, Tree, certify_rounds
 
     >>> target, drafter = random_table(4, seed=0), Chain(random_table(4, seed=1), 3)
     >>> round = next(rounds(target, drafter, reject, (0,), Seeded(0)))
@@ -102,6 +117,15 @@ def rounds(target: Target, drafter: "Drafter | Callable", verify: "Verifier", ct
 @runtime_checkable
 class Drafter(Protocol):
     """A drafter: a subclass defines the call, and overrides the defaults that do not fit it
+
+    Args:
+        models: the draft models that it calls, whose work the ledger counts
+        depth: tokens of its longest path, at most; it drafts nothing where the target or its models could not
+            read so many more
+        V: the size of the vocabulary that it drafts from, or None where any target fits
+    Raises: NotImplementedError for a subclass without a call
+    Source: this book (Theorem learning: the next drafter may depend on all that happened before)
+    See also: Chain, PromptLookup, rounds, System
 
     >>> class Repeat(Drafter):
     ...     "The last token once more"
@@ -240,6 +264,15 @@ def timed_rounds(target, drafter, verify, ctx, rng, ledger):
 def match(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Sample from the target, and follow the tree while it contains the sampled token (Theorem match)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; what its edges state is not read
+        rng: asked for one `pick` a node that is reached
+    Returns: a `Verdict`: the deepest node whose token the target samples too, and the target's next token
+    Raises: nothing of its own
+    Source: this book (Theorem match)
+    See also: reject, coupled, PromptLookup
+
     >>> tree = add_paths(Tree((0,)), [(2, 1)], V=3, rng=Seeded(0))
     >>> match([one_hot(x, 3) for x in (2, 1, 0)], tree, Seeded(0))
     Verdict(node=2, token=0)
@@ -261,6 +294,15 @@ class Step(NamedTuple):
 
 class Generation(tuple):
     """The new tokens as a tuple that cannot be changed, with their `steps` and the `ledger` of the run
+
+    Args:
+        tokens: the new token ids
+        steps: a `Step` for each: token, log-probability in nats, status A(ccepted), Y (recovered) or B(onus),
+            round
+        ledger: the `Ledger` of the run
+    Raises: FrozenInstanceError, an AttributeError, for an attribute that is set
+    Source: this book (Theorem cutting)
+    See also: generate, trace, Ledger
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> text = generate(target, Chain(draft, 3), reject, ctx=(0,), n=3, rng=Seeded(0))
@@ -648,16 +690,32 @@ class System:
 def no_draft(ctx: Tokens, rng: Rng) -> Tree:
     """The drafter that returns the empty tree
 
+    Args:
+        ctx: the token ids of the context
+        rng: not asked
+    Returns: `Tree(ctx)`: the context, and no draft token
+    Raises: nothing
+    Source: this book (Theorem learning): with it the loop is plain decoding
+    See also: autoregressive, Drafter, match
+
     >>> len(no_draft((0, 1), Seeded(0)))   # the context alone
     1
     """
     return Tree(ctx)
 
-autoregressive = System("autoregressive", no_draft, match)
+autoregressive = System("autoregressive", no_draft, match)   # plain decoding, a token a round
 
 # %% ../../nbs/04_loop.ipynb #011fffc2
 def trace(text: Generation, show: Callable[[int], str] = str) -> str:
     """Round by round, where each token came from (A accepted, Y recovered, B bonus), with its probability
+
+    Args:
+        text: what `generate` returned
+        show: a function of a token id that returns its text
+    Returns: a line for each round: status, token and probability under the target
+    Raises: ValueError for a `show` that is no function
+    Source: this book (Theorem cutting)
+    See also: generate, Generation, Ledger, draw_tree
 
     >>> drafter = Chain(random_table(4, seed=1), 3)
     >>> print(trace(generate(random_table(4, seed=0), drafter, reject, (0,), n=5, rng=Seeded(0))))
@@ -677,6 +735,22 @@ def loop_law(target: Target, drafter: Drafter | Callable, verify: Verifier, ctx:
              watch: Callable | None = None) -> Outcomes:
     """Exact distribution of `generate` for `n` tokens, equal states merged between rounds (Theorem merging);
     `careful` also replays paths and compares the states that are merged
+
+    Args:
+        target: a model; rows of fractions give probabilities in fractions
+        drafter: a `Drafter`, or a function `(ctx, rng) -> Tree`
+        verify: a function `(p, tree, rng) -> Verdict`, as `reject`
+        ctx: tokens before the new ones, at least one
+        n: the number of new tokens, at most
+        stop: tokens that end a text
+        limit: paths, at most
+        careful: replay more paths, and compare merged states in all their attributes
+        watch: called as `watch(paths)` with the paths of every state
+    Returns: `Outcomes`, {new tokens: probability}
+    Raises: ValueError for a wrong argument, and for more paths than `limit`; Irreproducible, a ValueError,
+        for a system that keeps state or is random outside its rng
+    Source: this book (Theorem merging)
+    See also: target_law, certify_system, law_of, generate
 
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> loop_law(target, Chain(draft, 2), reject, (0,), n=3) == target_law(target, (0,), n=3)

@@ -93,6 +93,16 @@ def token_names(tokens, show):
 def draw_tree(tree: Any, verdict: Any = None, show: Callable[[int], str] = str) -> Picture:
     """An SVG of a `Tree`, with the status of each node under a `Verdict`; `show` turns a token id into text
 
+    Args:
+        tree: the `Tree`
+        verdict: a `Verdict` on it, whose path is marked and its token added; None for a draft not yet
+            verified
+        show: a function of a token id that returns its text
+    Returns: a `Picture`: a str of SVG, which a notebook shows
+    Raises: ValueError for a `show` that is no function
+    Source: this book (Definition tree)
+    See also: Tree, Verdict, trace
+
     >>> tree = add_paths(Tree((0,)), [(3, 1), (2,)], V=4, rng=Seeded(0))
     >>> draw_tree(tree, Verdict(node=1, token=2))
     Picture: Draft tree of 3 nodes: 3 accepted; 2 not reached; 1 rejected; then 2

@@ -124,7 +124,7 @@ class Table(Mapping):
 
 SYSTEMS = Table("SYSTEMS")             # lossless, with any target
 TRAINED = Table("TRAINED")             # lossless, with a network that was trained on the target's states
-LOSSY = Table("LOSSY")
+LOSSY = Table("LOSSY")                 # more accepted, with another distribution than the target's
 BYTE_SYSTEMS = Table("BYTE_SYSTEMS")   # lossless; their target is a model of bytes
 METHODS = Table("METHODS")             # of training: no systems, but tested by their names too
 TRAININGS = Table("TRAININGS")         # for the embedded target, by a fixed recipe: functions of a folder

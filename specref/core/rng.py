@@ -34,6 +34,13 @@ class Rng(Protocol):
 class Streams(NamedTuple):
     """The two random streams of one round: the drafter's and the verifier's
 
+    Args:
+        draft: the rng of the round's drafter
+        verify: the rng of its verifier
+    Raises: nothing
+    Source: this book (Theorem learning asks for fresh random numbers in each round)
+    See also: Seeded, rounds
+
     >>> streams = Seeded(0).at(3)   # of round 3
     >>> streams.draft.pick(exact(1, 2)), streams.verify.coin(.5)
     (0, True)
@@ -52,6 +59,16 @@ OUTSIDE = ("answers differ on the same random choices ({}): it is random outside
 
 class Enumerator:
     """An rng that replays `prefix`, then takes the first possible outcome and notes the others in `todo`
+
+    Args:
+        prefix: the outcomes of the first forks, which are replayed
+        limit: forks along one path, at most
+        before: the `Enumerator` of an earlier stage of the same program, whose path and keyed noise go on, or
+            None
+    Raises: ValueError for more forks than `limit`; Irreproducible, a ValueError, where the program has other
+        draws than its `prefix`
+    Source: this book (Theorems pushforward, lazy-cells)
+    See also: law_of, Seeded, Tape
 
     >>> rng = Enumerator()
     >>> rng.pick(exact(1, 2), at=0), rng.todo
@@ -115,6 +132,10 @@ MOST_FORKS = 10_000  # along one path
 class Outcomes(dict):
     """A finite distribution, outcome -> probability, and the number of `paths` enumerated for it
 
+    Raises: nothing of its own; `mean` needs outcomes that are numbers
+    Source: this book (Theorem pushforward)
+    See also: law_of, target_law, tv_outcomes
+
     >>> law = law_of(lambda rng: (rng.coin(exact(1, 2)[0]), rng.coin(exact(1, 2)[0])))
     >>> print(law.paths, law.of(sum).mean())
     4 2/3
@@ -140,6 +161,17 @@ def paths_of(f, limit=np.inf, before=None):  # -> (outcome, Enumerator) of every
 
 def law_of(f: Callable[[Rng], Hashable], limit: int = MAX_PATHS, progress: bool = False) -> Outcomes:
     """Exact distribution of `f(rng)` (Theorem pushforward), from at most `limit` paths; `progress`: a bar
+
+    Args:
+        f: a program `f(rng)` that makes its random choices by `rng.pick` and `rng.coin`; what it returns can
+            be hashed
+        limit: paths, at most
+        progress: show a bar of paths, with an estimate of their number
+    Returns: `Outcomes`, {outcome: probability}, in fractions where all weights are
+    Raises: ValueError for more paths than `limit`, and for 10,000 forks along one; Irreproducible, a
+        ValueError, for a program that is random outside its rng
+    Source: this book (Theorem pushforward)
+    See also: mean_of, loop_law, Enumerator, tv_outcomes
 
     >>> law = law_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2)))
     >>> print({total: str(w) for total, w in sorted(law.items())})
@@ -168,6 +200,14 @@ def law_of_paths(paths, limit, f, each=None):  # -> Outcomes
 
 def mean_of(f: Callable[[Rng], Number], limit: int = MAX_PATHS) -> Number:
     """Exact mean of the number `f(rng)`
+
+    Args:
+        f: a program `f(rng) -> number` that makes its random choices by `rng.pick` and `rng.coin`
+        limit: paths, at most
+    Returns: the sum of probability times number over all paths, a fraction where all weights are
+    Raises: ValueError as `law_of` does
+    Source: this book (Theorem pushforward)
+    See also: law_of, capped_geometric
 
     >>> print(mean_of(lambda rng: rng.pick(exact(1, 2)) + rng.pick(exact(1, 2))))
     4/3
@@ -222,6 +262,14 @@ def check_paths(f, limit, seconds, slack=4):
 def tv_outcomes(a: dict, b: dict) -> Number:  # {outcome: weight}, {outcome: weight} -> scalar in [0, 1]
     """Total variation between two finite distributions
 
+    Args:
+        a: {outcome: probability}; an outcome that is missing has none
+        b: another
+    Returns: half the sum of the differences, from 0 to 1; 0 where a system is lossless
+    Raises: nothing of its own
+    Source: this book (Theorem pushforward gives both exactly)
+    See also: tv, law_of, target_law, g_test
+
     >>> tv_outcomes({"a": .5, "b": .5}, {"b": 1})
     0.5
     """
@@ -259,6 +307,14 @@ def numpy_generator(seed, *address):
 class Seeded(Uniforms):
     """An rng that draws: the same seed and address, the same noise; keys are shared below one `root`
 
+    Args:
+        seed: a whole number >= 0
+        address: whole numbers that tell the streams of one seed apart
+        root: the address below which noise by key is shared, or None for `address`
+    Raises: ValueError for a seed that is no whole number >= 0
+    Source: this book: a PCG64 of numpy for each address; noise by key as in Daliri et al. 2024
+    See also: Tape, Enumerator, Streams, generate
+
     >>> rng = Seeded(0)
     >>> print(*(rng.pick(exact(4, 3, 2, 1)) for _ in range(8)))
     3 0 2 0 1 1 0 2
@@ -278,6 +334,14 @@ class Seeded(Uniforms):
 # %% ../../nbs/01_chance.ipynb #8992393d
 class Tape(Uniforms):
     """An rng that reads its numbers from `table[..., kind, node]`
+
+    Args:
+        table: {(*address, kind, node): number in [0, 1)}, where kind is "pick" or "coin"; noise by key at
+            ("key", key)
+        address: of the round and side, () at first, then such as (0, "verify")
+    Raises: ValueError, when it is drawn from, for a number that the table lacks
+    Source: this book: kernels and reference read one tape (Theorem same-integers)
+    See also: Seeded, law_of
 
     >>> rng = Tape({("coin", 1): .5, ("pick", 1): .9})
     >>> print(rng.coin(.6, at=1), rng.pick(exact(1, 1), at=1))

@@ -29,6 +29,17 @@ class Rows(Sequence[Law]):
     """The distribution after every node: `row(i)`, computed when first read, and checked unless it is
     `checked` already; `raw(i)` is unwarped
 
+    Args:
+        row: node -> (V,) the distribution after it, called when it is first read
+        n: the number of nodes
+        V: the size of the vocabulary
+        raw: node -> (V,) the weights before any warp, or None where these are the rows
+        checked: True where `row` returns checked distributions
+    Raises: when a row is read, ValueError for what is no distribution, IndexError for a node that does not
+        exist
+    Source: this book (Definition target-law)
+    See also: TableModel, HFModel, Round
+
     >>> p = Rows(lambda i: exact(1, i), n=2, V=2)
     >>> print(len(p), *p[1])
     2 1/2 1/2
@@ -152,6 +163,13 @@ class UnwarpedModel(ModelView):
 class TableModel(Target):
     """A target with the distribution `f(text)` after a text; exact when `f` returns fractions
 
+    Args:
+        V: the size of the vocabulary, at least 1
+        f: text -> (V,) the distribution after a tuple of token ids, called once for each text
+    Raises: ValueError for a V below 1, and, when it is read, for a row that is no distribution
+    Source: this book (Definition target-law)
+    See also: random_table, NgramModel, target_law
+
     >>> target = TableModel(2, lambda text: exact(1, len(text)))
     >>> print(*target.law((0, 1)))
     1/3 2/3
@@ -170,9 +188,19 @@ class TableModel(Target):
 def random_table(V: int, seed: int, zeros: bool = True) -> TableModel:
     """A `TableModel` of small fractions that depend on the whole text; with `zeros`, some weights are 0
 
+    Args:
+        V: the size of the vocabulary, at least 1
+        seed: a whole number >= 0; the same seed gives the same table
+        zeros: True: weights of 0, 1, 2, 3 and 5; False: of 1, 2, 3, 5 and 7
+    Returns: a `TableModel` whose rows are (V,) fractions
+    Raises: ValueError for a V below 1 or a seed below 0
+    Source: this book (Definition target-law)
+    See also: TableModel, NgramModel, certificate
+
     >>> print(*random_table(V=4, seed=0).law((0,)))
     3/14 5/14 5/14 1/14
     """
+    check_at_least(0, seed=seed)
     def f(text):
         rng = np.random.default_rng([seed, len(text), *(x + 1 for x in text)])
         w = rng.choice([0, 1, 2, 3, 5] if zeros else [1, 2, 3, 5, 7], V)
@@ -237,6 +265,16 @@ def check_context(target, ctx):  # -> tuple of ints
 def target_law(target: Target, ctx: Sequence[int], n: int, stop: Container[int] = ()) -> Outcomes:
     """The distribution of `n` tokens after `ctx`, sampled from `target` alone, ending at a token of `stop`
 
+    Args:
+        target: a model; `target(tree)` gives (n, V) rows
+        ctx: tokens before the new ones, at least one
+        n: the number of new tokens, at most; all of the V**n texts are listed
+        stop: tokens that end a text
+    Returns: `Outcomes`, {new tokens: probability}, in fractions where the rows are
+    Raises: ValueError for a context, a number or stop tokens out of range
+    Source: this book (Definition target-law)
+    See also: loop_law, tv_outcomes, certify_system
+
     >>> law = target_law(TableModel(2, lambda text: exact(1, len(text))), (0,), n=2)
     >>> print({tokens: str(w) for tokens, w in law.items()})
     {(0, 0): '1/6', (0, 1): '1/3', (1, 0): '1/6', (1, 1): '1/3'}
@@ -258,6 +296,15 @@ def target_law(target: Target, ctx: Sequence[int], n: int, stop: Container[int] 
 # %% ../../nbs/03_target.ipynb #68a98e12
 class NgramModel(Target):
     """Witten-Bell interpolated n-grams of order up to `order`, counted from `ids`; with `exact`, in fractions
+
+    Args:
+        ids: (N,) token ids, whose runs are counted
+        V: the size of the vocabulary
+        order: the longest run that is counted, from 1 to 62/log2(V + 1) tokens
+        exact: rows of fractions instead of floats
+    Raises: ValueError for ids that are no whole numbers below `V`, and for an order out of range
+    Source: Witten and Bell 1991
+    See also: TableModel, PromptLookup
 
     >>> print(*NgramModel([0, 1, 0, 1, 1], V=2, order=2, exact=True).law((0,)))
     1/7 6/7

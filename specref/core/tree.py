@@ -26,6 +26,13 @@ def checked(draw: Draw) -> Draw:
 def iid(q: Law) -> Draw:  # (V,)
     """Siblings drawn independently from `q` (SpecInfer, SpecTr)
 
+    Args:
+        q: (V,) the draft's distribution
+    Returns: a draw: a function of the earlier siblings' tokens, which returns (V,) `q` whatever they are
+    Raises: ValueError for what is no distribution
+    Source: Miao et al. 2024; Sun et al. 2023 (SpecTr) (Definition draw)
+    See also: without_replacement, Branching, kseq, transport_iid
+
     >>> print(*iid(exact(1, 2, 3, 4))(earlier=(3,)))
     1/10 1/5 3/10 2/5
     """
@@ -34,6 +41,14 @@ def iid(q: Law) -> Draw:  # (V,)
 
 def without_replacement(q: Law) -> Draw:  # (V,)
     """Different siblings, from `q` while its support lasts, then uniform over the untried (RSD; Sequoia)
+
+    Args:
+        q: (V,) the draft's distribution
+    Returns: a draw: a function of the earlier siblings' tokens, which returns (V,) `q` without them, scaled
+        to sum to 1; None once every token is drawn
+    Raises: ValueError for what is no distribution
+    Source: Jeon et al. 2024; Chen et al. 2024 (Sequoia) (Definition draw)
+    See also: iid, StaticTree, Branching, acceptance_prob
 
     >>> print(*without_replacement(exact(1, 2, 3, 4))(earlier=(3,)))
     1/6 1/3 1/2 0
@@ -55,6 +70,16 @@ def without_replacement(q: Law) -> Draw:  # (V,)
 def points(tokens: Sequence[int], V: int, exact: bool = False) -> Draw:
     """The given `tokens` in order, as point masses (retrieval, top-k, argmax)
 
+    Args:
+        tokens: token ids, the first to be proposed first
+        V: the size of the vocabulary
+        exact: True for fractions, False for floats
+    Returns: a draw: a function of the earlier siblings' tokens, which returns the point mass (V,) on the
+        first token that none of them has; None once all are drawn
+    Raises: ValueError, when it draws, for a token outside the vocabulary
+    Source: this book (Definition draw)
+    See also: add_paths, one_hot, in_sequence
+
     >>> print(*points((2, 0), V=4, exact=True)(earlier=(2,)))
     1 0 0 0
     """
@@ -66,6 +91,13 @@ def points(tokens: Sequence[int], V: int, exact: bool = False) -> Draw:
 
 def in_sequence(*draws: Draw) -> Draw:
     """One sibling by each of `draws`, each given the tokens of all earlier siblings
+
+    Args:
+        *draws: functions of the earlier siblings' tokens, as `iid(q)`, one for each sibling
+    Returns: a draw, which returns None after as many siblings as it has draws
+    Raises: nothing of its own
+    Source: this book (Definition draw)
+    See also: hub_pairs, iid, points
 
     >>> q, tree = exact(2, 1, 1), Tree((0,))
     >>> nodes = list(tree.grow(0, in_sequence(points([2], 3, exact=True), iid(q)), Seeded(0), 2))
@@ -99,6 +131,13 @@ def check_edge(token, law, check=True):  # -> law
 
 class Tree:
     """A draft: nodes with a parent, a token and the distribution of their edge, on a context of token ids
+
+    Args:
+        ctx: the token ids of the context
+    Raises: nothing at first; `add` and `grow` a ValueError for a parent that does not exist, and for a token
+        without probability
+    Source: Miao et al. 2024 (Definition tree, Theorem edges)
+    See also: add_paths, draw_tree, StaticTree, Verdict
 
     >>> tree = Tree((7,))
     >>> nodes = tree.grow(0, points((3, 5), V=8), Seeded(0), k=2)
@@ -183,6 +222,18 @@ def edge_laws(trees):  # {tree: probability} -> [(what was drawn before, stated,
 def add_paths(tree: Tree, guesses: Iterable[Sequence[int]], V: int, rng: Rng,
               exact: bool = False, at: int = 0) -> Tree:
     """`guesses` as point masses below node `at`, a common beginning once (Lookahead, Medusa, REST)
+
+    Args:
+        tree: the tree, to which nodes are added
+        guesses: runs of token ids, the first to be proposed first; empty ones are left out
+        V: the size of the vocabulary
+        rng: asked for a `pick` for each new node, of a point mass
+        exact: state point masses in fractions, as tables of fractions need
+        at: the node below which they stand; 0 is the context
+    Returns: the same tree
+    Raises: ValueError for a token outside the vocabulary, and for a node that does not exist
+    Source: Cai et al. 2024 (Medusa); He et al. 2024 (REST); Fu et al. 2024 (Lookahead)
+    See also: Tree, points, PromptLookup
 
     >>> tree = add_paths(Tree((0,)), [(3, 1), (3, 2)], V=4, rng=Seeded(0))
     >>> print(tree.parent, tree.token)

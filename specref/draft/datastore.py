@@ -48,6 +48,13 @@ Span = tuple[int, int, int]   # from place lo to hi of a suffix array: suffixes 
 class Datastore:
     """Suffix array of texts of tokens below `V`; suffixes of a span (lo, hi, d) share their first d tokens
 
+    Args:
+        texts: texts of token ids, at least one token in all
+        V: the size of the vocabulary
+    Raises: ValueError for no tokens, and for one outside the vocabulary
+    Source: He et al. 2024 (REST); Manber and Myers 1993 (Lemma ranges)
+    See also: Rest, SuffixDecoding, SAM
+
     >>> store = Datastore([(1, 2, 3, 1, 2, 3, 1, 2, 0)], 4)
     >>> store.children(store.find((1, 2)))   # count, token and span
     [(1, 0, (1, 2, 3)), (2, 3, (2, 4, 3))]
@@ -84,6 +91,18 @@ class Datastore:
 class Rest(Drafter):
     """Drafts the most frequent prefixes of the continuations, in a `store`, of the longest suffix
     of the context that occurs there (REST, He et al. 2024)
+
+    Args:
+        store: the texts that are searched
+        longest: tokens of the context's suffix that is looked up, at most
+        shortest: the same, at least
+        num_draft_tokens: nodes of the tree, at most
+        depth: tokens of a path, at most
+        occurrences: places that are read, at most
+        exact: state point masses in fractions, as tables of fractions need
+    Raises: ValueError for what is no `Datastore`, for sizes below 1, and for a `longest` below `shortest`
+    Source: He et al. 2024 (REST) (Lemma longest)
+    See also: Datastore, SuffixDecoding, PromptLookup
 
     >>> store = Datastore([(1, 2, 3, 1, 2, 3)], 4)
     >>> Rest(store)((0, 1, 2), Seeded(0)).token

@@ -39,6 +39,19 @@ def jacobi(target, ctx, m, start):  # start: m tokens -> every iterate, the star
 class Jacobi(Drafter):
     """Drafts blocks of `block` places: the most likely tokens of the round before (Santilli et al. 2023)
 
+    Args:
+        V: the size of the target's vocabulary
+        block: places of a block, at least 1
+        start: the tokens of the first iterate, repeated to the length of a block
+        first: tokens of the text that are decoded in blocks, or None for all
+        end: tokens after which nothing is drafted
+        exact: state point masses in fractions, as tables of fractions need
+        done: tokens emitted so far, as `learn` counts them
+        iterate: the tokens of the next places, as `learn` stores them
+    Raises: ValueError for sizes out of range, for no `start`, and for tokens outside the vocabulary
+    Source: Santilli et al. 2023; Song et al. 2021 (Theorem jacobi)
+    See also: Lookahead, match
+
     >>> target = TableModel(4, lambda text: one_hot(len(text) % 4, 4))
     >>> generate(target, Jacobi(V=4, block=4), match, ctx=(0,), n=8, rng=Seeded(0)).ledger.column("accepted")
     [0, 2, 0, 2]

@@ -48,6 +48,19 @@ def ngrams(text, n):  # -> [(token, n - 1 tokens)]
 class Lookahead(Drafter):
     """A window of W columns whose n-grams (n = N) are pooled, G for each first token (Fu et al. 2024)
 
+    Args:
+        V: the size of the target's vocabulary
+        W: columns of the window, at least 1
+        N: tokens of an n-gram, at least 2
+        G: n-grams that are stored for each first token, and verified a round, at most
+        pool_from_prompt: add the n-grams of the text to the pool
+        exact: state point masses in fractions, as tables of fractions need
+        rows: the window's rows of tokens, as `learn` stores them; () at first
+        pool: the n-grams, as `learn` stores them
+    Raises: ValueError for sizes out of range, and for rows that do not fit the window
+    Source: Fu et al. 2024 (Lookahead) (Theorems comb, lookahead)
+    See also: Jacobi, Ouroboros, match
+
     >>> target = TableModel(4, lambda text: one_hot((text[-1] + 1) % 4, 4))
     >>> drafter = Lookahead(V=4, W=2, N=3, G=2)
     >>> generate(target, drafter, match, ctx=(0,), n=10, rng=Seeded(0)).ledger.column("accepted")

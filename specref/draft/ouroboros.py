@@ -63,6 +63,16 @@ class Ouroboros(Drafter):
     """`gamma` tokens of `model`, decoded by the `inner` Lookahead, and below them at most `phrases`
     of its pool (Zhao et al. 2024)
 
+    Args:
+        model: the draft model; `model(tree)` gives (n, V) rows
+        gamma: tokens of the chain, at least 1
+        inner: the `Lookahead` by which the draft model decodes it, of the same vocabulary
+        phrases: phrases of the pool below the end of the chain, at most
+    Raises: ValueError for what is no model or no `Lookahead`, for two vocabularies, and for sizes out of
+        range
+    Source: Zhao et al. 2024 (Ouroboros) (Theorems fast-chain, ouroboros)
+    See also: Lookahead, Chain, reject
+
     >>> drafter = Ouroboros(random_table(4, seed=1), gamma=3, inner=Lookahead(V=4, W=2, N=3, G=2))
     >>> generate(random_table(4, seed=0), drafter, reject, ctx=(0,), n=8, rng=Seeded(0))
     (2, 2, 2, 2, 2, 2, 3, 3)

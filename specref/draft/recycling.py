@@ -50,6 +50,17 @@ class Recycling(Drafter):
     """A tree of the given `shape`, looked up in the `k` best successors of each token when it was last
     evaluated (Luo et al. 2025)
 
+    Args:
+        V: the size of the target's vocabulary
+        k: successors that are stored for each token
+        shape: the nodes of the tree as paths of ranks below `k`, each with its parent; by default those of
+            the paper
+        exact: state point masses in fractions, as tables of fractions need
+        matrix: V rows, the successors of each token, as `learn` stores them; () at first
+    Raises: ValueError for sizes below 1, for paths without their parents, and for a matrix of another size
+    Source: Luo et al. 2025
+    See also: PromptLookup, Lookahead, DynamicTree
+
     >>> drafter = Recycling(V=4, k=1, shape=((0,), (0, 0)), matrix=((1,), (2,), (), (0,)))
     >>> drafter((3, 0), Seeded(0)).token
     [None, 1, 2]

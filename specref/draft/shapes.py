@@ -98,7 +98,7 @@ class StaticTree(Drafter):
         parent: the parent of each node: -1 for node 0, the context, then for every other node an earlier one
         draw: how the children of a node are drawn from its row (V,): `without_replacement`, `iid`, ...
     Raises: ValueError for a parent list that is none, or for a model or draw that cannot be called
-    Source: Chen et al. 2024 (Theorem sequoia plans the tree)
+    Source: Chen et al. 2024 (Sequoia) (Theorem sequoia plans the tree)
     See also: sequoia, DynamicTree, Branching
 
     >>> tree = StaticTree(random_table(4, seed=1), parent=(-1, 0, 0, 1))((0,), Seeded(0))
@@ -149,6 +149,16 @@ def tree_values(acceptance, n, depth):  # -> D + 1 rows of n + 1 values; per lev
 def sequoia(acceptance: Sequence[Number], n: int, depth: int) -> tuple[Tokens, Number]:
     """The parents of the tree of at most `n` nodes below the root, at most `depth` levels, with the most
     `expected_tokens`, and how many these are (Chen et al. 2024; Theorem sequoia)
+
+    Args:
+        acceptance: (B,) the probability that the child of rank 0, 1, ... is the accepted one, with a sum of
+            at most 1
+        n: nodes below the root, at most
+        depth: levels, at most
+    Returns: the parent list, -1 first, for `StaticTree`; and the mean tokens of a round on it
+    Raises: ValueError for acceptances that are no such probabilities, and for numbers out of range
+    Source: Chen et al. 2024 (Sequoia) (Theorem sequoia)
+    See also: StaticTree, acceptance_prob, DynamicTree
 
     >>> print(*sequoia([.6, .2], n=3, depth=2))
     (-1, 0, 0, 1) 2.16
@@ -264,6 +274,17 @@ class DynamicTree(Drafter):
 def opt_tree(model: Target, n: int = 50, depth: int = 10, threshold: float = .5,
              exact: bool = False) -> DynamicTree:
     """OPT-Tree (Wang et al. 2025): as many nodes evaluated in a layer as will be offered, and a threshold
+
+    Args:
+        model: the draft model, called once a layer; `model(tree)` gives (n, V) rows
+        n: nodes of the tree, and nodes of a layer that are evaluated
+        depth: layers of the pool, at most
+        threshold: no further layer once the last adds at most so much to the sum of path probabilities
+        exact: state point masses in fractions, as tables of fractions need
+    Returns: a `DynamicTree`
+    Raises: ValueError for sizes below 1 or a threshold below -1
+    Source: Wang et al. 2025 (OPT-Tree) (Theorem best-first)
+    See also: DynamicTree, sequoia
 
     >>> opt_tree(random_table(4, seed=1), n=3, depth=2)((0,), Seeded(0)).parent
     [-1, 0, 0, 0]

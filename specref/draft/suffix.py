@@ -117,6 +117,22 @@ class SuffixTree:
 class SuffixDecoding(Drafter):
     """Drafts the tokens that most often followed the last ones, here and in `past` texts (Oliaro et al. 2025)
 
+    Args:
+        V: the size of the target's vocabulary
+        num_draft_tokens: draft tokens a round, at most
+        max_tree_depth: tokens of a string in the suffix trees, at least 2: of match and draft together
+        max_spec_factor: draft tokens for each token matched, at most
+        max_spec_offset: draft tokens that are added to these
+        min_token_prob: the least share of the match's places, from 0 to 1, at which a draft token follows
+        width: children of a node, at most; 1 drafts a path
+        min_score: nothing is drafted where the sum of these shares is smaller
+        max_cached_requests: past texts that are kept, the last ones
+        past: earlier texts, tuples of token ids
+        exact: state point masses in fractions, as tables of fractions need
+    Raises: ValueError for sizes out of range, and for tokens outside the vocabulary
+    Source: Oliaro et al. 2025 (Proposition suffix-score)
+    See also: SAM, PromptLookup, Rest, Fallback
+
     >>> SuffixDecoding(V=4, past=((1, 2, 3, 0),))((0, 1, 2), Seeded(0)).token
     [None, 3, 0]
     """
@@ -233,6 +249,17 @@ class SAM(Drafter):
     """Copies the tokens that followed the longest suffix that occurs earlier in the text, or in a `corpus`,
     if it is long enough (Hu et al. 2025)
 
+    Args:
+        V: the size of the target's vocabulary
+        num_draft_tokens: draft tokens a round, at most
+        threshold: tokens of the shortest match that is copied from
+        len_bias: by so many tokens must a match in the corpus be longer than one in the text
+        corpus: other texts, tuples of token ids
+        exact: state point masses in fractions, as tables of fractions need
+    Raises: ValueError for sizes out of range, and for tokens outside the vocabulary
+    Source: Hu et al. 2025 (SAM); Blumer et al. 1985 (Theorem automaton, Corollary cursor)
+    See also: SuffixDecoding, Fallback, PromptLookup
+
     >>> SAM(4, threshold=1)((1, 2, 3, 1, 2), Seeded(0)).token
     [None, 3, 1, 2]
     """
@@ -269,6 +296,13 @@ class SAM(Drafter):
 @dataclass(frozen=True)
 class Fallback(Drafter):
     """The draft of `first`, or if that is empty, the draft of `second` (Hu et al. 2025)
+
+    Args:
+        first: a drafter, called first, as `PromptLookup`
+        second: a drafter for rounds in which it drafts nothing, as `Chain`
+    Raises: ValueError for what are no drafters, and for two vocabularies
+    Source: Hu et al. 2025 (SAM) (Proposition either)
+    See also: SAM, PromptLookup, Chain
 
     >>> drafter = Fallback(PromptLookup(4), Chain(random_table(4, 0), 2))
     >>> drafter((1, 2, 3, 1, 2), Seeded(0)).token

@@ -292,6 +292,15 @@ def new_tokens(model, ctx, **options):  # -> tuple
 def generate_law(model: PreTrainedModel, ctx: Sequence[int], **options) -> Outcomes:
     """Exact distribution of the new tokens of `model.generate`, every draw of torch enumerated
 
+    Args:
+        model: a network of transformers
+        ctx: (t,) the token ids of one prompt
+        **options: of `generate`: max_new_tokens, do_sample, top_k, custom_generate, ...
+    Returns: `Outcomes`, {new tokens: probability}, in floats
+    Raises: ValueError for what is no network, and for more paths than `law_of` allows
+    Source: this book (Theorem pushforward)
+    See also: speculate, law_of, target_law
+
     >>> model, ctx = embedded("small").model, prompts("english", 1, length=8)[0]
     >>> law = generate_law(model, ctx, max_new_tokens=1, do_sample=True, top_k=3)
     >>> print(f"{tv_outcomes(law, target_law(embedded('small', top_k=3), ctx, n=1)):.5f}")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 from .. import require
-from ..core.check import package_folder
+from ..core.check import check_at_least, look_up, package_folder
 from .llama import PackedLlama
 from .transformer import HFModel, RowCache, given_cache
 
@@ -34,6 +34,11 @@ def stored(name):  # -> Path
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of the embedded models: byte-level BPE, 512 tokens
+
+    Returns: a `PreTrainedTokenizerFast` of transformers, the same one at each call
+    Raises: ImportError where `specref_models` is not installed
+    Source: this book: trained on the text of the embedded models
+    See also: embedded, prompts
 
     >>> tokenizer().decode(tokenizer()("def f(x):")["input_ids"])
     'def f(x):'
@@ -119,10 +124,25 @@ def windows(ids, step, rows, length, seed=0):  # {domain: ids} -> (rows, length)
 def prompts(domain: str, n: int, length: int = 32, seed: int = 0) -> list[tuple[int, ...]]:  # (n, length)
     """`n` prompts from held-out text of a domain
 
+    Args:
+        domain: "english" or "code"
+        n: the number of prompts
+        length: tokens of each
+        seed: of the places where they begin, a whole number >= 0
+    Returns: `n` tuples of `length` token ids, which may overlap
+    Raises: ValueError for another domain, or numbers out of range; ImportError where `specref_models` is not
+        installed
+    Source: this book: Python's documentation and its library, a part that no model was trained on
+    See also: embedded, tokenizer
+
     >>> prompts("code", n=1, length=8)
     [(325, 83, 29, 38, 274, 260, 9, 272)]
     """
+    look_up(DOMAINS, domain=domain)
+    check_at_least(1, n=n, length=length)
+    check_at_least(0, seed=seed)
     ids, rng = domain_ids(domain), np.random.default_rng(seed)
+    if length >= len(ids): raise ValueError(f"length: got {length}, wanted less than {len(ids)} tokens")
     return [tuple(int(x) for x in ids[a:a + length]) for a in rng.integers(0, len(ids) - length, n)]
 
 # %% ../../nbs/08_models.ipynb #40d868f8

@@ -7,6 +7,8 @@ __all__ = ['stated_positions', 'SourceDecoder', 'all_positions', 'decoder_config
            'why_no_source', 'check_source', 'source_limit', 'encoder_layers', 'start_tokens', 'end_ids']
 
 # %% ../../nbs/07b_encoder_decoder.ipynb #ccb56f9f
+import os
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from inspect import signature
 from types import SimpleNamespace
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from ..core.check import as_tokens
 from ..core.loop import WrappedDrafter
 from ..core.target import PerThread
@@ -103,7 +105,7 @@ class EncoderDecoderModel(HFModel, each=("counted",)):
     >>> target.start, len(target.law(target.start))
     ((0,), 20)
     """
-    def __init__(self, model, source, **options):
+    def __init__(self, model: PreTrainedModel, source: Sequence[int], **options):
         wrong = why_no_source(model)
         if wrong: raise Unservable(f"model: got {type(model).__name__}, wanted an encoder-decoder: {wrong}")
         self.network, self.options = model, options
@@ -112,18 +114,18 @@ class EncoderDecoderModel(HFModel, each=("counted",)):
         super().__init__(SourceDecoder(model, self.source), **options)
         if self.start[0] >= self.V:
             raise ValueError(f"V: got {self.V}, wanted more than the start token {self.start[0]}")
-    def with_source(self, source) -> "EncoderDecoderModel":
+    def with_source(self, source: Sequence[int]) -> "EncoderDecoderModel":
         "The same model and options for another source, with an empty cache"
         paths = self.by_paths or self.options.get("paths")
         return type(self)(self.network, source, **self.options | dict(check=None, paths=paths))
-    def begin(self):
+    def begin(self) -> None:
         super().begin()
         self.counted = False
-    def forget(self):
+    def forget(self) -> None:
         super().forget()
         self.model.forget()
-    def warn_numbering(self): pass   # the decoder counts as its `generate` does
-    def count(self, start, m):
+    def warn_numbering(self) -> None: pass   # the decoder counts as its `generate` does
+    def count(self, start: int, m: int) -> None:
         "Cross-attention reads the rows of the source in every pass; the encoder is counted once"
         super().count(start, m)
         self.meter.kv_bytes += self.model.cross_bytes()
@@ -131,7 +133,8 @@ class EncoderDecoderModel(HFModel, each=("counted",)):
         self.counted = True
 
     @classmethod
-    def load(cls, path, source, dtype=torch.float32, device=None, **kw) -> "EncoderDecoderModel":
+    def load(cls, path: str | os.PathLike, source: Sequence[int], dtype: torch.dtype = torch.float32,
+             device: str | torch.device | None = None, **kw) -> "EncoderDecoderModel":
         "A checkpoint with all of its weights; `kw` as for `HFModel.load`"
         own, kw = own_options(kw, HFModel)
         return cls(read_checkpoint(AutoModelForSeq2SeqLM, path, dtype, device, **kw), source, **own)

@@ -260,7 +260,13 @@ def packed_or_plain(model, *args, **options):  # -> HFModel
 class PackedLlama(HFModel):
     """A Llama, Mistral, Qwen2 or Qwen3 whose passes are those of `LlamaPass`; options of `HFModel`
 
-    It holds a copy of the weights as they are when it is made. Raises `Unservable` for another architecture.
+    Args:
+        model: the network, of `AutoModelForCausalLM`; a copy of its weights as they are is kept
+        temperature: divides the logits; 0 is greedy decoding
+        **options: the others of `HFModel`: top_k, top_p, processors, keep, chunk, check, V, paths
+    Raises: Unservable, a ValueError, for another architecture
+    Source: this book (Theorem masked-pass, Propositions roll, hypotenuse)
+    See also: HFModel, embedded
 
     >>> target = embedded("small", temperature=0)   # embedded models are of this class
     >>> type(target).__name__, target.law((1, 2, 3)).shape

@@ -66,6 +66,20 @@ def measure(target: Target, draft: Target, prompts: Sequence[Sequence[int]],
     """The `Costs` of a pair on this machine, medians over `repeats` passes on each of `prompts`; `shared`: on
     so many tokens the draft runs layers that it has in common with the target
 
+    Args:
+        target: a model
+        draft: another of the same vocabulary
+        prompts: contexts, at least one, of at least one token each
+        sizes: how many tokens a target call reads, 1 among them
+        repeats: passes on each prompt, after one to warm up
+        gamma: draft tokens a round
+        shared: on so many tokens the draft has run layers that the target shares; inf on all, 0 for two
+            models
+    Returns: `Costs` in seconds: medians
+    Raises: ValueError for a wrong argument, before anything is measured
+    Source: this book (Theorem cost-curve)
+    See also: Costs, explain, speedup
+
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> costs = measure(target, draft, prompts=[(0,)], sizes=(1, 5), repeats=1)
     >>> sorted(costs.reading), costs.draft > 0
@@ -174,6 +188,16 @@ class Explanation:
 # %% ../../nbs/06b_slower.ipynb #fd6262a9
 def explain(ledger: Ledger, costs: Costs | None = None) -> Explanation:
     """Where the time of a run goes, compared with plain decoding; without `costs` reading is taken to be flat
+
+    Args:
+        ledger: of a run that drafted at least one token
+        costs: what `measure` returned, or None: taken from the run, with the same cost however many tokens
+            are read
+    Returns: an `Explanation`: rates, seconds of a round by part, the best gamma, predicted and measured
+        speed-up
+    Raises: ValueError for no `Ledger`, one of a run without drafts, or no `Costs`
+    Source: this book (Theorem cost-curve, Proposition rates)
+    See also: measure, Ledger, Costs, Rates
 
     >>> target, draft = random_table(4, seed=0), random_table(4, seed=1)
     >>> ledger = generate(target, Chain(draft, 3), reject, ctx=(0,), n=50, rng=Seeded(0)).ledger

@@ -19,6 +19,15 @@ from ..verify.reject import capped_geometric
 def speedup(alpha: Number, gamma: int, c: Number) -> Number:
     """Speed-up over plain decoding if a call costs the same however many tokens it reads (Theorem walltime)
 
+    Args:
+        alpha: the probability, from 0 to 1, that a draft token is accepted where those before it are
+        gamma: draft tokens a round, at least 1
+        c: the time of a draft call divided by that of a target call, at least 0
+    Returns: a factor: tokens a round over γc + 1, the time of a round in target calls
+    Raises: ValueError for an argument out of range
+    Source: Leviathan et al. 2023, Theorem 3.8 (Theorem walltime)
+    See also: best_gamma, Costs, capped_geometric
+
     >>> print(f"{speedup(alpha=.8, gamma=4, c=.05):.2f}")
     2.80
     """
@@ -38,6 +47,14 @@ def arithmetic_factor(alpha, gamma, c_hat):
 @dataclass(frozen=True)
 class Costs:
     """Seconds of a pair: {m: a target call that reads m tokens}, a draft token, a round outside the models
+
+    Args:
+        reading: {tokens read: seconds of a target call}, all above 0, that of 1 token among them
+        draft: seconds of a draft token
+        rest: seconds of a round outside the models
+    Raises: ValueError for a number out of range, and for a table without 1
+    Source: this book (Theorem cost-curve)
+    See also: measure, explain, speedup, best_gamma
 
     >>> costs = Costs({1: .010, 5: .012}, draft=.001)
     >>> print(f"{costs.speedup(tau=3, gamma=4):.3f}", costs.best_gamma(alpha=.8))
@@ -97,6 +114,16 @@ class Costs:
 # %% ../../nbs/06_cost.ipynb #1a1f919a
 def best_gamma(alpha: Number, c: Number, most: int = 64, reading: dict[int, float] | None = None) -> int:
     """The gamma up to `most` of the largest speed-up, 0 if none is above 1; `reading` as in `Costs`, or flat
+
+    Args:
+        alpha: the probability, from 0 to 1, that a draft token is accepted where those before it are
+        c: the time of a draft token divided by that of a target call that reads one token, at least 0
+        most: draft tokens a round, at most
+        reading: {tokens read: seconds of a target call}, 1 among them, or None where all cost the same
+    Returns: a number of draft tokens, from 0 to `most`
+    Raises: ValueError for an argument out of range
+    Source: Leviathan et al. 2023, Section 3.5 (Theorem best-gamma)
+    See also: speedup, Costs, capped_geometric
 
     >>> best_gamma(alpha=.8, c=.05)
     8

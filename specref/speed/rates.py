@@ -27,6 +27,13 @@ def check_drafted(ledger):
 class Rates:
     """Shares of rounds that accept at least 1, 2, ... draft tokens, and all other rates (Proposition rates)
 
+    Args:
+        position: the share of rounds, from 0 to 1, that accept at least 1, 2, ... draft tokens: none above
+            the one before
+    Raises: ValueError for no rates, for one out of range, and for rates that rise
+    Source: this book (Proposition rates)
+    See also: Ledger, capped_geometric, explain
+
     >>> rates = Rates((.8, .5))
     >>> print(rates.mean_acceptance_length, rates.conditional)
     2.3 (0.8, 0.625)

@@ -74,6 +74,18 @@ def load_system(system: str, temperature: float = 1., folder: str | Path = SHIPP
     """The target of a system of `TRAINED`, and the system with the weights in `folder`; keywords as for
     `HFModel`
 
+    Args:
+        system: a name of `TRAINED`
+        temperature: divides the logits of target and draft; 0 is greedy decoding
+        folder: where the weights of all trained drafters are, each in a folder of its own
+        model: the network that was drafted for, or None for the embedded target
+        **kw: other options of `HFModel`: top_k, top_p, processors, ...
+    Returns: the target, an `HFModel`, and the `System` that drafts for it
+    Raises: ValueError for another name, and for a folder without its weights; ImportError where
+        `specref_models` is not installed
+    Source: this book; the papers of each system are in its `cites`
+    See also: TRAINED, embedded, System, HFModel
+
     >>> target, system = load_system("Medusa", temperature=0)
     >>> system(target, prompts("english", 1, length=8)[0], n=4, rng=Seeded(0))
     (300, 389, 14, 199)

@@ -40,6 +40,18 @@ def kseq(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0,
          rho: Callable[[Law, Law, int], Number] = smallest_rho) -> Verdict:  # p: (n, V)
     """Verify independent children, each by the same stricter test (SpecTr's K-SEQ, Theorem kseq)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; the children of a node were drawn by `iid`, and their number is fixed beforehand
+        rng: asked for a `coin` a child that is tried and for one `pick`
+        i: the node at which to begin; 0 for the whole tree
+        rho: (p, q, k) -> the factor ρ of the stricter test on k children, at least 1; by default the smallest
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError for a ρ with T(ρ) > ρ, for children not drawn independently from one distribution, and
+        where an edge and a row have different vocabularies
+    Source: Sun et al. 2023 (SpecTr) (Theorem kseq)
+    See also: transport_iid, reject, iid
+
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
     >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
     >>> drafter = Branching(draft, (2,), iid)

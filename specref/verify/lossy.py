@@ -31,6 +31,15 @@ from .siblings import drawn_at, tree_system
 class AcceptanceRule:
     """Verify a chain: accept `accepted(p, q)` of `q`, else draw from `otherwise(p, q)` (Theorem one-step)
 
+    Args:
+        accepted: (p, q), both (V,), -> (V,) the mass of `q` that is accepted, nowhere above it
+        otherwise: (p, q) -> (V,) the distribution of the token instead; after the last draft token called
+            with q = 0
+    Raises: ValueError for what is no function of two arguments; when it verifies, for a tree that is no chain
+        or has another vocabulary
+    Source: this book (Definition rule, Theorem one-step)
+    See also: lenient, top_beta, typical, reject
+
     >>> rule = AcceptanceRule(accepted=lambda p, q: q, otherwise=residual)   # accept every draft token
     >>> print(*rule.law(exact(1, 2, 3), exact(3, 2, 1)), rule.bias(exact(1, 2, 3), exact(3, 2, 1)))
     1/2 1/3 1/6 1/3
@@ -75,6 +84,14 @@ def check_fraction(**given):
 
 def lenient(l: Number, left: Callable[[Law, Law], Law] = residual) -> AcceptanceRule:
     """Accept with probability min(1, p/(l q)), else draw from `left(p, q)` (Corollary lenience)
+
+    Args:
+        l: the lenience in (0, 1]; 1 is speculative sampling, less accepts more
+        left: (p, q), both (V,), -> (V,) the distribution of the token after a rejection
+    Returns: an `AcceptanceRule`, which verifies chains
+    Raises: ValueError for an `l` out of range, and for a `left` that is no function of two arguments
+    Source: Leviathan et al. 2023, Appendix A.5 (Corollary lenience)
+    See also: AcceptanceRule, top_beta, typical
 
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
     >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
@@ -158,6 +175,15 @@ def check_nats(**given):
 def top_beta(beta: int, tau: float) -> Gate:
     """Accept the `beta` likeliest tokens, at most `tau` nats below the likeliest (Xia et al., SpecDec)
 
+    Args:
+        beta: how many of the target's likeliest tokens may be accepted, at least 1
+        tau: how far below the likeliest they may be, in nats, at least 0; inf for any
+    Returns: an `AcceptanceRule`, which verifies trees: where nothing more is accepted it emits the likeliest
+        token
+    Raises: ValueError for an argument out of range
+    Source: Xia et al. 2023 (Proposition spec-verification)
+    See also: typical, lenient, AcceptanceRule
+
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
     >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
     >>> law = loop_law(target, Chain(draft, 1), top_beta(2, 1.), (0,), 1)
@@ -182,12 +208,23 @@ def typical(epsilon: float = .09, delta: float = .3, choice: Callable[[Law], Law
             row: Callable[[Sequence[Law], int], Law] = raw_law) -> Gate:
     """Accept what is likelier than min(ε, δ exp(-H)), else emit the target's `choice` (Cai et al., Medusa)
 
+    Args:
+        epsilon: the greatest threshold on a token's probability, from 0 to 1
+        delta: the factor of exp(-H), where H is the entropy of the row in nats, from 0 to below 1
+        choice: (V,) -> (V,) the distribution of the target's own token; `greedy` for the likeliest
+        row: (rows, node) -> (V,) in which tokens are looked up; by default before any warp
+    Returns: an `AcceptanceRule`, which verifies trees
+    Raises: ValueError for numbers out of range, and for a `choice` or `row` that is no function
+    Source: Cai et al. 2024 (Medusa), Equation 1 (Proposition typical)
+    See also: top_beta, lenient, AcceptanceRule
+
     >>> p = [np.array([.96, .03, .01])] * 2
     >>> tree = add_paths(Tree((0,)), [(1,)], V=3, rng=Seeded(0))
     >>> typical()(p, tree, Seeded(0)).node, typical(epsilon=.02)(p, tree, Seeded(0)).node
     (0, 1)
     """
     check_between(0, 1, epsilon=epsilon, delta=delta)
+    check_function(1, "of a row", choice=choice)
     if delta == 1: raise ValueError(f"delta: got {delta!r}, wanted a number below 1")
     return accept_set(lambda p: p > min(epsilon, delta * exp(-entropy(p))), choice, row)
 

@@ -61,6 +61,14 @@ def accepted_at_least(p, q, ctx, i):  # models p, q -> probability
 def capped_geometric(alpha: Number, gamma: int) -> Number:
     """Mean tokens a round when every draft is accepted with probability `alpha` (Corollary capped-geometric)
 
+    Args:
+        alpha: the probability, from 0 to 1, that a draft token is accepted where those before it are
+        gamma: draft tokens a round, at least 0
+    Returns: 1 + α + ... + α^γ tokens a round, from 1 to γ + 1
+    Raises: ValueError for an argument out of range
+    Source: Leviathan et al. 2023, Equation 1 (Corollary capped-geometric)
+    See also: speedup, Rates, best_gamma
+
     >>> capped_geometric(alpha=.5, gamma=3)
     1.875
     """

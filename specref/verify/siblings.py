@@ -21,6 +21,16 @@ from .reject import reject
 def acceptance_prob(p: Law, draw: Draw, k: int, earlier: Tokens = ()) -> Number:  # (V,) -> probability
     """P(`reject` accepts one of `k` children by `draw`), target distribution `p` (Proposition kept)
 
+    Args:
+        p: (V,) the target's distribution
+        draw: how the children are drawn, as `without_replacement(q)`
+        k: children, at most
+        earlier: the tokens of siblings that were drawn before
+    Returns: a probability, a fraction where `p` and the draw have fractions
+    Raises: ValueError for a `k` that is no whole number >= 0, and for a draw over another vocabulary
+    Source: this book (Proposition kept); the rule is that of Miao et al. 2024 and Jeon et al. 2024
+    See also: reject, overlap, without_replacement, sequoia
+
     >>> p, q = exact(4, 3, 2, 1), exact(1, 2, 3, 4)
     >>> print(*(acceptance_prob(p, without_replacement(q), k) for k in (1, 2, 3)))
     3/5 107/140 14117/16800

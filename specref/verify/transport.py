@@ -218,6 +218,17 @@ def maximal_choice(p, sets):  # -> {tokens: {token: share}}
 def transport(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0) -> Verdict:  # p: (n, V)
     """Choose one child of each node by a largest plan and verify it alone (Theorems optimum and canonical)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; it keeps the draw of all children of a node, and their number is fixed beforehand
+        rng: asked for a `coin` a child that may be chosen, and for one `pick`
+        i: the node at which to begin; 0 for the whole tree
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError for children that their draw does not explain, that can be drawn in more than 100,000
+        ways, or over another vocabulary
+    Source: Sun et al. 2023 (SpecTr); Khisti et al. 2025 (Theorems optimum, canonical)
+    See also: transport_iid, spechub, kseq, reject
+
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> drafter = Branching(draft, shape=(2,))
     >>> loop_law(target, drafter, transport, (0,), n=2) == target_law(target, (0,), n=2)
@@ -307,6 +318,18 @@ def transport_iid(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0,
                   bins: int = MAX_BINS) -> Verdict:  # p: (n, V)
     """Choose one of the independent children by levels and verify it alone (Theorems levels and clipped)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; the children of a node were drawn by `iid`, and their number is fixed beforehand
+        rng: asked for a `pick` a child, for a `coin` a node that is reached, and for a `pick` at the end
+        i: the node at which to begin; 0 for the whole tree
+        bins: of the levels; in a vocabulary of more tokens several share one
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError for children that were not drawn independently from one distribution, or over another
+        vocabulary
+    Source: this book (Theorems levels, clipped), with the optimum of Hu et al. 2025
+    See also: transport, kseq, iid
+
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
     >>> draft = TableModel(3, lambda text: exact(3, 2, 1))
     >>> drafter = Branching(draft, (2,), iid)
@@ -346,6 +369,13 @@ def greedy_draft(n):  # -> draw(q)
 def hub_pairs(q: Law) -> Draw:  # (V,)
     """Pairs around the likeliest token: first one of `q`, then the hub, or after it another token (SpecHub)
 
+    Args:
+        q: (V,) the draft's distribution
+    Returns: a draw of two siblings, a function of the earlier siblings' tokens
+    Raises: ValueError for what is no distribution
+    Source: Sun et al. 2024 (SpecHub)
+    See also: spechub, in_sequence, Branching
+
     >>> draw = hub_pairs(exact(1, 2, 3))   # the hub is token 2
     >>> print(*draw((0,)), "or", *draw((2,)))
     0 0 1 or 1/3 2/3 0
@@ -357,6 +387,16 @@ def hub_pairs(q: Law) -> Draw:  # (V,)
 # %% ../../nbs/14_transport.ipynb #a14e0008
 def spechub(p: Sequence[Law], tree: Tree, rng: Rng, i: int = 0) -> Verdict:  # p: (n, V)
     """Verify the pairs of `hub_pairs` by the four steps of Theorem spechub (SpecHub)
+
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; the children of a node are a pair of `hub_pairs`
+        rng: asked for a `coin` a child that is tried and for one `pick`
+        i: the node at which to begin; 0 for the whole tree
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError for children that were not drawn by `hub_pairs`, or over another vocabulary
+    Source: Sun et al. 2024 (SpecHub) (Theorem spechub)
+    See also: hub_pairs, transport, reject
 
     >>> target = TableModel(3, lambda text: exact(1, 2, 3))
     >>> draft = TableModel(3, lambda text: exact(3, 2, 1))

@@ -86,6 +86,15 @@ layer_donors, all_donors = by_transfer(not_deeper_donate), by_transfer(all_donat
 def traversal(p: Sequence[Law], tree: Tree, rng: Rng) -> Verdict:  # p: (n, V)
     """Verify children before their parent, earlier siblings first (Theorem traversal)
 
+    Args:
+        p: (n, V) the target's distribution after each node
+        tree: the draft; each edge states the distribution that its token was drawn from
+        rng: asked for one `coin` a node, from the leaves up, and for one `pick`
+    Returns: a `Verdict`: the deepest accepted node and the token after it, recovered or bonus
+    Raises: ValueError where an edge and a row have different vocabularies
+    Source: Weng et al. 2025 (Theorem traversal)
+    See also: block, reject, Branching
+
     >>> target, draft = random_table(3, seed=0), random_table(3, seed=1)
     >>> drafter = Branching(draft, shape=(2, 1))
     >>> loop_law(target, drafter, traversal, (0,), n=2) == target_law(target, (0,), n=2)
