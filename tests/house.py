@@ -243,10 +243,16 @@ def eager(tree):
         yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
 
-def needs(root=ROOT):  # -> {module: packages}
-    "The packages of others that importing a module imports"
+OPTIONAL = 'tqdm', 'matplotlib', 'accelerate', 'triton'   # required where one asks for what they do
+
+def needs(root=ROOT, later=False):  # -> {module: packages}
+    "The packages of others that importing a module imports; `later`: or that its functions do"
     trees = {dotted(f, root): (f, ast.parse(f.read_text(encoding='utf-8'))) for f in modules(root)}
-    names = {m: set(imported(eager(tree), package(f, root))) for m, (f, tree) in trees.items()}
+    def said(f, tree):
+        now = set(imported(eager(tree), package(f, root)))
+        inside = {*imported(ast.walk(tree), package(f, root)), *looked_up(ast.walk(tree))} if later else ()
+        return now | {n for n in inside if n.split('.')[0] not in OPTIONAL}
+    names = {m: said(f, tree) for m, (f, tree) in trees.items()}
     def beyond(known): return known.union(*(names[n] for n in known & names.keys()))
     while more := {m: beyond(known) for m, known in names.items() if beyond(known) != known}: names |= more
     return {m: {n.split('.')[0] for n in found} - sys.stdlib_module_names - {'specref'}
@@ -256,27 +262,33 @@ def light(root=ROOT, also=()):
     "The modules that need numpy alone to be imported, or these packages too"
     return sorted(m for m, found in needs(root).items() if found <= {'numpy', *also})
 
-def install_line(nb, needed):
-    "How to install what the cells of a notebook import; `needed`: what `needs` returns"
-    names = {name for c in nb.code for name in imported(ast.walk(parse(c['source'])))}
+EXTRA_OF = {package: extra for extra, packages in specref.EXTRAS.items() for package in packages.split()}
+
+def to_install(nb, needed):  # -> extras and packages
+    "What must be installed for the cells of a notebook; `needed`: what `needs` returns"
+    nodes = [node for c in nb.code for node in ast.walk(parse(c['source']))]
+    names = {*imported(nodes), *(n for n in looked_up(nodes) if n.split('.')[0] not in OPTIONAL)}
     names |= {f'specref.{specref.public().get(n.partition(".")[2], "")}' for n in names}
     found = {n.split('.')[0] for n in names}.union(*(needed[n] for n in names & needed.keys()))
     run = ''.join(c['source'] for c in nb.code if c not in nb.exported)
     if re.search(r'\b(read_record|record_files)\(', run): found |= {'specref_models'}
-    extra = {p: e for e, packages in specref.EXTRAS.items() for p in packages.split()}
-    extras = {extra[p] for p in found & extra.keys()}
-    if 'models' in extras: extras -= {'plots', 'stats', 'progress'}   # it has these
-    others = sorted(found - extra.keys() - sys.stdlib_module_names - {'numpy', 'specref', 'IPython'})
-    what = f"'specref[{','.join(sorted(extras))}]'" if extras else 'specref'
-    return f'*To run it:* `pip install {" ".join([what, *others])}`.'
+    ours = found & EXTRA_OF.keys() | {'specref', 'numpy', 'IPython'}
+    return {EXTRA_OF[p] for p in found & EXTRA_OF.keys()} | {'pytest'} & found - ours
+
+def stated_install(nb):  # -> extras and packages
+    "What the first cell of a notebook says to install"
+    first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+    line = re.search(r"[*]To run it:[*] `pip install '?specref(?:\[([\w,]+)\])?'?(.*?)`", first)
+    said = {*(line[1] or '').split(','), *line[2].split()} if line else set()
+    return said | {'plots', 'stats', 'progress'} if 'models' in said else said
 
 def unprepared(root=ROOT):
     "Notebooks whose first cell does not say what to install for them (the front page says it below)"
-    needed = needs(root)
+    needed = needs(root, later=True)
     for nb in notebooks(root):
-        first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
-        line = install_line(nb, needed)
-        if nb.path.stem != 'index' and line not in first: yield f'{nb.path.name}: its first cell lacks {line}'
+        missing = to_install(nb, needed) - stated_install(nb)
+        if nb.path.stem != 'index' and (missing or not stated_install(nb)):
+            yield f'{nb.path.name}: its first cell does not say to install {missing or "specref"}'
 
 def looked_up(nodes):
     "The dotted names, or their beginnings, that these syntax nodes import by a call"

@@ -19,7 +19,8 @@
     for (const [module, all] of Object.entries(objects))
       for (const [page, , , , name] of all) names[page].push([name, `${module}.${name}`]);
     return docnames.map((name, i) => {
-      const [summary, typed] = pages[name], said = (places, f = x => x) => places.map(([title]) => f(title));
+      const [summary, words] = pages[name], typed = [name.replaceAll("_", " "), ...words];
+      const said = (places, f = x => x) => places.map(([title]) => f(title));
       const fields = { title: [titles[i]], typed, headings: said(headings[i]), summary: [summary],
         names: [...said(names[i]), ...said(names[i], x => x.replaceAll("_", " "))] };
       return { name, title: titles[i], summary, places: [...headings[i], ...names[i]],
