@@ -2,6 +2,7 @@
 import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import resource
 from collections import Counter
 from time import process_time
@@ -23,6 +24,15 @@ REFERENCE = .2     # CPU seconds that `yardstick` takes there while two workers 
 EVERY = 30         # CPU seconds of a worker between two yardsticks
 WHOLE = 55         # notebooks: a run with fewer of them is a part of the suite, and has no budget
 SPENT, WORKERS, YARDSTICKS = Counter(), [], []
+
+
+gc.disable()   # until all is collected and loaded, which stays as long as the process does
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+def pytest_unconfigure(): gc.unfreeze()   # some modules report at exit what was not collected
 
 
 def used():

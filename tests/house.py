@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 from warm import execute
 
@@ -517,6 +518,78 @@ def typed(root=ROOT):
             for x, places in decimals(c['source']) if c['cell_type'] == 'markdown' else ():
                 own = float(x) in shown or any(round(y, len(places)) == float(x) for y in values)
                 if own and x not in TYPED: yield f'{nb.path.name} cell {c["id"]}: types {x}'
+
+# -- Drawings ---------------------------------------------------------------------------------------
+
+@cache
+def font():
+    from matplotlib import ft2font, get_data_path
+    made = ft2font.FT2Font(f'{get_data_path()}/fonts/ttf/DejaVuSans.ttf')   # the widest of the usual ones
+    made.set_size(12, 72)
+    return made
+
+def text_place(e):  # -> left, top, right, bottom
+    font().set_text(''.join(e.itertext()))
+    wide, x, y = font().get_width_height()[0]/64, float(e.get('x')), float(e.get('y'))
+    left = x - wide*dict(middle=.5, end=1).get(e.get('text-anchor'), 0)
+    return left, y - 9, left + wide, y + 2
+
+def box_place(e):
+    x, y, wide, high = (float(e.get(k)) for k in ('x', 'y', 'width', 'height'))
+    return x, y, x + wide, y + high
+
+def shared(a, b):
+    "How much of its height and width a place shares with another, the smaller of the two"
+    return min(min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1]))
+
+def room(a, b):
+    "The least distance of a place from the border of another around it, below 0 if it crosses that"
+    return min(a[0] - b[0], b[2] - a[2], a[1] - b[1], b[3] - a[3])
+
+def crosses(line, place, margin):
+    "Does a straight line go through a place, further inside than the margin?"
+    (x, y, u, v), (left, top, right, low) = line, place
+    points = ((x + (u - x)*i/200, y + (v - y)*i/200) for i in range(201))
+    return any(left + margin < h < right - margin and top + margin < z < low - margin for h, z in points)
+
+def places(svg):  # -> the whole and the boxes, straight lines, (text, place)
+    root, parts = ElementTree.fromstring(svg), defaultdict(list)
+    for e in root: parts[e.tag.rpartition('}')[2]].append(e)
+    whole = 0, 0, *map(float, root.get('viewBox').split()[2:])
+    open_paths = (e.get('d') for e in parts['path'] if e.get('fill') == 'none')
+    straight = (re.fullmatch('M(.+) (.+)L(.+) (.+)', d) for d in open_paths)
+    texts = [(''.join(e.itertext()), text_place(e)) for e in parts['text']]
+    lines = [tuple(map(float, m.groups())) for m in straight if m]
+    return [whole, *map(box_place, parts['rect'])], lines, texts
+
+def clutter(svg):
+    "What is wrong in a drawing: texts that leave their box, meet others or are crossed, lines behind boxes"
+    boxes, lines, texts = places(svg)
+    for i, (said, at) in enumerate(texts):
+        own = [b for b in boxes if shared(((at[0] + at[2])/2, (at[1] + at[3])/2)*2, b) >= 0]
+        tight = any(room(at, b) < (b != boxes[0]) for b in own)   # one pixel in a box
+        if tight or not own: yield f'{said!r} leaves its box'
+        if any(shared(at, b) > 2 for b in boxes if b not in own): yield f'{said!r} touches a box'
+        if any(crosses(line, at, 1) for line in lines): yield f'a line crosses {said!r}'
+        yield from (f'{said!r} meets {other!r}' for other, b in texts[:i] if shared(at, b) > 2)
+    behind = [b for line in lines for b in boxes[1:] if crosses(line, b, 3)]
+    yield from (f'a line runs behind the box at {b[:2]}' for b in behind)
+
+def cluttered(root=ROOT):
+    "Drawings in which a text leaves its box, meets another or is crossed, or a line runs behind a box"
+    for nb in notebooks(root):
+        for c in nb.code:
+            drawings = [text(o.get('data', {}).get('image/svg+xml', '')) for o in c['outputs']]
+            found = [fault for svg in drawings if svg for fault in clutter(svg)]
+            yield from (f'{nb.path.name} cell {c["id"]}: {fault}' for fault in found)
+
+def ungraded(root=ROOT):
+    "Exercises of the first chapters (to 15) that are fewer than three, or of which none breaks something"
+    for nb in notebooks(root):
+        asked = ''.join(c['source'] for c in nb.cells).rpartition('## Exercises\n')[2]
+        asked = re.findall(r'^\d[.] (.+)$', asked, re.M)
+        if nb.order[0] <= 15 and (len(asked) < 3 or not any('*Break it.*' in x for x in asked)):
+            yield f'{nb.path.name}: {len(asked)} exercises, or none that breaks something'
 
 # -- Docstrings of the public names ----------------------------------------------------------------
 

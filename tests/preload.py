@@ -1,4 +1,6 @@
 "All modules, models and corpus, loaded once in the process from which notebooks are forked (warm.py)"
+import atexit
+import gc
 from importlib import import_module
 from pathlib import Path
 
@@ -17,3 +19,6 @@ for name in ("target", "small"):
 embedded("large")
 for domain in DOMAINS: domain_ids(domain)
 tokenizer()
+gc.collect()
+gc.freeze()   # else each fork goes through all of it at its first collection
+atexit.register(gc.unfreeze)   # some modules report at exit what was not collected

@@ -10,7 +10,7 @@ from specref.core.check import provenance_of_run
 RULES = (house.mirror, house.upward, house.downward, house.ambiguous, house.wide, house.linted,
          house.multiplied, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unprepared, house.unrecorded, house.stale, house.typed)
+         house.unprepared, house.unrecorded, house.stale, house.typed, house.cluttered, house.ungraded)
 
 def none(found, hint=''):
     found = list(found)
@@ -126,12 +126,21 @@ def write(root, stem, *cells, metadata=PLAIN):
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(dict(cells=cells, metadata=metadata, nbformat=4, nbformat_minor=5)))
 
+def drawn(said, x):
+    "A drawing of a box with a text in its middle, and a line up at x = 80"
+    box = f'<rect x="10" y="4" width="{100 if x == 80 else 20}" height="20"/>'
+    words = f'<text x="{x}" y="18" text-anchor="middle">{said}</text>'
+    line = '<path d="M80 0L80 40" fill="none"/>'
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 120 40">'
+    return result('Picture') | dict(data={'image/svg+xml': f'{head}{box}{words}{line}</svg>'})
+
 TWICE = '#| export\ndef twice(x):\n    "Two of them"\n    return 2*x'
 THRICE = '#| export\nfrom specref.core.law import twice\n\ndef thrice(x): return twice(x) + x'
 RUN = '*To run it:* `pip install specref`.'
-LAW = [prose(f'# Law\n\n{RUN}\n\n> **Theorem two.**<a id="thm-two"></a> One and one.'),
+ASKED = '\n\n## Exercises\n\n1. One.\n2. Two.\n3. *Break it.* Three.'
+LAW = [prose(f'# Law\n\n{RUN}\n\n> **Theorem two.**<a id="thm-two"></a> One and one.{ASKED}'),
        code('#| default_exp core.law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose(f'# Use\n\n{RUN}'), code('#| default_exp core.use'), code(THRICE),
+USE = [prose(f'# Use\n\n{RUN}{ASKED}'), code('#| default_exp core.use'), code(THRICE),
        code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
@@ -215,6 +224,12 @@ PLANTS = {
     'a number of a record, rounded, in prose': (house.typed, read(prose('So it is 1.25 tokens.'))),
     'a number that a cell prints, in prose': (
         house.typed, both(read(code('.07/2', result('0.035')), prose('It rises by $.035\\pm.01$.')))),
+    'a text that leaves its box': (house.cluttered, law(code('1 + 1;', drawn('too long', 20)))),
+    'a line behind a box': (house.cluttered, law(code('1 + 1;', drawn('a', 80)))),
+    'a chapter without exercises': (house.ungraded, lambda root: write(root, '02_more', prose('# More'))),
+    'two exercises': (house.ungraded, law(prose('## Exercises\n\n1. One.\n2. *Break it.* Two.'))),
+    'exercises that break nothing': (
+        house.ungraded, law(prose('## Exercises\n\n1. One.\n2. Two.\n3. Three.'))),
     'a framework behind a first chapter': (
         house.heavy, both(file('specref/core/big.py', 'import torch\n\nx = torch\n'),
                           file('specref/core/law.py', 'from .big import x\n\ntwice = x\n'))),

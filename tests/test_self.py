@@ -17,7 +17,6 @@ from specref.draft.skipping import (AdaptiveExit, KERNEL_LENGTHS, MaskRecipe, Pa
                                     hand_made_masks, mask_score, modelled_speedup, random_search, skip_mask,
                                     stored_search, upper_bounds, whole_layers, write_search)
 from specref.draft.swift import Swift, inner_blocks, matchness, random_mask
-from specref.models.embedded import DOMAINS, domain_ids, windows
 from specref.models.transformer import RowAnswer, cache_name
 from test_embedded import SEEN, Once, plain_law
 
@@ -211,9 +210,8 @@ def test_the_search_beats_random_masks(subject):
     made, recipe = stored_search(), MaskRecipe()
     searched, drawn = made["bayesian"], made["random"]
     assert len(searched) == len(drawn) == recipe.trials == made["recipe"]["trials"]
-    ids = {domain: domain_ids(domain, held_out=False) for domain in DOMAINS}
-    texts = [tuple(row) for row in windows(ids, 0, recipe.texts, recipe.length, recipe.seed).tolist()]
-    score = cache(mask_score(embedded("target", temperature=0), texts, recipe.tokens))
+    assert np.shape(made["texts"]) == (recipe.texts, recipe.length)
+    score = cache(mask_score(embedded("target", temperature=0), [*map(tuple, made["texts"])], recipe.tokens))
     assert score(subject()) > max(s for _, s in drawn)
     assert score(found_mask()) == pytest.approx(max(s for _, s in searched), rel=1e-6)
     assert [mask for mask, _ in searched[:3]] == [*hand_made_masks(24)]
@@ -221,12 +219,13 @@ def test_the_search_beats_random_masks(subject):
 def test_the_stored_search_is_what_was_written(tmp_path, monkeypatch):
     "Masks and scores come back from the card, which names recipe, corpus and versions"
     found = dict(bayesian=[(skip_mask(2, [0]), 1.5)], random=[(skip_mask(2), .5), (skip_mask(2, [1]), 1.)])
-    monkeypatch.setattr(skipping, "search_masks", lambda recipe: found)
+    monkeypatch.setattr(skipping, "search_texts", lambda recipe: [(3, 4)])
+    monkeypatch.setattr(skipping, "search_masks", lambda texts, recipe: found)
     write_search(tmp_path, MaskRecipe(trials=2))
     monkeypatch.setattr(skipping, "stored", lambda name: tmp_path/"data"/name)
     made = stored_search.__wrapped__()
     assert {name: made[name] for name in found} == found and made["recipe"]["trials"] == 2
-    assert made["corpus_sha256"]
+    assert made["corpus_sha256"] and made["texts"] == [[3, 4]]
 
 def test_modelled_speed():
     "Emitted tokens by target calls, and the share of the layers of every draft call"

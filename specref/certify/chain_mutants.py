@@ -51,6 +51,7 @@ CUT = on_chain((free_table(4, 3, 0, 0), PAIR[1]), 1, n=2)   # the target after t
 RARE = on_chain((free_table(3, 2, 1, 0), PAIR[1]), 1, n=1)
 MATCHED = replace(ONE_TOKEN, verify=match)
 
+# %% ../../nbs/16aa_chain_mutants.ipynb #fb7a586e
 RATIO = [
     bug("ratio inverted", ONE_TOKEN, "p and q exchanged between two papers", F(2, 5),
         accept=lambda t: t.coin(t.qx, t.px)),
@@ -81,6 +82,7 @@ def one_row_before(model, gamma):
 
 def first_sibling_row(p, tree, i): return p[tree.children(tree.parent[i])[0]] if i else p[0]
 
+# %% ../../nbs/16aa_chain_mutants.ipynb #709b59ba
 OTHER_ROW = [
     bug("row of q off by one", WIDE2, "NVIDIA/TensorRT-LLM#15098", drafter=one_row_before(WIDE[1], 2)),
     bug("row of p off by one", WIDE2, "huggingface/transformers#28166", row=parent_row),
@@ -140,6 +142,7 @@ def context_grammar(p, tree, i): return without_token(exact(3, 2, 1), tree.ctx[-
 def stop_masked(p, tree, i): return without_token(p[i], 2) if tree.children(i) else p[i]
 def unwarped(p, tree, i): return P
 
+# %% ../../nbs/16aa_chain_mutants.ipynb #841a1593
 OTHER_STATE = [
     bug("mask shows earlier siblings", WIDE_FORK, "sgl-project/sglang#15360",
         target=Misread(WIDE[0], sees_earlier_nodes)),
@@ -219,6 +222,7 @@ def residual_of_one(p, tree, i, w):
     "The residual of the last token alone"
     return block_residual(p, tree, i, 1)
 
+# %% ../../nbs/16aa_chain_mutants.ipynb #ac4e6be6
 BLOCK, HSD = block_of(KILLER, 2), "HSD's public code, our reading"
 
 WHOLE_BLOCK = [
@@ -243,6 +247,7 @@ TYPICAL = promised(Setting(free_table(23, 2), Chain(free_table(1, 1), 1), typica
 ARGMAX_LAW = Setting(free_table(1, 0, 0, 0), no_draft, match)
 GREEDY = replace(ONE_TOKEN, verify=lenient_greedy(1), loop=whole_text, promise=ARGMAX_LAW)
 
+# %% ../../nbs/16aa_chain_mutants.ipynb #9f078c97
 LOSSY_MUTANTS = [
     bug("lenience 1/2, called lossless", ONE_TOKEN, "an acceptance threshold below 1", F(1, 5),
         verify=lenient(F(1, 2))),

@@ -249,6 +249,7 @@ def raises_on_bad(check): return raises_for_all(check, BAD_WEIGHTS)
 def raises_on_nan(check): return raises_for_all(check, BAD_WEIGHTS[:1])
 def raises_on_negative(check): return raises_for_all(check, [P - Q])
 
+# %% ../../nbs/16ac_loop_mutants.ipynb #8e47af36
 INTERFACE_BUGS = [InterfaceBug(name, seen, *parts) for name, seen, *parts in (
     ("coin true at equality, <= for <", "sgl-project/sglang#35771", Inclusive, Tape, "tape test",
      strict_at_zero),

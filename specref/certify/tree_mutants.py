@@ -66,6 +66,7 @@ def by_q(kid): return -Q[kid[0]]
 def by_p(kid): return -P[kid[0]]
 def uniform_when_exhausted(x, earlier): return HALF_TABLE(earlier) if len(earlier) < 2 else exact(1, 1, 1, 1)
 
+# %% ../../nbs/16ab_tree_mutants.ipynb #ede6806b
 MISSTATED = [
     bug("siblings verified against p, not against the residual, k = 2", IID2,
         f"{SPECTR}; the kernel before NVIDIA/TensorRT-LLM#15098", F(7, 50), verify=siblings_by_p),
@@ -148,6 +149,8 @@ def best_of_two(ctx, rng):
 
 WHOLE_RULE = "FasterDecoding/REST, by reading"
 HALF_RULE = "FasterDecoding/REST, half of its rule, by reading"
+
+# %% ../../nbs/16ab_tree_mutants.ipynb #81cf4af2
 RESAMPLED = [
     bug("match on a tree, then a second sample", TOPS, HALF_RULE, F(21, 100), verify=redrawn_after(match)),
     bug("a target sample for every path, three paths through a node", SHARED, HALF_RULE, F(48, 125),
@@ -215,6 +218,7 @@ ARGMAX_SEEN = ("huggingface/transformers#32867; jaymody/speculative-sampling#3; 
                "Self-Speculative Decoding, by reading")
 def soft(text): return Q
 
+# %% ../../nbs/16ab_tree_mutants.ipynb #8f8dce70
 WRONG_Q = [
     misstates("argmax draft, stated with the softmax q", on_star(ARGMAX, 1), soft, ARGMAX_SEEN, F(5, 16)),
     misstates("warped draft, stated with the unwarped q", on_star(iid(TWO_CUT), 1), soft,

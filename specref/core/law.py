@@ -60,6 +60,7 @@ def as_law(p: Law | Sequence[Number], name: str = "p", size: int | None = None) 
     if wrong: raise ValueError(f"{name}: {wrong}")
     return a
 
+# %% ../../nbs/00_law.ipynb #8463e46f
 FROZEN = WeakValueDictionary()   # id: an array that was checked and cannot be changed
 
 def freeze(p, name="p", size=None, check=True):  # (V,) -> (V,)

@@ -31,6 +31,7 @@ class Rng(Protocol):
     def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool: raise NotImplementedError
     def at(self, i: int) -> "Streams": raise NotImplementedError
 
+# %% ../../nbs/01_chance.ipynb #413cad97
 class Streams(NamedTuple):
     """The two random streams of one round: the drafter's and the verifier's
 
@@ -57,6 +58,7 @@ class Irreproducible(ValueError):
 OUTSIDE = ("answers differ on the same random choices ({}): it is random outside its rng, "
            "or keeps state between calls")
 
+# %% ../../nbs/01_chance.ipynb #c705b854
 class Enumerator:
     """An rng that replays `prefix`, then takes the first possible outcome and notes the others in `todo`
 
@@ -81,7 +83,7 @@ class Enumerator:
     def at(self, i: int) -> Streams: return Streams(self, self)
 
     def choose(self, weights: Sequence[Number] | Law) -> int:  # (k,)
-        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
+        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w]
         if i > self.limit:
             raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
                              "wanted a program that ends")
@@ -111,7 +113,12 @@ class Enumerator:
     def pick(self, law: Law, at: Hashable = None, key: Hashable = None) -> int:
         "A token; with a `key`, the token whose cell of [0, 1) contains the uniform number of that key"
         if key is None: return self.choose(law)
-        lo, hi = self.cells.get(key, (Fraction(0), Fraction(1)))
+        if key not in self.cells:
+            x = self.choose(law)
+            lo = sum(law[:x], Fraction(0))
+            self.cells[key] = lo, lo + law[x]
+            return x
+        lo, hi = self.cells[key]
         ends = np.cumsum([0, *law])
         cells = [(max(a, lo), min(b, hi)) for a, b in zip(ends, ends[1:])]
         x = self.choose([max(b - a, 0) / (hi - lo) for a, b in cells])

@@ -6,8 +6,8 @@
 __all__ = ['KERNEL_LENGTHS', 'SEARCHES', 'run_layers', 'attention_share', 'PartialModel', 'whole_layers', 'same_warp',
            'SharedRows', 'skip_mask', 'check_mask', 'SkippedModel', 'AdaptiveExit', 'modelled_speedup', 'mask_score',
            'random_search', 'matern', 'GaussianProcess', 'upper_bounds', 'mask_candidates', 'bayesian_search',
-           'MaskRecipe', 'search_masks', 'hand_made_masks', 'write_search', 'stored_search', 'found_mask',
-           'skipping_drafts', 'skipping_source']
+           'MaskRecipe', 'search_texts', 'search_masks', 'hand_made_masks', 'write_search', 'stored_search',
+           'found_mask', 'skipping_drafts', 'skipping_source']
 
 # %% ../../nbs/25_skipping.ipynb #850f1437
 import json
@@ -239,12 +239,15 @@ class MaskRecipe:
     trials: int = 40
     seed: int = 7
 
-def search_masks(recipe=MaskRecipe()):  # -> {name: [(mask, score)]}
-    "The searches on the embedded target, as many masks each"
+def search_texts(recipe):  # -> [(length,)]
+    "The training texts after which masks are scored"
     ids = {domain: domain_ids(domain, held_out=False) for domain in DOMAINS}
-    rows = windows(ids, 0, recipe.texts, recipe.length, recipe.seed)
+    return [tuple(row) for row in windows(ids, 0, recipe.texts, recipe.length, recipe.seed).tolist()]
+
+def search_masks(texts, recipe=MaskRecipe()):  # -> {name: [(mask, score)]}
+    "The searches on the embedded target, as many masks each"
     target = embedded("target", temperature=0)
-    score, L = mask_score(target, [tuple(row) for row in rows.tolist()], recipe.tokens), target.layers
+    score, L = mask_score(target, texts, recipe.tokens), target.layers
     return dict(bayesian=bayesian_search(score, 2*L, recipe.trials, hand_made_masks(L)),
                 random=random_search(score, 2*L, recipe.trials))
 
@@ -254,16 +257,17 @@ def hand_made_masks(layers):  # -> 3 masks
     return skip_mask(layers), skip_mask(layers, inner, inner), skip_mask(layers, odd, odd)
 
 def write_search(out="trained", recipe=MaskRecipe()):
-    "Run `search_masks`, and write the masks with their scores into the card in `out`/data/skipping"
+    "Run `search_masks`, and write texts, masks and scores into the card in `out`/data/skipping"
+    texts = search_texts(recipe)
     found = {name: [("".join("01"[mark] for mark in mask), score) for mask, score in rows]
-             for name, rows in search_masks(recipe).items()}
-    write_card(Path(out)/"data"/"skipping", recipe, **found)
+             for name, rows in search_masks(texts, recipe).items()}
+    write_card(Path(out)/"data"/"skipping", recipe, texts=texts, **found)
 
 SEARCHES = "bayesian", "random"
 
 @cache
 def stored_search():  # -> {name: [(mask, score)]}, and the recipe
-    "The result of `search_masks` that ships with the embedded models, with its recipe"
+    "The result of `search_masks` that ships with the embedded models, with its recipe and texts"
     made = json.loads(stored("skipping/recipe.json").read_text())
     def read(rows): return [(tuple(mark == "1" for mark in marks), score) for marks, score in rows]
     return made | {name: read(made[name]) for name in SEARCHES}

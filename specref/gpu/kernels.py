@@ -75,6 +75,7 @@ NUMBERS = "n", "p_rows", "q_rows", "p_each", "q_each", "height", "width"
 ANYWHERE = "coins", "picks", "position", "seed", "limits", "none"   # arrays that are read number by number
 tree_kernel = triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=ANYWHERE)
 
+# %% ../../nbs/42a_kernels.ipynb #cc967ab7
 class RowPointers(NamedTuple):
     "`rows` rows of `V` numbers, `stride` apart; are they logits? The slope (1/temperature) of this request"
     x: object
@@ -461,6 +462,7 @@ def read_child(tree, c, q):  # -> status, token, row of q, drawn without replace
     alone = tl.load(tree.without_replacement + c, mask=status != LINKS, other=0).to(tl.int32)
     return tl.where((row >= -1) & (row < q.rows), status, LINKS), x, row, alone
 
+# %% ../../nbs/42a_kernels.ipynb #d8a3cf40
 @triton.jit
 def own_tree(batch, n, INDEXED: tl.constexpr):  # -> TreePointers
     "The tree of this program, one of a batch of `n` nodes"
@@ -489,6 +491,7 @@ def store_verdict(tree, out, height, way, n, last, status):
     tl.store(out.length + b, n + 1)
     tl.store(out.status + b, status)
 
+# %% ../../nbs/42a_kernels.ipynb #eee935f9
 @triton.jit
 def entered(past, here, x, row, alone, top):  # -> ChildrenBefore
     "A child is entered where `here`"
@@ -510,6 +513,7 @@ def next_child(q, past, j, x, row, alone, top, BLOCK: tl.constexpr):  # -> Child
         past = changed(past, past.a, tl.where(here, nothing, past.flat))
     return past, cover
 
+# %% ../../nbs/42a_kernels.ipynb #9f5bfe10
 @triton.jit
 def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: PLR0915  one loop in registers
                  BLOCK: tl.constexpr, NB: tl.constexpr):
@@ -553,6 +557,7 @@ def blocks_of_all(out, part):  # (NB,) -> (NB,), 1 for one program
         tl.store(out.done + b, 0)   # for the next launch
     return part, ends
 
+# %% ../../nbs/42a_kernels.ipynb #fd07b1db
 @triton.jit
 def walk_down(tree, p, q, coins, height, width, K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
               NB: tl.constexpr):
@@ -691,6 +696,7 @@ def row_arrays(rows):  # -> RowArrays, kind, the requests with options of their 
     first = slope if slope.ndim == 1 else slope[:, 0].contiguous()
     return RowArrays(x, x.stride(0), first, cut, none), kind, len(slope)
 
+# %% ../../nbs/42a_kernels.ipynb #01914790
 @triton.jit
 def request_of(root, i, B):
     "The request of node i, by bisection: the last one whose root is not behind it"
@@ -722,6 +728,7 @@ def with_tops(rows, kinds, trees, batch, counts, V, how):  # -> rows, kinds
     row_tops_kernel[(batch.n, 2)](*made, trees, batch.B, *counts, V, P=kinds[0], Q=kinds[1], **how)
     return made, [kind and kind + 2 for kind in kinds]
 
+# %% ../../nbs/42a_kernels.ipynb #f5cc33c6
 @cache
 def processors(device):
     "How many processors a GPU has; elsewhere those of an H100, for which kernels are compiled ahead"
@@ -748,6 +755,7 @@ def verdict_room(batch):  # -> the arrays of a `BatchVerdict`
     room = batch.root.new_empty(size*(2*h + 3)).split([size*(h + 1), size*h, size, size])
     return room[0].view(size, h + 1)[:B], room[1].view(size, h)[:B], *(x[:B] for x in room[2:])
 
+# %% ../../nbs/42a_kernels.ipynb #abb76beb
 def launch(kernel, K, batch, p, q, coins, picks, block, warps, registers, programs=1):  # -> BatchVerdict
     "A kernel with vectors of at least `K` entries on the arrays of a batch, with so many `programs` a tree"
     B, V, h, whole = batch.B, p.x.shape[1], batch.height, torch.Tensor.contiguous

@@ -152,6 +152,7 @@ class ModelSize:
     def held(self): return self.weights   # weights in memory
     def read(self, tokens): return self.weights   # weights that a pass over so many tokens reads
 
+# %% ../../nbs/06_cost.ipynb #e7d267d0
 def llama_size(layers, hidden, heads, key_heads, mlp, V, bytes=2):
     """The size of a Llama: its layers and its head, all in `bytes` a number
 
