@@ -17,8 +17,8 @@ from specref.core.tree import draw_tree, from_choices, from_links, to_choices, t
 from specref.draft.cascade import Nested
 from specref.draft.length import ScheduledChain
 from specref.speed.causes import reprice
-from specref.speed.cost import (Machine, ModelSize, arithmetic_factor, critical_length, llama_size,
-                                pass_seconds, sparse_speedup)
+from specref.speed.cost import (Machine, ModelSize, arithmetic_factor, llama_size,
+                                pass_seconds)
 from specref.verify.reject import accepted_at_least
 from specref.verify.traversal import best_rule, mean_accepted
 
@@ -233,9 +233,7 @@ COST = [
     ("reading", lambda: best_gamma(.5, .1, 9, {2: 1.})), ("m", lambda: price.curve(.5)),
     ("tokens", lambda: pass_seconds(SIZE, MACHINE, 8, 0)), ("rows", lambda: pass_seconds(SIZE, MACHINE, -1)),
     ("batch", lambda: pass_seconds(SIZE, MACHINE, 8, 1, -1)),
-    ("alpha", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 2, 1.5)),
-    ("gamma", lambda: sparse_speedup(SIZE, MACHINE, 8, 4, 0, .5)),
-    ("gamma", lambda: critical_length(SIZE, MACHINE, 4, 1)), ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
+    ("layers", lambda: llama_size(0, 8, 2, 1, 8, 8)),
     *each("tau", lambda tau: Rates.emitting(tau, 2), .9, 3.1, nan),
     *each("position", Rates, (), (.5, .6), (1.2,), (nan,), ("a",), .5),
     *each("ledger", lambda led: explain(led, price), Ledger(), ledger(0), None, []),

@@ -23,12 +23,13 @@ from specref.draft.recycling import rank_template
 from specref.draft.shapes import (ParallelHeadTree, SkipGrams, best_size, expected_tokens,
                                   measure_rank_acceptance, medusa_choices, skip_accuracy)
 from specref.draft.skipping import AdaptiveExit, SkippedModel, random_search, skip_mask
-from specref.draft.sparse import Retrieval, SnapKV, SparseModel, StreamingWindow, triforce, triforce_speedup
+from specref.draft.sparse import (Retrieval, SnapKV, SparseModel, StreamingWindow, critical_length,
+                                  sparse_speedup, triforce, triforce_speedup)
+from specref.speed.cost import Machine, ModelSize
 from specref.draft.suffix import SuffixTree
 from specref.draft.swift import Swift, matchness, random_mask
 from specref.draft.vocab import (Intersection, StringLaw, StringMatch, TextTokenizer, TokenizerPair,
                                  text_tokenizer, toy_pair, translated)
-from specref.speed.cost import Machine, ModelSize
 from specref.train.early_exit import (AdapterDraft, ExitDraft, ExitTarget, dropout_rates, exit_scales,
                                       exit_weights)
 from specref.train.looped import LoopedRecipe, looped
@@ -252,6 +253,9 @@ ROWS = [
     ("rule", lambda: SparseModel(network(), 8), "Selection"),
     ("target", lambda: SparseModel(model(), StreamingWindow(8)), "HFModel"),
     ("every", lambda: SparseModel(network(), Retrieval(64), 12), "a multiple of 8"),
+    ("alpha", lambda: sparse_speedup(ModelSize(10, 2, 3, 5), Machine(4, 8), 8, 4, 2, 1.5)),
+    ("gamma", lambda: sparse_speedup(ModelSize(10, 2, 3, 5), Machine(4, 8), 8, 4, 0, .5)),
+    ("gamma", lambda: critical_length(ModelSize(10, 2, 3, 5), Machine(4, 8), 4, 1)),
     # chapters 26 and 26a: parallel drafting, guesses in flight
     *[("c", lambda bad=bad: Amusd(model(), bad)) for bad in (0, -1, NAN, INF, "x")],
     *[("fan", lambda bad=bad: SSD(model(), 2, bad)) for bad in ((1, 1), (1, -1, 1), [1, 1, 1], (1, .5, 1))],

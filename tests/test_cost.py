@@ -5,7 +5,7 @@ from itertools import accumulate
 from operator import mul
 
 import numpy as np, pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, strategies as st
 
 from helpers import constant, examples, models, pairs, proves
 from specref import (best_gamma, Branching, capped_geometric, Chain, Costs, exact, explain, generate,
@@ -16,8 +16,7 @@ from specref.core.loop import RoundCounts
 from specref.core.target import Target
 from specref.speed import causes
 from specref.speed.causes import reprice
-from specref.speed.cost import (Machine, ModelSize, arithmetic_factor, critical_length, llama_size,
-                                pass_seconds, sparse_speedup)
+from specref.speed.cost import Machine, ModelSize, arithmetic_factor, llama_size, pass_seconds
 from specref.verify.reject import accepted_at_least
 
 F, near = Fraction, pytest.approx
@@ -325,27 +324,6 @@ def test_extremes():
 
 # A roofline
 
-sizes = st.builds(ModelSize, st.integers(1, 50), st.integers(1, 2), st.integers(1, 9), st.just(0))
-speeds = st.fractions(F(1, 4), 60, max_denominator=4)
-machines = st.builds(Machine, speeds, speeds)
-
-@proves("thm-critical-length")
-@given(sizes, machines, st.integers(0, 20), st.integers(2, 6), st.fractions(F(1, 9), 1, max_denominator=9),
-       st.fractions(1, 4, max_denominator=8))
-def test_critical_length(size, machine, budget, gamma, alpha, factor):
-    "In fractions: from S* on the speed-up never falls over the batch, below it falls between the two bounds"
-    star = critical_length(size, machine, budget, gamma)
-    weights, token = size.weights*size.weight_bytes / machine.bandwidth, 2*size.weights / machine.flops
-    low, high = weights / (gamma + 1) / token, weights / token
-    batches = sorted({low/2, low, (low + high)/2, high, 2*high, *map(F, range(1, 40))})
-    def speed(rows, batches):
-        return [sparse_speedup(size, machine, rows, budget, gamma, alpha, b) for b in batches]
-    rising = speed(max(star*factor, budget), batches)
-    assert rising == sorted(rising)
-    below = budget + (star - budget)*(1 - 1/(1 + factor))
-    falling = speed(below, [low, (low + high)/2, high])
-    assert falling[0] > falling[1] > falling[2]
-
 def test_seconds_by_hand():
     "Weights once, rows for every text; arithmetic for every token; the longer of two times for each part"
     size, machine = ModelSize(F(10), 2, 3, 5), Machine(F(4), F(8))
@@ -353,5 +331,3 @@ def test_seconds_by_hand():
     assert pass_seconds(size, machine, 6, tokens=4, batch=3) == F(2*10*12, 8) + F(6*5*4*3, 8)
     llama = llama_size(32, 4096, 32, 32, 11008, 32000)
     assert llama.weights + 32000*4096 + 65*4096 == 6_738_415_616   # with embedding and norms
-    speed = sparse_speedup(size, machine, 6, 2, 1, F(1, 2))
-    assert speed == F(3, 2) * F(19, 2) / (F(13, 2) + pass_seconds(size, machine, 6, 2))

@@ -12,8 +12,8 @@ from published import drafted, having
 from specref import (capped_geometric, Chain, generate, HFModel, loop_law, prompts, reject, rounds, Seeded,
                      target_law, Tree, tv_outcomes)
 from specref.draft.cascade import Nested
-from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, StreamingWindow, triforce,
-                                  triforce_speedup)
+from specref.draft.sparse import (Retrieval, Selection, SnapKV, SparseModel, StreamingWindow,
+                                  critical_length, sparse_speedup, triforce, triforce_speedup)
 from specref.models.embedded import raw_model
 from specref.models.transformer import given_cache
 from specref.speed.cost import Machine, ModelSize, pass_seconds
@@ -311,3 +311,32 @@ def test_three_levels_by_hand(gamma, alpha):
         seconds = calls*(middle + pass_seconds(tiny, machine, 4)) + last
         found = triforce_speedup(size, tiny, machine, 60, 8, 4, gamma, alpha, inner)
         assert found == capped_geometric(alpha, gamma) * pass_seconds(size, machine, 60) / seconds
+
+# The critical length
+
+sizes = st.builds(ModelSize, st.integers(1, 50), st.integers(1, 2), st.integers(1, 9), st.just(0))
+speeds = st.fractions(F(1, 4), 60, max_denominator=4)
+machines = st.builds(Machine, speeds, speeds)
+
+@proves("thm-critical-length")
+@given(sizes, machines, st.integers(0, 20), st.integers(2, 6), st.fractions(F(1, 9), 1, max_denominator=9),
+       st.fractions(1, 4, max_denominator=8))
+def test_critical_length(size, machine, budget, gamma, alpha, factor):
+    "In fractions: from S* on the speed-up never falls over the batch, below it falls between the two bounds"
+    star = critical_length(size, machine, budget, gamma)
+    weights, token = size.weights*size.weight_bytes / machine.bandwidth, 2*size.weights / machine.flops
+    low, high = weights / (gamma + 1) / token, weights / token
+    batches = sorted({low/2, low, (low + high)/2, high, 2*high, *map(F, range(1, 40))})
+    def speed(rows, batches):
+        return [sparse_speedup(size, machine, rows, budget, gamma, alpha, b) for b in batches]
+    rising = speed(max(star*factor, budget), batches)
+    assert rising == sorted(rising)
+    below = budget + (star - budget)*(1 - 1/(1 + factor))
+    falling = speed(below, [low, (low + high)/2, high])
+    assert falling[0] > falling[1] > falling[2]
+
+def test_a_draft_of_few_rows_by_hand():
+    "The draft reads its budget, the verification all rows"
+    size, machine = ModelSize(F(10), 2, 3, 5), Machine(F(4), F(8))
+    speed = sparse_speedup(size, machine, 6, 2, 1, F(1, 2))
+    assert speed == F(3, 2) * F(19, 2) / (F(13, 2) + pass_seconds(size, machine, 6, 2))

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROJECTIONS', 'Selection', 'StreamingWindow', 'by_key_head', 'Retrieval', 'SnapKV', 'check_queries', 'turn_rows',
-           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'triforce_speedup',
-           'LastTokens', 'cache_budget', 'magicdec_source', 'sparse_cascade', 'triforce_source']
+           'last_queries', 'SelectedRows', 'SparseModel', 'Anchored', 'TriForce', 'triforce', 'sparse_speedup',
+           'critical_length', 'triforce_speedup', 'LastTokens', 'cache_budget', 'magicdec_source', 'sparse_cascade',
+           'triforce_source']
 
 # %% ../../nbs/25b_sparse.ipynb #fe7eadf5
 from dataclasses import dataclass, replace
@@ -245,6 +246,35 @@ def triforce(target, small, gamma=6, budget=4096, window=512, sinks=16, chunk=8,
     tiny = SparseModel(small, StreamingWindow(window, sinks), check=False)
     tiny.meter = small.meter   # its rows of the text are counted with it
     return TriForce(middle, gamma, Chain(tiny, k))
+
+# %% ../../nbs/25b_sparse.ipynb #dd8d4672
+def sparse_speedup(size, machine, rows, budget, gamma, alpha, batch=1, draft=None):
+    """Modelled speed-up of `gamma` draft tokens that read `budget` rows, by the same weights or `draft`'s
+
+    >>> from specref.speed.cost import Machine, llama_size
+    >>> size, machine = llama_size(32, 4096, 32, 32, 11008, 32000), Machine(2e12, 3e14)
+    >>> print(f"{sparse_speedup(size, machine, rows=16000, budget=512, gamma=3, alpha=.8, batch=64):.2f}")
+    2.50
+    """
+    check_between(0, 1, alpha=alpha)
+    check_at_least(1, gamma=gamma)
+    plain = pass_seconds(size, machine, rows, 1, batch)
+    drafting = gamma * pass_seconds(draft or size, machine, min(budget, rows), 1, batch)
+    verifying = pass_seconds(size, machine, rows, gamma + 1, batch)
+    return capped_geometric(alpha, gamma) * plain / (drafting + verifying)
+
+def critical_length(size, machine, budget, gamma):
+    """The length from which the modelled speed-up never falls with the batch (Theorem critical-length)
+
+    >>> from specref.speed.cost import Machine, llama_size
+    >>> size, machine = llama_size(32, 4096, 32, 32, 11008, 32000), Machine(2e12, 3e14)
+    >>> round(critical_length(size, machine, budget=512, gamma=3))
+    1104
+    """
+    check_at_least(2, gamma=gamma)
+    check_between(0, inf, budget=budget)
+    row, token = size.row_bytes / machine.bandwidth, 2*size.weights / machine.flops
+    return (gamma*budget*row + (gamma + 1)*token) / ((gamma - 1)*row)
 
 # %% ../../nbs/25b_sparse.ipynb #3e3bc691
 def triforce_speedup(size, tiny, machine, rows, budget, window, gamma, alpha, inner, k=1):
