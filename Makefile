@@ -66,8 +66,8 @@ gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into
 gpu-rehearsal: .venv-triton/.ready  ## the same run on this CPU, one tree or text a task, kernels compiled alone; recorded
 	PYTHONPATH=.:models OMP_NUM_THREADS=1 .venv-triton/bin/python -W ignore records/rehearsal.py
 
-gpu-twin: $(READY)  ## time the torch implementation on this CPU, beside the reference; recorded
-	OMP_NUM_THREADS=1 $(PY) -W ignore records/twin.py
+gpu-torch: $(READY)  ## time the torch implementation on this CPU, beside the reference; recorded
+	OMP_NUM_THREADS=1 $(PY) -W ignore records/torch_verifiers.py
 
 gpu-verdicts: $(READY)  ## the torch implementation's verdicts, with which a GPU's are compared; recorded
 	OMP_NUM_THREADS=1 $(PY) -W ignore records/verdicts.py
@@ -114,7 +114,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests records docs -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines gpu gpu-others gpu-rehearsal gpu-twin gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines gpu gpu-others gpu-rehearsal gpu-torch gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'

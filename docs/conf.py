@@ -7,7 +7,7 @@ import pybtex.plugin
 import stage
 import yaml
 from docutils import nodes
-from sphinx.addnodes import index, pending_xref
+from sphinx.addnodes import pending_xref
 from sphinx.search.en import SearchEnglish
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
@@ -28,8 +28,6 @@ html_static_path, html_css_files = ['_static'], ['specref.css']
 html_js_files = [(name, dict(defer='defer')) for name in ('figures.js', 'tables.js')]
 html_context = dict(default_mode='auto')
 html_copy_source = html_show_sphinx = html_use_index = html_domain_indices = False
-html_search_scorer = str(stage.DOCS/'scorer.js')
-html_show_search_summary = False   # a summary cannot be fetched from a file
 html_theme_options = dict(
     logo=dict(text='specref'), home_page_in_toc=True, show_toc_level=2, use_download_button=False,
     search_bar_text='Search the book', navbar_persistent=[],
@@ -40,9 +38,12 @@ pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)   # else found anew
 
 
 class Search(SearchEnglish):
-    "English, each word stemmed once"
+    "English, each word stemmed once; n-gram is found as ngram too"
     @cache
     def stem(self, word): return super().stem(word)
+    def split(self, said): return super().split(said) + [w.replace('-', '') for w in HYPHENED.findall(said)]
+
+HYPHENED = re.compile(r'[^\W\d_]+(?:-[^\W_]+)+')
 
 
 @cache
@@ -97,10 +98,33 @@ def refer(app, doctree):
         if parts: node.parent.replace(node, [*parts, nodes.Text(node[done:])])
 
 
-def searched(app, doctree):
-    "The search finds a page by the words that readers type for it"
-    words = book(app)['searched'].get(app.env.docname, ())
-    doctree += index(entries=[('single', word, '', 'main', None) for word in words])
+def glue(app, doctree):
+    "No line ends between a formula and what stands close to it: browsers break there unless told otherwise"
+    for math in [*doctree.findall(nodes.math)]:
+        parent, at = math.parent, math.parent.index(math)
+        after, before = parent[at + 1:at + 2], parent[at - 1:at] if at else []
+        if after and isinstance(after[0], nodes.Text) and re.match(r'[^\s–—/]', after[0]):
+            parent[at + 1] = nodes.Text(WORD_JOINER + after[0])
+        if before and isinstance(before[0], nodes.Text) and re.search(r'[(\[“‘]$', before[0]):
+            parent[at - 1] = nodes.Text(before[0] + WORD_JOINER)
+
+WORD_JOINER = '\u2060'
+
+
+def summed(app, doctree):
+    "The summary of a page, which the search shows: its first paragraph"
+    first = next(doctree.findall(nodes.paragraph), None)
+    app.env.metadata[app.env.docname]['summary'] = first.astext() if first else ''
+
+
+def searched(app, pagename, templatename, context, doctree):
+    "What the search page knows of each page: its summary, and the words that readers type for it"
+    if pagename != 'search': return
+    words, summaries = book(app)['searched'], app.env.metadata
+    pages = {page: [summaries[page].get('summary', ''), words.get(page, [])] for page in app.env.found_docs}
+    said = json.dumps(pages).replace('<', r'\u003c')
+    app.add_js_file(None, body=said, type='application/json', id='search-pages')
+    app.add_js_file('search.js', defer='defer')
 
 
 def count(app, env):
@@ -151,9 +175,11 @@ def setup(app):
     app.add_search_language(Search)
     app.connect('doctree-read', define)
     app.connect('doctree-read', refer)
-    app.connect('doctree-read', searched)
+    app.connect('doctree-read', summed)
+    app.connect('doctree-read', glue)
     app.connect('env-check-consistency', lambda app, env: count(app, env))
     app.connect('doctree-resolved', single)
     app.connect('html-page-context', docstrings)
     app.connect('html-page-context', cited)
+    app.connect('html-page-context', searched)
     return dict(parallel_read_safe=True, parallel_write_safe=True)

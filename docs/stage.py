@@ -21,7 +21,7 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
-AMBIGUOUS = 'draw', 'gate', 'law', 'point', 'states', 'system'   # words often used as everyone does
+AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'states', 'system', 'top'   # often used as everyone does
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
@@ -29,8 +29,9 @@ KNOWN = EXPORTS | HIDDEN | {'echo', 'alt', 'fold', 'public'}
 DIRECTIVE = re.compile(r'^#\|\s*([\w-]+):?[ \t]*(.*)$\n?', re.M)
 CONTENTS = '<!-- contents -->'
 SEARCH = re.compile(r'\n*<!-- search: (.*?) -->')
+FIGURE = re.compile(r'<!-- figure: (\w+) -->(?: (\*.*\*))?')   # where it cannot move, this is read
 QUOTE = re.compile(r'(?:^>.*\n?)+', re.M)
-HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
+HEAD = re.compile(rf'\*\*({"|".join(ENVS)})(?: ([\w-]+))?(?: \((.+?)\))?\.\*\*(?:<a id="([\w-]+)"></a>)? ?')
 NAME = re.compile(r'(?![A-Z][a-z])[\w.-]*\w')
 MENTION = re.compile(rf'\b({"|".join(ENVS)})s? ({NAME.pattern}(?:(?:, | and ){NAME.pattern})*)')
 
@@ -99,9 +100,16 @@ def methods(cell):  # -> {class: texts}
 
 def statements(nb):
     "Each statement with an anchor: its kind, its title and its anchor"
+    return [(m[1], titled(m), m[4]) for m in heads(nb) if m[4]]
+
+def heads(nb):
+    "The beginning of each statement, `**Theorem name (Title).**` and its anchor"
     quotes = [q for c in nb.cells if c['cell_type'] == 'markdown' for q in QUOTE.findall(c['source'])]
-    found = [HEAD.match(re.sub('^> ?', '', q)) for q in quotes]
-    return [m.groups() for m in found if m and m[3]]
+    return [m for q in quotes if (m := HEAD.match(re.sub('^> ?', '', q)))]
+
+def titled(head):
+    "The title of a statement, which is its name where it has no other"
+    return head[3] or (head[2] or '').replace('-', ' ').capitalize()
 
 def search_words(nb):
     "What readers type for a page: the words in the comment below its title, and the names that it declares"
@@ -146,9 +154,9 @@ def theorem(quote, proofs):
     "A blockquoted statement as a numbered one, with its tests; any other quote as it is"
     body = re.sub(r'^> ?', '', quote[0], flags=re.M)
     if not (m := HEAD.match(body)): return quote[0]
-    label = f':label: {m[3]}\n' if m[3] else ''
-    said = body[m.end():].rstrip() + proved(proofs.get(m[3]))
-    return f':::{{prf:{m[1].lower()}}} {m[2] or ""}\n{label}\n{said}\n:::\n'
+    label = f':label: {m[4]}\n' if m[4] else ''
+    said = body[m.end():].rstrip() + proved(proofs.get(m[4]))
+    return f':::{{prf:{m[1].lower()}}} {titled(m)}\n{label}\n{said}\n:::\n'
 
 def prose(source, nb, book):
     "Markdown for the site: numbered title and theorems, links, citations, the moving figures"
@@ -159,13 +167,13 @@ def prose(source, nb, book):
     md = QUOTE.sub(partial(theorem, proofs=book['proofs']), md)
     md = re.sub(r'\A# ', f'# {short(number(nb.path.stem))} '.replace('  ', ' '), md)
     def unlinked(m): return m[1] if m[1] in book['statements'] else m[0]   # a statement is linked by its name
-    md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb\)', unlinked, md)
+    md = re.sub(r'\[(\w+ [\w-]+)\]\(\w+\.ipynb(?:#[\w-]+)?\)', unlinked, md)
     anchor = r'\[([^]`\n]*)\]\((?:\w+\.ipynb)?#((?:thm|lem|cor|prop|def)-[\w-]+)\)'
     md = re.sub(anchor, r'{prf:ref}`\1 <\2>`', md)
     md = paged(md)
     md = re.sub(r'\(((?:{cite}`[\w,]+`(?:, )?)+)\)', r'\1', md)
     figure = r'<figure class="moving" data-figure="\1">This figure moves where scripts are allowed.</figure>'
-    return re.sub(r'<!-- figure: (\w+) -->', figure, md)
+    return FIGURE.sub(figure, md)
 
 def pictures(cell):
     "The text for each picture of a cell: `#| alt: ...`, or the title of a drawing"
@@ -379,9 +387,14 @@ def make_book(nbs, pages, root):
     return book
 
 def complaints(nb):
-    "Figures and directives that do not exist"
-    for name in re.findall(r'<!-- figure: (\w+) -->', ''.join(c['source'] for c in nb.cells)):
+    "Figures and directives that do not exist, figures without a place, names that are not their anchor's"
+    for m in heads(nb):
+        same = not m[4] or m[2] == m[4].partition('-')[2]
+        if not same: yield f'{nb.path.name}: {m[1]} {m[2]} has the anchor {m[4]}'
+    for name, said in FIGURE.findall('\n'.join(c['source'] for c in nb.cells)):
         if name not in FIGURES: yield f'{nb.path.name}: no figure is called {name}'
+        place = f'{page(nb.path.stem)}.html'
+        if place not in said: yield f'{nb.path.name}: the figure {name} is on {place}, which is not said'
     for c in nb.code:
         unknown = ', '.join(directives(c['source']).keys() - KNOWN)
         if unknown: yield f'{nb.path.name} cell {c["id"]}: no directive is called {unknown}'

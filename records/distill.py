@@ -10,6 +10,6 @@ if __name__ == "__main__":
     ids, held_ids = ({d: domain_ids(d, held_out=h) for d in DOMAINS} for h in (False, True))
     held = HeldOutTexts.of(PromptSource(held_ids, target, seed=20), 32)
     start = corpus_start(target, ids, held, folder, steps=1200)
-    how = dict(steps=50, peak=1e-3, pool=16, refresh=5, look=25)
+    how = dict(steps=50, peak=1e-3, pool=16, refresh=5, eval_steps=25)
     got = distil_record(start, target, ids, held_ids, folder, **how)
     write_record(Path(__file__).with_suffix(".json"), "make record-distill", got)

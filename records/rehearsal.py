@@ -7,16 +7,17 @@ import torch
 from specref.gpu.bench.clocks import on_host
 from specref.gpu.bench.decoding import random_pair
 from specref.gpu.bench.measured import VERDICTS, facts_of, print_lines, rehearsal_table
-from specref.gpu.bench.tasks import GpuSizes, fused_kernels, gpu_tasks, run_tasks, stored_verdicts, twin_of
+from specref.gpu.bench.tasks import GpuSizes, fused_kernels, gpu_tasks, run_tasks, stored_verdicts
+from specref.gpu.bench.tasks import torch_verifier
 
 class Rehearsed:
-    "A verifier that compiles its launch and returns the twin's verdict; it notes what was compiled"
-    def __init__(self, fused, twin): self.fused, self.twin, self.noted = fused, twin, {}
+    "A verifier that compiles its launch and returns the verdict in torch; it notes what was compiled"
+    def __init__(self, fused, in_torch): self.fused, self.in_torch, self.noted = fused, in_torch, {}
     def __call__(self, *args, check=True, **shape):
         with import_module("specref.gpu.kernels").CompileOnly() as compiled:
             self.fused(*args, check=False, **shape)
         self.noted |= {k.hash: k for k in compiled.kernels}
-        return self.twin(*args, check=check)
+        return self.in_torch(*args, check=check)
 
 def rehearse(task, verifiers, known):  # -> Task
     "The same task on one tree or text, with a note of the kernels that `known` has not"
@@ -36,10 +37,10 @@ def tiny_pair(device, temperature):
     return random_pair(device, temperature, **small)
 
 def rehearsal(out, processes=2):  # -> what is in the file
-    "All tasks of a GPU on this CPU, on one tree or text each; kernels are compiled, and the twin decides"
+    "All tasks of a GPU on this CPU, on one tree or text each; kernels are compiled, torch decides"
     size = GpuSizes(stored=stored_verdicts(VERDICTS), processes=processes, least=1, repeats=1, clock=on_host,
                     n=2, race=dict(models=dict(shallow=tiny_pair)))
-    verifiers, known = [*map(Rehearsed, fused_kernels(), map(twin_of, ("", "block")))], set()
+    verifiers, known = [*map(Rehearsed, fused_kernels(), map(torch_verifier, ("", "block")))], set()
     tasks = [rehearse(task, verifiers, known) for task in gpu_tasks(torch.device("cpu"), verifiers, size)]
     out.unlink(missing_ok=True)
     return run_tasks(tasks, out, facts_of("make gpu-rehearsal", "cpu"), {})   # without limits of time

@@ -47,7 +47,7 @@ def faithful(*systems, part=None, plain=()):
 STAND_INS = {}   # system: for what its tests must fail, of the test modules that are loaded
 
 def plainer(system, stand_in, part):
-    "What a test takes in the place of the published: a part as it is, another system, a changed system"
+    "What a test takes instead of the published: a part as it is, another system, a changed system"
     if part: return stand_in
     if isinstance(stand_in, str): return Published(system, instead=stand_in)
     return Published(system, stand_in)
@@ -101,7 +101,7 @@ def pairs(draw, sizes=sizes):
 
 seeds = st.integers(0, 10**6)
 
-def twins(kind, V, seed, zeros=True):
+def related_pair(kind, V, seed, zeros=True):
     "A target and a draft whose distributions after every text are related in the way `kind`"
     a, b = random_table(V, 2*seed, zeros), random_table(V, 2*seed + 1, zeros)
     both = lambda k: TableModel(V, lambda text: KINDS[kind](a.law(text), b.law(text))[k])
@@ -109,7 +109,7 @@ def twins(kind, V, seed, zeros=True):
 
 def models(V=3):
     "Pairs of a target and a draft on `V` tokens, the tables with and without zeros"
-    return st.builds(twins, kinds, st.just(V) if isinstance(V, int) else V, seeds, st.booleans())
+    return st.builds(related_pair, kinds, st.just(V) if isinstance(V, int) else V, seeds, st.booleans())
 
 def constant(*weights): return TableModel(len(weights), lambda text: exact(*weights))
 

@@ -13,6 +13,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]/'docs'))
 from book import DOC_PARTS, ROOT, Notebook, anchors, by_name, declared, doc_parts, marked, marks, notebooks
 from book import order, text, works
 
+import specref
+
 WIDTH = 110
 BY_HAND = {'__init__.py', '__main__.py', '_modidx.py'}  # nbdev writes _modidx.py, git does not track it
 PLAIN = dict(kernelspec=dict(display_name='Python 3', language='python', name='python3'),
@@ -223,7 +225,7 @@ def upward(root=ROOT):
 
 ROOMS = 'core verify speed models draft gpu train serve bytes certify gpu.bench app'.split()
 
-def doors(root=ROOT):
+def downward(root=ROOT):
     """Imports that do not run down the list of rooms: a folder imports from itself and from those before it;
     and training that stands before its room"""
     def room(name): return next((r for r in reversed(ROOMS) if f'{name}.'.startswith(f'specref.{r}.')), None)
@@ -242,14 +244,52 @@ def eager(tree):
         yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
 
+OPTIONAL = 'tqdm', 'matplotlib', 'accelerate', 'triton'   # required where one asks for what they do
+
+def needs(root=ROOT, later=False):  # -> {module: packages}
+    "The packages of others that importing a module imports; `later`: or that its functions do"
+    trees = {dotted(f, root): (f, ast.parse(f.read_text(encoding='utf-8'))) for f in modules(root)}
+    def said(f, tree):
+        now = set(imported(eager(tree), package(f, root)))
+        inside = {*imported(ast.walk(tree), package(f, root)), *looked_up(ast.walk(tree))} if later else ()
+        return now | {n for n in inside if n.split('.')[0] not in OPTIONAL}
+    names = {m: said(f, tree) for m, (f, tree) in trees.items()}
+    def beyond(known): return known.union(*(names[n] for n in known & names.keys()))
+    while more := {m: beyond(known) for m, known in names.items() if beyond(known) != known}: names |= more
+    return {m: {n.split('.')[0] for n in found} - sys.stdlib_module_names - {'specref'}
+            for m, found in names.items()}
+
 def light(root=ROOT, also=()):
     "The modules that need numpy alone to be imported, or these packages too"
-    trees = {f: ast.parse(f.read_text(encoding='utf-8')) for f in modules(root)}
-    needs = {dotted(f, root): set(imported(eager(tree), package(f, root))) for f, tree in trees.items()}
-    ours = sys.stdlib_module_names | {'numpy', 'specref', *also}
-    heavy = {m for m, names in needs.items() if any(n.split('.')[0] not in ours for n in names)}
-    while more := {m for m, names in needs.items() if names & heavy} - heavy: heavy |= more
-    return sorted(needs.keys() - heavy)
+    return sorted(m for m, found in needs(root).items() if found <= {'numpy', *also})
+
+EXTRA_OF = {package: extra for extra, packages in specref.EXTRAS.items() for package in packages.split()}
+
+def to_install(nb, needed):  # -> extras and packages
+    "What must be installed for the cells of a notebook; `needed`: what `needs` returns"
+    nodes = [node for c in nb.code for node in ast.walk(parse(c['source']))]
+    names = {*imported(nodes), *(n for n in looked_up(nodes) if n.split('.')[0] not in OPTIONAL)}
+    names |= {f'specref.{specref.public().get(n.partition(".")[2], "")}' for n in names}
+    found = {n.split('.')[0] for n in names}.union(*(needed[n] for n in names & needed.keys()))
+    run = ''.join(c['source'] for c in nb.code if c not in nb.exported)
+    if re.search(r'\b(read_record|record_files)\(', run): found |= {'specref_models'}
+    ours = found & EXTRA_OF.keys() | {'specref', 'numpy', 'IPython'}
+    return {EXTRA_OF[p] for p in found & EXTRA_OF.keys()} | {'pytest'} & found - ours
+
+def stated_install(nb):  # -> extras and packages
+    "What the first cell of a notebook says to install"
+    first = next(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+    line = re.search(r"[*]To run it:[*] `pip install '?specref(?:\[([\w,]+)\])?'?(.*?)`", first)
+    said = {*(line[1] or '').split(','), *line[2].split()} if line else set()
+    return said | {'plots', 'stats', 'progress'} if 'models' in said else said
+
+def unprepared(root=ROOT):
+    "Notebooks whose first cell does not say what to install for them (the front page says it below)"
+    needed = needs(root, later=True)
+    for nb in notebooks(root):
+        missing = to_install(nb, needed) - stated_install(nb)
+        if nb.path.stem != 'index' and (missing or not stated_install(nb)):
+            yield f'{nb.path.name}: its first cell does not say to install {missing or "specref"}'
 
 def looked_up(nodes):
     "The dotted names, or their beginnings, that these syntax nodes import by a call"
@@ -325,7 +365,7 @@ def shows(cell):
         and not cell['source'].rstrip().endswith(';')
 
 def multiplied(root=ROOT):
-    "Lists and texts multiplied by a condition, in the place of an `if`"
+    "Lists and texts multiplied by a condition, instead of an `if`"
     def text(n): return isinstance(n, (ast.List, ast.Tuple, ast.JoinedStr)) or isinstance(n, ast.Constant) \
         and isinstance(n.value, str)
     def condition(n): return isinstance(n, (ast.Compare, ast.BoolOp)) or isinstance(n, ast.Call) \
@@ -359,12 +399,15 @@ def untidy_outputs(c):
     if found: yield f'the output names this machine: {found[0]}'
 
 def outside(root=ROOT):
-    "Notebooks that read beyond their folder by a path, or import from tests and the like: no wheel has those"
+    """Notebooks that read beyond their folder by a path, another notebook without `cells_beside`, or import
+    from tests and the like: no wheel has those"""
     own = {f.stem for d in ('docs', 'records', 'tests') for f in (root/d).glob('*.py')}
     for nb in notebooks(root):
         for c in nb.code:
             names = {name.partition('.')[0] for name in imported(ast.walk(parse(c['source'])))}
-            found = re.findall(r'["\']\.\.(?:/[^"\']*)?["\']', c['source']) + sorted(own & names)
+            paths = r'["\']\.\.(?:/[^"\']*)?["\']|Path\(f?["\'][^"\']*\.ipynb["\']\)'
+            found = [] if 'def cells_beside' in c['source'] else re.findall(paths, c['source'])
+            found += sorted(own & names)
             yield from (f'{nb.path.name} cell {c.get("id")}: reads {what}' for what in found)
 
 def tracked(root=ROOT):

@@ -18,13 +18,13 @@ from specref.gpu.verify import Logits, Probs, decision_cells, verify_chains, ver
 from specref.verify.block import block
 from specref.verify.reject import reject
 
-LAST, TWINS, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), []
+LAST, IN_TORCH, VERIFIED = 1 - 2.**-53, dict(trees=verify_trees, chains=verify_chains), []
 
 def same(kind, args, block=4, check=True, **how):
     "Whether the kernel returns the integers of the torch verifier"
-    twin = TWINS[kind]
-    a = twin(*args, check=check)
-    b = getattr(kernels, f"fused_{twin.__name__}")(*args, check=check, block=block, **how)
+    in_torch = IN_TORCH[kind]
+    a = in_torch(*args, check=check)
+    b = getattr(kernels, f"fused_{in_torch.__name__}")(*args, check=check, block=block, **how)
     VERIFIED.append(args[0].B)
     return all(map(torch.equal, vars(a).values(), vars(b).values()))
 
@@ -166,7 +166,7 @@ def shared_rows():
         assert same("trees", args, check=False, programs=2)
 
 def broken(seed, kind, V=5):
-    "Every corruption of one tree, for half of the seeds on logits: statuses and integers are the twin's"
+    "Every corruption of one tree, for half of the seeds on logits: statuses and integers are those in torch"
     rng = np.random.default_rng(seed)
     trees = [Tree((0,)) for _ in range(3)]
     for tree in trees[::2]: tree.grow(0, iid(law(rng, V)), Seeded(seed), 1)
@@ -246,13 +246,13 @@ def every_depth():
     for u, r in zip(batch.parent.tolist(), batch.q_row.tolist()):
         if r >= 0: p[u] = .9 * q[r] + .1 * p[u]
     args = batch, p, q, torch.tensor(rng.random(batch.n)), torch.tensor(rng.random(batch.B))
-    assert all(same(kind, args) and TWINS[kind](*args).length.max() > 8 for kind in TWINS)
+    assert all(same(kind, args) and IN_TORCH[kind](*args).length.max() > 8 for kind in IN_TORCH)
 
 def alone():
     "A batch without a draft token, without q, and one that asks for wider vectors than it needs"
     batch, u = flat([-1, -1, -1], [0, 1, 2]), doubles([0., .5, LAST])
     for b in (batch, replace(batch, height=3), replace(batch, width=1)):
-        assert all(same(kind, (b, torch.eye(3).double(), None, u, u)) for kind in TWINS)
+        assert all(same(kind, (b, torch.eye(3).double(), None, u, u)) for kind in IN_TORCH)
 
 # What is read
 
@@ -370,10 +370,10 @@ MUTANTS = {  # name: (case, function, change)
     "extra token from the root's row": ("bonus", "verify_trees_kernel", given(
         "token_in_blocks", "at", "NodeState(tree.first, tree.first, at.top, at.scale)")),
     "exclusion forgotten": (
-        "little", "offer_row_weights", never("entry(past.without_replacement, l) > 0")),
-    "c not renewed": ("exclusion", "next_offer", never("(alone > 0) & (j > 0)")),
+        "little", "child_row_weights", never("entry(past.without_replacement, l) > 0")),
+    "c not renewed": ("exclusion", "next_child", never("(alone > 0) & (j > 0)")),
     "tried tokens counted twice": ("twice", "covered_weight", instead("tl.where(_, 0.0, new)", "new")),
-    "no uniform fallback": ("uniform", "next_offer", given("tl.where", "nothing", "0")),
+    "no uniform fallback": ("uniform", "next_child", given("tl.where", "nothing", "0")),
     "S not renewed": ("fresh", TREE, instead("tl.where(row >= 0, 1, stale)", "stale")),
     "rejections forgotten at the end": ("fresh", "verify_trees_kernel", given("share_of_blocks", "j", "0")),
     "always the first block": ("tail", "share_of_blocks", without("x, y = next_x, next_y")),
@@ -385,7 +385,7 @@ MUTANTS = {  # name: (case, function, change)
     "no cut of prepared rows": ("several programs, logits", "own_rows", without("KIND == 4")),
     "block: <=": ("ends", CHAIN_END, at_equality("_ < S")),
     "block: weight left out": (
-        "chain", "prefix_offer", instead("tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0")),
+        "chain", "prefix_child", instead("tl.where(j > 0, entry(path.weight, d), 1.0)", "1.0")),
     "block: from the front": ("chain", CHAIN_END, instead("prefixes - 1", "tl.minimum(prefixes - 1, 1)")),
     "block: the root's coin": ("chain", CHAIN_END, instead("coins + at.node", "coins + tree.first")),
     "one token less by top-k": ("top-k", CUT, at_equality("n >= tokens")),
@@ -437,7 +437,7 @@ def main():
     random_batches(range(100, 103), (37, 1000), (16, 128, 1024), "chains")
     random_batches(range(200, 202), (4099,), (2048, 8192), "chains")
     for seed in range(2):
-        for kind in TWINS: broken(seed, kind)
+        for kind in IN_TORCH: broken(seed, kind)
     for check in (every_cells, strides, rows_by_number, shared_rows, published_cases, hidden_faults,
                   temperatures, cuts,
                   draws, next_to_nothing, every_depth, alone): check()

@@ -64,7 +64,7 @@ def maker(make):
     return lambda part: make(**{f.name: getattr(part, f.name) for f in fields(part) if f.init})
 
 def rebound(function, **others):
-    "The function, with others in the place of those that it names"
+    "The function, with others instead of those that it names"
     if missing := others.keys() - set(names_in(function.__code__)):
         raise LookupError(f"{function.__name__} does not name {', '.join(missing)}")
     new = FunctionType(function.__code__, function.__globals__ | others, function.__name__,

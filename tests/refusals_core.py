@@ -139,7 +139,7 @@ class Forgetful(Unmade):
     def learn(self, round): pass
 
 def each_door(drafter=no_draft, verify=reject):
-    "The doors of the loop, with a part that returns something wrong"
+    "The parts of the loop, with a part that returns something wrong"
     yield lambda: run(drafter=drafter, verify=verify)
     yield lambda: next(play(drafter=drafter, verify=verify))
     yield lambda: loop_law(table(), drafter, verify, (0,), 1)

@@ -71,7 +71,7 @@ def drawn(draw):
     return call
 
 def wants_a_model(x):  # -> (argument, call)
-    "The doors at which a model is wanted, with `x` there instead"
+    "The functions that want a model, with `x` there instead"
     p, q = random_table(V, 1), random_table(V, 2)
     yield from (("target", lambda f=f: f(x)) for f in (
         lambda x: generate(x, no_draft, match, (1,), 1, Seeded(0)), lambda x: target_law(x, (1,), 1),

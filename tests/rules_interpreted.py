@@ -224,7 +224,7 @@ def chains():
         if are_chains: assert same_as_chains(args), name
 
 def shared_links():
-    "Nodes that are offered by many parents: more offers than nodes, and no circle"
+    "Nodes that are offered by many parents: more children than nodes, and no circle"
     n = 7
     batch = flat([-1, 0, 0, 1, 1, 3, 3], [0, 0, 1, 0, 1, 0, 1])
     batch = replace(batch, child=torch.tensor([1, 3, 3, 5, 5, -1, -1], dtype=torch.int32))
@@ -372,7 +372,7 @@ MUTANTS = {   # name: (function, change), of each rule
         "the root's coin": (WALK, instead("coins + at.node", "coins + tree.first")),
         "not divided by K": (WALK, instead("u * _ < S", "u < S")),
         "S not renewed": (WALK, never("d > 0")),
-        "offers not restored": (
+        "children not restored": (
             WALK, instead("at, past, j = off_stack(stack, d)", "at, _, j = off_stack(stack, d)")),
         "rejected once more": (WALK, without("j += 1")),
         "the first child alone": (WALK, instead(NEXT, "-1")),
@@ -382,7 +382,7 @@ MUTANTS = {   # name: (function, change), of each rule
     },
 }
 BOUNDS = {   # broken links that a kernel must not follow
-    "more offers than nodes": (WALK, without("left >= 0")),
+    "more children than nodes": (WALK, without("left >= 0")),
     "more paths than nodes": (SEARCH, without("left >= 0")),
 }
 DETECTING = dict(traverse_trees=(1, 11, 7, 10))   # tried first

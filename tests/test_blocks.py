@@ -325,7 +325,8 @@ def test_training_approaches_the_closed_form(make, steps, peak, tmp_path):
     def data(n, seed): return state_dataset(base, branch_texts(B, TAIL, n, 25, seed), (0, 1), tmp_path)
     net = small(make, base=base, perturbed=False, k=GAMMA,
                 **dict(reads=(0, 1, 1)) if make is PEagle else dict(hidden=32, inner=64))
-    train_network(net, base, data(256, 0), data(16, 2)[:], steps, peak, tmp_path/"net", look=steps, depth=2)
+    how = dict(eval_steps=steps, depth=2)
+    train_network(net, base, data(256, 0), data(16, 2)[:], steps, peak, tmp_path/"net", **how)
     tokens, overlaps = evaluate(net, base, data(96, 1)[:], GAMMA)
     reach = float(block_tokens(B, TAIL, GAMMA, GAMMA))
     assert abs(tokens - reach) < .2 < .4 < GAMMA + 1 - tokens, (tokens, reach, overlaps)

@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator, CandidateGenerator, PromptLookupCandidateGenerator)
 
 from contracts import continued
-from helpers import Plan, examples, kinds, laws, models, plans, proves, refuses, seeds, twins
+from helpers import Plan, examples, kinds, laws, models, plans, proves, refuses, seeds, related_pair
 from test_transformer import NONE, bare as network
 from specref import (Branching, Chain, generate_law, greedy, HFModel, iid, law_of, loop_law, match,
                      no_draft, PromptLookup, random_table, reject, rounds, Seeded, speculate, target_law,
@@ -425,7 +425,7 @@ def one_edge(true, stated):
           st.integers(1, 3))
 def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, top, verify, R):
     "R rounds continued by the target are off by at most the sum of each round's largest misstatement"
-    n, (target, q) = 3, twins(kind, 3, seed, zeros)
+    n, (target, q) = 3, related_pair(kind, 3, seed, zeros)
     another = random_table(3, other, False)   # no zeros here: every token of q's support can be drawn
     def true(ctx):
         w = greedy(q.law(ctx)) if top else another.law(ctx) * (q.law(ctx) > 0)

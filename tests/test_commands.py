@@ -212,15 +212,15 @@ def test_a_trained_drafter_by_folder_or_by_name(capsys, mine, priced):
     fails(capsys, "system: got 'Medusa', wanted one of", *given, "--drafter", mine, "--system", "Medusa")
 
 def test_a_trained_drafter_joins_the_tour(mine):
-    stops = drafter_contestants(pair_of(1., drafter=mine))
-    assert [(stop.recipe, stop.draft) for stop in stops] == [("EAGLE", "own"), ("EAGLE-2", "own")]
-    run = decode_cold(stops[0], 0., (1, 2, 3), 3, 0)
+    contestants = drafter_contestants(pair_of(1., drafter=mine))
+    assert [(found.recipe, found.draft) for found in contestants] == [("EAGLE", "own"), ("EAGLE-2", "own")]
+    run = decode_cold(contestants[0], 0., (1, 2, 3), 3, 0)
     assert len(run.text) == 3 and run.system.name.startswith("EAGLE") and run.text.ledger.num_draft_tokens
 
 def test_the_tour_on_models_of_your_own(mine, folder):
     "A pair runs what it can: with a draft all systems, alone those without one, and those of its drafter"
     def names(**given):
-        return [(stop.recipe, stop.draft) for stop in own_contestants(pair_of(**given), every=False)]
+        return [(x.recipe, x.draft) for x in own_contestants(pair_of(**given), every=False)]
     alone = names(target=str(folder/"target"))
     assert alone[0] == ("autoregressive", "") and ("prompt lookup", "") in alone
     assert not any(draft for _, draft in alone)
@@ -235,15 +235,15 @@ def test_the_tour_on_models_of_your_own(mine, folder):
     with pytest.raises(ValueError, match="^prompt: got"): plain.prompts("copy", 1, 12)
 
 @pytest.mark.parametrize("temperature", [0., 1.])
-def test_a_stop_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
+def test_a_contestant_of_ones_own_is_a_cold_run_on_that_pair(folder, temperature):
     "At the temperature that is asked for; at 0 the text is that of plain decoding"
     pair = pair_of(target=str(folder/"target"), draft=str(folder/"draft"))
-    stops = {stop.recipe: stop for stop in own_contestants(pair, every=True)}
-    prompt = stops["autoregressive"].prompts("code", 1, 6)[0]
-    plain = decode_cold(stops["autoregressive"], temperature, prompt, 6, 0)
+    contestants = {found.recipe: found for found in own_contestants(pair, every=True)}
+    prompt = contestants["autoregressive"].prompts("code", 1, 6)[0]
+    plain = decode_cold(contestants["autoregressive"], temperature, prompt, 6, 0)
     of_the_target = "LayerSkip", "SWIFT", "TriForce", "MagicDec"
     for name in "speculative sampling", "SuffixDecoding", "Sequoia", *of_the_target:
-        run = decode_cold(stops[name], temperature, prompt, 6, 0)
+        run = decode_cold(contestants[name], temperature, prompt, 6, 0)
         assert run.target.model is pair.target.model and run.target.temperature == temperature
         assert run.text.ledger.num_draft_tokens and (temperature or run.text == plain.text)
 

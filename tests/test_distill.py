@@ -9,7 +9,7 @@ import numpy as np, pytest, torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import constant, faithful, pairs, proves, refuses, tiny, twins
+from helpers import constant, faithful, pairs, proves, refuses, tiny, related_pair
 from specref import Chain, exact, generate, law_of, overlap, reject, residual, rounds, target_law, tv
 from specref.core.check import read_record
 from specref.models.embedded import DOMAINS
@@ -165,7 +165,7 @@ def mass(target, draft, x):
 @proves("thm-round-states")
 def test_rejections_of_a_round(kind, seed, gamma=3):
     "By enumeration: where a round rejects, bounds from both models' texts, and P(accepted) from target texts"
-    target, draft = twins(kind, 3, seed)
+    target, draft = related_pair(kind, 3, seed)
     t = table_tv(target, draft)
     def ended(rng):   # the whole round, of which a text may be cut
         end = next(rounds(target, Chain(draft, gamma), reject, (0,), rng)).verdict.node
@@ -185,7 +185,7 @@ def test_rejections_of_a_round(kind, seed, gamma=3):
 @proves("thm-text-rejections")
 def test_rejections_of_a_text(seed, n):
     "With drafts as long as the text, the mean number of rejections is the sum of E TV over target prefixes"
-    target, draft = twins("independent", 3, seed)
+    target, draft = related_pair("independent", 3, seed)
     def rejections(gamma):
         def run(rng):
             statuses = [s.status for s in generate(target, Chain(draft, gamma), reject, (0,), n, rng).steps]
@@ -212,7 +212,7 @@ def shape_and_token(target, draft, rng):
 @proves("prop-on-policy-bound")
 def test_the_on_policy_bound(kind, seed):
     "E TV at a place of the target's text is at most the sum of E TV up to this place of the draft's text"
-    target, draft = twins(kind, 3, seed)
+    target, draft = related_pair(kind, 3, seed)
     t = table_tv(target, draft)
     sums = np.cumsum([expected(draft, k, t) for k in range(4)])
     assert all(expected(target, k, t) <= sums[k] for k in range(4))
@@ -298,7 +298,7 @@ def test_on_policy_texts_are_refreshed(subject):
 def test_no_gradient_through_sampling():
     "The gradient is the one for the same texts as constants, and none reaches the target"
     at, draft = source(), a_draft()
-    r = DistilRecipe(pool=6, rows=6, refresh=2, look=2, temperature=.7)
+    r = DistilRecipe(pool=6, rows=6, refresh=2, eval_steps=2, temperature=.7)
     loss = PooledLoss(at, LABELS["target"](at.target), r)
     loss(draft, 0).backward()
     rows = torch.from_numpy(np.random.default_rng((0, 0)).choice(6, 6, replace=False))
@@ -359,7 +359,7 @@ def test_greedy_agreement():
 
 def run(folder, until=None, **kw):
     at = source()
-    recipe = DistilRecipe(steps=24, peak=3e-2, rows=8, pool=8, refresh=2, look=8, **kw)
+    recipe = DistilRecipe(steps=24, peak=3e-2, rows=8, pool=8, refresh=2, eval_steps=8, **kw)
     return distil(a_draft(), at, HeldOutTexts.of(source(seed=9), 8), recipe, folder, until=until)
 
 @pytest.mark.parametrize("name", TEXT_SOURCES)
@@ -375,14 +375,15 @@ def test_distillation_raises_alpha_and_resumes(name, tmp_path):
 def test_the_highest_alpha_is_returned(tmp_path):
     "Not the last weights, and not the lowest loss: a peak that ruins the draft gives the beginning back"
     at = source()
-    recipe = DistilRecipe("corpus", "TVD", steps=8, peak=1e3, rows=4, pool=4, refresh=2, look=2, patience=2)
+    recipe = DistilRecipe("corpus", "TVD", steps=8, peak=1e3, rows=4, pool=4, refresh=2, eval_steps=2,
+                          patience=2)
     draft, evaluations = distil(a_draft(), at, HeldOutTexts.of(source(seed=9), 8), recipe, tmp_path/"run")
     assert all(map(torch.equal, draft.parameters(), a_draft().parameters()))
     assert len(evaluations) == 3 and has_peaked([[0, .5], [1, .4], [2, .5]], 2)
     assert not has_peaked([[0, .5], [1, .4], [2, .6]], 2) and not has_peaked([[0, .5], [1, .4]], 2)
 
 def test_refusals(tmp_path):
-    for name, x in dict(source="web", divergence="KL", labels="hard", steps=0, rows=64, pool=0, look=25,
+    for name, x in dict(source="web", divergence="KL", labels="hard", steps=0, rows=64, pool=0, eval_steps=25,
                         temperature=0.).items():
         refuses(name, DistilRecipe, **{name: x})
     refuses("temperature", log_laws, torch.zeros(2), -1)
@@ -399,7 +400,7 @@ def small_record(folder):
     held = HeldOutTexts.of(source(seed=9), 4)
     start = corpus_start(at, IDS, held, folder, sizes=(1, 32, 32), steps=3)
     return distil_record(start, at, IDS, IDS, folder, texts=4, length=12, prompt=4, steps=2, rows=2, pool=2,
-                         refresh=1, look=1)
+                         refresh=1, eval_steps=1)
 
 def test_the_record_at_small_size(tmp_path):
     "Every run of the grid with both seeds, the LK losses on the best source; made again it is the same"
@@ -421,7 +422,7 @@ def test_the_record_at_small_size(tmp_path):
 def test_weights_are_chosen_on_held_out_prompts(tmp_path):
     at, held_ids = tiny(V).float(), {d: x[::-1].copy() for d, x in IDS.items()}
     record = distil_record(a_draft(), at, IDS, held_ids, tmp_path, (0,), GRID[:1], (), texts=4, length=12,
-                           prompt=4, steps=1, rows=2, pool=2, refresh=1, look=1)
+                           prompt=4, steps=1, rows=2, pool=2, refresh=1, eval_steps=1)
     held = HeldOutTexts.of(PromptSource(held_ids, at, 12, 4, seed=20), 2)
     first = record["rows"][0]["evaluations"][0][1]
     assert first == pytest.approx(held.overlaps(a_draft()).mean().item())

@@ -329,7 +329,7 @@ def trained_overlaps(make, folder):  # -> (4,), by depth
     "The overlaps after fifty steps from the same weights"
     base, train, held = written(folder/"states")
     torch.manual_seed(0)
-    net, how = make(base), dict(look=50, rows=8, depth=4)
+    net, how = make(base), dict(eval_steps=50, rows=8, depth=4)
     net, _ = train_network(net, base, train, held[:], 50, 5e-3, folder/str(id(make)), **how)
     return evaluate(net, base, held[:], 4)[1]
 

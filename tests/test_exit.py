@@ -264,8 +264,8 @@ def test_the_choice_of_exit_and_length():
                   for e in range(1, 6) for g in range(1, 9)}
         assert speeds[best_exit(rates)] == pytest.approx(max(speeds.values()))
 
-def test_the_shipped_model_beside_its_plain_twin():
-    "Every exit is accepted more often than the twin's; the record is that of the weights, made by the recipe"
+def test_the_shipped_model_beside_its_baseline():
+    "Every exit is accepted more often than the baseline's; the record is that of weights made by the recipe"
     exits, model = layerskip_exits(), layerskip_model()
     ours, plain = exits["layerskip"]["held-out"], exits["plain"]["held-out"]
     assert all(a > b + .03 for a, b in zip(ours["accepted"][:-1], plain["accepted"]))
@@ -275,8 +275,8 @@ def test_the_shipped_model_beside_its_plain_twin():
     card = json.loads((stored("layerskip")/"recipe.json").read_text())["recipe"]
     assert card == json.loads(json.dumps(vars(LayerSkipRecipe())))
 
-def test_training_twins(tmp_path, monkeypatch):
-    "Two steps in small: weights that load, a card with both records; the twin has no exits and no dropout"
+def test_training_both(tmp_path, monkeypatch):
+    "Two steps in small: weights that load, a card with both records; the baseline has no exits, no dropout"
     ids = np.arange(900, dtype=np.uint16) % 512
     base = llama(3, 32, 32)
     monkeypatch.setattr(early_exit, "raw_model", lambda: base)

@@ -7,10 +7,10 @@ import house, pytest
 from house import PLAIN, ROOT, disagreements, export, light, tracked
 from specref.core.check import provenance_of_run
 
-RULES = (house.mirror, house.upward, house.doors, house.ambiguous, house.wide, house.linted, house.multiplied,
-         house.untidy,
+RULES = (house.mirror, house.upward, house.downward, house.ambiguous, house.wide, house.linted,
+         house.multiplied, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unrecorded, house.stale, house.typed, house.cluttered, house.ungraded)
+         house.unprepared, house.unrecorded, house.stale, house.typed, house.cluttered, house.ungraded)
 
 def none(found, hint=''):
     found = list(found)
@@ -136,10 +136,11 @@ def drawn(said, x):
 
 TWICE = '#| export\ndef twice(x):\n    "Two of them"\n    return 2*x'
 THRICE = '#| export\nfrom specref.core.law import twice\n\ndef thrice(x): return twice(x) + x'
+RUN = '*To run it:* `pip install specref`.'
 ASKED = '\n\n## Exercises\n\n1. One.\n2. Two.\n3. *Break it.* Three.'
-LAW = [prose('# Law\n\n> **Theorem (Two).**<a id="thm-two"></a> One and one.' + ASKED),
+LAW = [prose(f'# Law\n\n{RUN}\n\n> **Theorem two.**<a id="thm-two"></a> One and one.{ASKED}'),
        code('#| default_exp core.law'), code(TWICE), code('twice(1) + 1', result('3'))]
-USE = [prose('# Use' + ASKED), code('#| default_exp core.use'), code(THRICE),
+USE = [prose(f'# Use\n\n{RUN}{ASKED}'), code('#| default_exp core.use'), code(THRICE),
        code('twice(2), 4', result('(4, 4)'))]
 
 @pytest.fixture
@@ -186,9 +187,9 @@ PLANTS = {
     'a module that imports upward': (
         house.upward, file('specref/core/law.py', 'from .use import thrice\n\ntwice = thrice\n')),
     'a room that imports from a later one': (
-        house.doors, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
+        house.downward, file('specref/core/law.py', 'def f():\n    from ..app import use\n')),
     'training below its room': (
-        house.doors, file('specref/core/law.py', 'from ..models.recipe import fit\n')),
+        house.downward, file('specref/core/law.py', 'from ..models.recipe import fit\n')),
     'a chapter without a module that imports a later number': (house.upward, lambda root: write(
         root, '00a_read', prose('# Read'), code('from specref.core.use import thrice'))),
     'a name with two meanings': (house.ambiguous, file('specref/core/use.py', 'def twice(x): return 3*x\n')),
@@ -200,7 +201,10 @@ PLANTS = {
         house.multiplied, file('specref/core/law.py', 'def s(n): return "s" * (n > 1)\n')),
     'an unstored value': (house.untidy, law(code('1 + 1'))),
     'a file beside the notebooks': (house.outside, law(code('open("../docs/a.json")'))),
+    'another notebook, which may not be there': (
+        house.outside, law(code('Path("00_law.ipynb").read_text()'))),
     'an import from the tests': (house.outside, law(code('from test_law import test_two'))),
+    'a package that the first cell does not name': (house.unprepared, law(code('import torch'))),
     'a path in an output': (house.untidy, law(code('f.name', result("'/tm" "p/a1'")))),
     'a host in a file': (house.machine_words, file('notes.txt', 'from py' 'pi.org')),
     'a theorem without a test': (house.unproved, law(prose('<a id="thm-three"></a>'))),

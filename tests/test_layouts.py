@@ -334,7 +334,7 @@ def test_copy_of_the_embedding(layout):
 @proves("prop-twice")
 @examples(25, st.integers(1, 12), st.data())
 def test_the_maps_determine_each_other(V, data):
-    "They determine each other, and tokens in the place of offsets contradict `t2d`, for two tokens or more"
+    "They determine each other, and tokens instead of offsets contradict `t2d`, for two tokens or more"
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, V - 1), min_size=1))))
     d2t, t2d = vocab_maps(ids, V)
     assert torch.equal(t2d.nonzero().flatten() - torch.arange(len(ids)), d2t)

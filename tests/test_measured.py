@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest, torch
 from helpers import proves
 from test_verify import noted
-import twin as tw
+import torch_verifiers as tv
 from rehearsal import Rehearsed
 from rehearsal import rehearse
 from verdicts import store_verdicts
@@ -115,13 +115,13 @@ def test_drafted_tokens_have_the_distribution_of_their_rows():
 @pytest.mark.parametrize("logits", [False, True])
 def test_parity_detects_a_wrong_verifier(rule, logits, at_once):
     "The torch verifier agrees with itself, one coin for all nodes does not; a failing verifier is named"
-    twin = verify_chains if rule == "block" else verify_trees
+    in_torch = verify_chains if rule == "block" else verify_trees
     def same_coin(batch, p, q, coins, picks, check):
-        return twin(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
+        return in_torch(batch, p, q, coins[:1].expand(len(coins)).clone(), picks, check=check)
     def broken(*args, **kw): raise RuntimeError("no kernel image")
-    verifiers = dict(kernel=twin, mutant=same_coin, broken=broken)
+    verifiers = dict(kernel=in_torch, mutant=same_coin, broken=broken)
     differ = tk.tree_parity(verifiers, rule, 5, 150, CPU, logits)["differ"]
-    assert differ["twin"] == differ["kernel"] == 0 < differ["mutant"]
+    assert differ["torch"] == differ["kernel"] == 0 < differ["mutant"]
     assert differ["broken"] == "RuntimeError: no kernel image"
 
 def test_random_trees_cover_every_case():
@@ -291,7 +291,7 @@ def test_a_run_is_written_whole(whole):
     assert made == dict(bounds=1, parity=12, speed=8, baselines=10, engine=2, programs=8, law=1, rest=8)
     assert not any({"error", "skipped"} & r.keys() for rows in got["parts"].values() for r in rows)
     lines = list(me.gpu_table(got))
-    assert any("twin 0, kernel 0" in l for l in lines)
+    assert any("torch 0, kernel 0" in l for l in lines)
     assert any(l.startswith("distribution, kernel") and l.endswith("fits") for l in lines)
     for module in ("flashinfer", "sgl_kernel", "vllm"):
         assert any(f"ModuleNotFoundError: No module named '{module}" in l for l in lines)
@@ -318,21 +318,21 @@ def test_the_full_run():
 
 @pytest.mark.parametrize("logits", [False, True])
 def test_stored_verdicts_are_found_by_their_arguments(logits, tmp_path):
-    "Those of the same numbers are used; of others the twin is run"
+    "Those of the same numbers are used; of others the torch implementation is run"
     path, sizes = tmp_path/"v.npz", ("mixed", 5, 30, logits)
     assert tk.stored_verdicts(path) == {}
     store_verdicts(path, [sizes])
     stored = tk.stored_verdicts(path)
     found = tk.tree_parity({}, *sizes[:3], CPU, logits, stored)
-    assert found["stored"] and found["differ"] == dict(twin=0)
+    assert found["stored"] and found["differ"] == dict(torch=0)
     (key, table), = stored.items()
     table[0] += 1
-    assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(twin=1)
+    assert tk.tree_parity({}, *sizes[:3], CPU, logits, {key: table})["differ"] == dict(torch=1)
     assert not tk.tree_parity({}, "mixed", 5, 31, CPU, logits, stored)["stored"]
     store_verdicts(path, [(rule, *sizes[1:]) for rule in ("chain", "block")])   # of the same numbers
     for rule in "chain", "block":
         found = tk.tree_parity({}, rule, *sizes[1:3], CPU, logits, tk.stored_verdicts(path))
-        assert found["stored"] and found["differ"] == dict(twin=0)
+        assert found["stored"] and found["differ"] == dict(torch=0)
 
 def test_what_is_compiled_ahead_is_what_is_launched():
     "A rehearsed task notes no kernel that its own launches have not compiled; without them it does"
@@ -349,7 +349,7 @@ def test_a_failing_part_affects_no_other(tmp_path):
     "With failing kernels and engine: their entries are messages, the others numbers; the table is printed"
     def broken(*args, **kw): raise RuntimeError("PassManager::run failed")
     parts = tiny_run(tmp_path, (broken, broken), dict(models={}))["parts"]
-    assert parts["law"][0]["twin"]["fits"] and {r["differ"]["twin"] for r in parts["parity"]} == {0}
+    assert parts["law"][0]["torch"]["fits"] and {r["differ"]["torch"] for r in parts["parity"]} == {0}
     assert parts["engine"][0]["error"] == "KeyError: 'shallow'"
     lines = list(me.gpu_table(json.loads((tmp_path/"gpu.json").read_text())))
     for words in ("PassManager", "KeyError", "not measured yet"): assert any(words in l for l in lines)
@@ -455,11 +455,11 @@ def test_goals_beside_what_was_reached():
 
 def test_without_triton_times_are_measured(monkeypatch):
     "The count of bytes is an error text, and the table has no share of a copy"
-    monkeypatch.setattr(tw, "bytes_read", lambda *a: __import__("no_triton_here"))
-    row = tw.against_reference("chain 8", 30, 2, "float64", 1, 1)
-    assert row["bytes"].startswith("ModuleNotFoundError") and row["twin_ms"] > 0
-    twin = dict(row, tree="chain 8", kind="float64", threads=1)
-    got = dict(KNOWN, seconds={}, parts=dict(copy=[dict(threads=1, copy=1e9)], twin=[twin]))
+    monkeypatch.setattr(tv, "bytes_read", lambda *a: __import__("no_triton_here"))
+    row = tv.against_reference("chain 8", 30, 2, "float64", 1, 1)
+    assert row["bytes"].startswith("ModuleNotFoundError") and row["torch_ms"] > 0
+    in_torch = dict(row, tree="chain 8", kind="float64", threads=1)
+    got = dict(KNOWN, seconds={}, parts=dict(copy=[dict(threads=1, copy=1e9)], torch=[in_torch]))
     assert "nan% of a copy" in list(me.cpu_table(got))[3] and "1 failures" in list(me.cpu_table(got))[4]
 
 def test_verification_is_measured_without_transformers():
@@ -499,38 +499,40 @@ def test_bad_arguments(args, what, monkeypatch, capsys):
 
 def test_a_run_on_a_cpu(tmp_path, monkeypatch):
     "The same tokens as the reference, in both precisions; the file is written, its table is whole"
-    monkeypatch.setattr(tw.os, "getloadavg", lambda: (.1, 9., 9.))
-    got = tw.twin_times(tmp_path/"twin.json", V=50, B=3, laps=2, Bs=(1,), size=1 << 16)
+    monkeypatch.setattr(tv.os, "getloadavg", lambda: (.1, 9., 9.))
+    got = tv.torch_times(tmp_path/"torch_verifiers.json", V=50, B=3, laps=2, Bs=(1,), size=1 << 16)
     torch.set_num_threads(1)
-    assert got == json.loads((tmp_path/"twin.json").read_text())
-    lines, rows = list(me.cpu_table(got)), got["parts"]["twin"] + got["parts"]["size"]
-    assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, twin=8, size=2)
-    assert all(r["same"] and r["twin_ms"] > 0 and r["ratio"] > 0 for r in rows)
+    assert got == json.loads((tmp_path/"torch_verifiers.json").read_text())
+    lines, rows = list(me.cpu_table(got)), got["parts"]["torch"] + got["parts"]["size"]
+    assert {part: len(rows) for part, rows in got["parts"].items()} == dict(copy=2, torch=8, size=2)
+    assert all(r["same"] and r["torch_ms"] > 0 and r["ratio"] > 0 for r in rows)
     assert len(lines) == 12 and lines[-1] == "0 failures, 0 tasks skipped"
     assert "of a copy" in lines[3] and "DIFFERENT" not in "".join(lines)
-    got["parts"]["twin"][0]["same"] = False
+    got["parts"]["torch"][0]["same"] = False
     assert list(me.cpu_table(got))[3].endswith("DIFFERENT")
     assert got["machine"] and got["versions"]["torch"] == torch.__version__
 
 def test_a_busy_machine_is_refused(tmp_path, monkeypatch):
     "A run on a CPU is not begun beside other programs, and nothing is written"
-    monkeypatch.setattr(tw.os, "getloadavg", lambda: (1.2, 0., 0.))
-    with pytest.raises(SystemExit, match="load of this machine is 1.2"): tw.twin_times(tmp_path/"twin.json")
-    assert not (tmp_path/"twin.json").exists()
+    monkeypatch.setattr(tv.os, "getloadavg", lambda: (1.2, 0., 0.))
+    file = tmp_path/"torch_verifiers.json"
+    with pytest.raises(SystemExit, match="load of this machine is 1.2"): tv.torch_times(file)
+    assert not file.exists()
 
 def test_the_stored_runs_are_readable():
     "Where a run is stored, its table can be printed and no tokens differ"
-    for name, table in (("twin", me.cpu_table), ("gpu", me.gpu_table)):
+    for name, table in (("torch_verifiers", me.cpu_table), ("gpu", me.gpu_table)):
         if name not in record_files(): continue
         got = read_record(name)
-        assert len(list(table(got))) > 3 and all(r["same"] for r in me.valid_rows(got, "twin") if "same" in r)
+        same = [r["same"] for r in me.valid_rows(got, "torch") if "same" in r]
+        assert len(list(table(got))) > 3 and all(same)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_on_a_gpu():
     "Kernel, graph and queue on the device, at small sizes"
     kernel, _ = tk.fused_kernels()
     cuda = torch.device("cuda")
-    assert tk.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(twin=0, kernel=0)
-    both = {"kernel": kernel, "twin": verify_trees}
+    assert tk.tree_parity({"kernel": kernel}, "mixed", 7, 200, cuda)["differ"] == dict(torch=0, kernel=0)
+    both = {"kernel": kernel, "torch": verify_trees}
     for clock in (ck.on_graph, ck.on_queue):
         assert ck.verify_times(both, "16 nodes", 1000, 4, "typical", cuda, clock=clock)["us"]["kernel"] > 0

@@ -11,7 +11,7 @@ from helpers import ALPHA, CANON, constant, g_test
 from specref.certify.certificates import certify_system
 from specref.certify.draft_mutants import DRAFT_GALLERY, DRAFT_MUTANTS, DRAFT_SLOW, KNOWN
 from specref.certify.chain_mutants import BLOCK, NOISE_SHARED
-from specref.certify.loop_mutants import FOUR, GALLERY, MUTANTS, TLI, OneStream, Wire
+from specref.certify.loop_mutants import FOUR, GALLERY, MUTANTS, TLI, OneStream, InterfaceBug
 from specref.core.law import exact, overlap
 from specref.core.loop import System, rounds
 from specref.core.rng import Seeded, numpy_generator, tv_outcomes
@@ -21,7 +21,7 @@ from specref.verify.reject import Chain, accepted_at_least, reject
 N = 200_000   # samples from the output distribution of a mutant
 DETECTABLE = F(2, 100)   # a distance that so many samples must detect
 ALL, SLOWER = ([m for m in KNOWN if m.by == by] for by in ("law", "E[tokens]"))
-INTERFACES = [m for m in KNOWN if isinstance(m, Wire)]
+INTERFACES = [m for m in KNOWN if isinstance(m, InterfaceBug)]
 AHEAD = [m for m in DRAFT_MUTANTS if isinstance(m.wrong.drafter, Overlapped)]   # what it writes is no edge
 MISSTATING = [m for m in ALL if m.wrong.drafter is not m.right.drafter and m not in NOISE_SHARED + AHEAD]
 FAMILIES = *GALLERY.values(), *DRAFT_GALLERY.values()
@@ -111,10 +111,10 @@ def test_published_acceptance():
     assert [overlap(p, q), overlap(p, TLI.drafter.model.law((0,)))] == [F(3, 10), F(2, 5)]
     assert overlap(FOUR[0].law((0,)), FOUR[1]) == F(9, 10) and BLOCK.tokens() == F(253, 120)
 
-@pytest.mark.parametrize("wire", INTERFACES, ids=lambda w: w.name)
-def test_a_violated_interface_is_found(wire):
-    assert wire.test(wire.right) is True and wire.test(wire.wrong) is False
-    matrix.append((wire.name, wire.seen, "-", wire.by))
+@pytest.mark.parametrize("bug", INTERFACES, ids=lambda w: w.name)
+def test_a_violated_interface_is_found(bug):
+    assert bug.test(bug.right) is True and bug.test(bug.wrong) is False
+    matrix.append((bug.name, bug.seen, "-", bug.by))
 
 def test_no_bug_is_lost():
     "The names have a fixed digest; an issue has an owner, a repository and a number"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np, pytest, torch
 
 from helpers import (examples, faithful, models, proves, random_table, refuses, round_tokens, seeds, tiny,
-                     twins)
+                     related_pair)
 from published import drafted, having
 from specref import (autoregressive, Branching, Chain, embedded, exact, generate, HFModel, iid, law_of,
                      loop_law, overlap, prompts, reject, rounds, Seeded, TableModel, target_law, Tree, tv,
@@ -91,7 +91,7 @@ OFFLINE = {"replay of accepted positions": storing(accepted_nodes),
 def test_a_position_is_stored_by_the_total_variation(subject):
     "P(stored) = P(reached) · TV(p, q) for every context of the draft, with the target's row"
     for kind in ("independent", "superset", "equal"):
-        p, q = twins(kind, 3, 1)
+        p, q = related_pair(kind, 3, 1)
         def run(rng):
             one = next(rounds(p, Chain(q, 2), reject, (0,), rng))
             items = subject.drafter(q, dict(most=32), gamma=2).learn(one).buffer
@@ -132,7 +132,7 @@ def test_errors_by_hand():
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_the_number_of_updates(every):
     "One for each `every` requests, rounded down; a full buffer is one more; the buffer is empty after it"
-    p, q = twins("independent", 3, 1, zeros=False)
+    p, q = related_pair("independent", 3, 1, zeros=False)
     start = OnlineDrafter(CountedDraft(q), 2, every=every)
     versions = [after.version for _, after in serve(p, start, reject, [(0,)]*10, 6, Seeded(0))]
     assert versions == [(i + 1) // every for i in range(10)]

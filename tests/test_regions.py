@@ -1,4 +1,4 @@
-"Chapter 17aa: rules with an exception are wrong on some rows only, and the rows of every door have these"
+"Chapter 17aa: rules with an exception are wrong on some rows, and the rows of every interface have these"
 from fractions import Fraction as F
 
 import numpy as np, pytest

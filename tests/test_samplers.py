@@ -310,7 +310,7 @@ BUGS = {name: (dict(verify=f), FAILED.get(name, {*WRONG})) for name, f in THEIRS
     "NaN accepts": (dict(verify=nan_accepts, runs=300), {"nan"}),
 }
 
-# Other interfaces, and bugs that need a certain door
+# Other interfaces, and bugs that need a certain one
 
 FIRST = {"different rows": CASES["different rows"]}
 

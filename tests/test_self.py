@@ -1,4 +1,4 @@
-"Chapter 25: rows are lent and never changed, the threshold is the paper's, the search beats random masks"
+"Chapter 25: shared rows never change, the threshold is the paper's, the search beats random masks"
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, islice
@@ -61,7 +61,7 @@ class LeavesRows(SkippedModel):
         rows, target = super().feed(tree, with_answers), self.target
         n, old, _ = target.trie.turn(tree, with_answers=False)
         target.memory.gather(n, old)
-        new = len(target.trie.edge) - (first := self.memory.lent)
+        new = len(target.trie.edge) - (first := self.memory.shared)
         for name, buffer in target.memory.buffer.items():
             own, target.memory.n = self.memory.buffer.get(name, 0*buffer), first
             target.memory.put(name, own[..., :new, :])
@@ -75,11 +75,11 @@ class WholeLayers(SkippedModel):
         either = [a or m for a, m in zip(skip[:L], skip[L:])]
         super().__init__(target, either * 2)
 
-@proves("thm-lent-rows")
+@proves("thm-shared-rows")
 @faithful("Draft & Verify", part="SkippedModel", plain={
     "its own rows of the text": OwnRows, "its rows of accepted tokens": KeepsRows,
     "its rows left to the target": LeavesRows, "whole layers": WholeLayers})
-def test_rows_are_lent(subject):
+def test_rows_are_shared(subject):
     "After every round: the draft's rows by transformers' own pass, the target's rows by a fresh one"
     for seed, mask in enumerate(MASKS):
         target = toy()

@@ -120,7 +120,7 @@ def visit(site, home):
     return facts
 
 def formulas(site):
-    "The plainest page with the formulas of all chapters in the place of its article"
+    "The plainest page with the formulas of all chapters instead of its article"
     found = {m[0] for f in site.glob('*.html') for m in MATH.finditer(html(site, f.stem))}
     start, end = re.split('<article.*</article>', html(site, 'symbols'), flags=re.S)
     return f"{start}<article><h1>All</h1>{'<br>'.join(sorted(found))}</article>{end}"
@@ -209,7 +209,9 @@ FAULTS = {   # planted -> the build's warning
     'See [the cost](06_costs.ipynb).': r"law\.ipynb.*'costs\.ipynb'",
     'See [it](00_law.ipynb#thm-none).': "law.*'thm-none' not found",
     'As in {cite}`nobody1999`.': 'law.ipynb.*nobody1999',
+    '> **Theorem one (A).**<a id="thm-b"></a> One.': '00_law.ipynb: Theorem one has the anchor thm-b',
     '<!-- figure: none -->': '00_law.ipynb: no figure is called none',
+    '<!-- figure: laws -->': '00_law.ipynb: the figure laws is on law.html',
     '### Three': r'law\.ipynb.*H1 to H3',
     '#| exprot\nx = 1': '00_law.ipynb.*no directive is called exprot',
 }
@@ -222,10 +224,10 @@ def test_planted_faults_fail_the_build(tmp_path):
 
 
 LINKED = [
-    '> **Theorem (Twice, 3.5).**<a id="thm-two"></a> One and one.',
+    '> **Theorem two (Twice, 3.5).**<a id="thm-two"></a> One and one.',
     '#| export\ndef twice(x):\n    "Two of them (Theorem two)"\n    return 2*x',
     "See `twice`, `specref.core.law.twice`, another's `twice`, [the front](index.ipynb), "
-    "Theorem two, Theorems 3.5, ten and {cite}`leviathan2023`.",
+    "[Theorem two](00_law.ipynb#thm-two), Theorems 3.5, ten and {cite}`leviathan2023`.",
 ]
 URLS = """
 [project.urls]
@@ -369,8 +371,11 @@ def test_loads_nothing_from_the_network(site):
 
 
 def test_every_formula_is_typeset(site):
-    "No dollar sign outside code: what is written as mathematics is mathematics, in theorems too"
+    """No dollar sign outside code: what is written as mathematics is mathematics, in theorems too; no line
+    ends between a formula and the full stop behind it"""
     for file in site.glob('*.html'):
+        glued = re.finditer(r'class="math[^"]*">[^<]*</span>[.,;:)]', html(site, file.stem))
+        none((file.stem, m[0]) for m in glued)
         prose = re.sub(r'<(pre|code|script|style)\b.*?</\1>', '', html(site, file.stem), flags=re.S)
         words = re.sub(r'<[^>]*>', '', prose)
         none((file.stem, m[0]) for m in re.finditer(r'.{0,60}\$.{0,60}', words))
@@ -500,27 +505,34 @@ FOUND = {   # search term -> the pages, of which one is among the first three fo
     'Sequoia': 'shapes', 'tree attention': 'attention', 'FlexAttention': 'attention',
     'CUDA graph': 'cache engine', 'Triton kernel': 'kernels', 'assisted generation': 'bridge',
     'transformers': 'bridge transformer', 'vLLM': 'traps layouts', 'cite': 'index questions',
-    'residual': 'law', 'without_replacement': 'tree'}
+    'residual': 'law', 'without_replacement': 'tree', 'temperature zero': 'law', 'eagle training': 'eagle',
+    'ngram lookup': 'lookup', 'draft length': 'length', 'top-k tree': 'shapes', 'gpu kernel': 'kernels',
+    'vllm bug': 'traps', 'roofline gpu': 'roofline', 'broken request': 'verify',
+    'train medusa xyzzy': 'medusa'}
 
-TYPED = """(words => {
-    window.setTimeout = (f, ms) => ms < 100 && f();   // results are shown one by one, here all at once
-    return words.map(word => {
-        document.getElementById('search-results').replaceChildren();
-        Search.performSearch(word);
-        return [...document.querySelectorAll('#search-results ul.search a')].slice(0, 3).map(a => a.href);
-    }); })"""
+TYPED = """(queries => queries.map(query => {
+    document.getElementById('search-results').replaceChildren();
+    Search.performSearch(query);
+    const items = [...document.querySelectorAll('#search-results ul.search > li')].slice(0, 3);
+    const says = document.querySelector('#search-results .search-summary').textContent;
+    return [says, ...items.map(li => [li.querySelector('a').href, li.querySelector('.context').textContent])];
+}))"""
 
 @reads
 def test_search(site, browser):
-    "From disk, each search term finds its page among the first three results"
+    """From disk, each search term finds its page among the first three results, with the page's summary, and
+    two words for a page find it together"""
     assert not browser.open(f'{(site/"search.html").as_uri()}?q=overlap')
-    pages = {word: found.split() for word, found in FOUND.items()}
+    pages = {query: found.split() for query, found in FOUND.items()}
     for nb in notebooks():
-        for word in stage.search_words(nb): pages.setdefault(word, []).append(stage.page(nb.path.stem))
-    wanted = [*pages.items()]
-    found = browser.js(f'{TYPED}({json.dumps([word for word, _ in wanted])})')
-    shown = [[re.search(r'(\w+)\.html', link)[1] for link in links] for links in found]
-    none((word, pages, first) for (word, pages), first in zip(wanted, shown) if not {*pages} & {*first})
+        words, page = stage.search_words(nb), stage.page(nb.path.stem)
+        for query in [*words, *map(' '.join, zip(words[1:], words))]: pages.setdefault(query, []).append(page)
+    shown = dict(zip(pages, browser.js(f'{TYPED}({json.dumps([*pages])})')))
+    first = {query: [re.search(r'(\w+)\.html', link)[1] for link, _ in found]
+             for query, (_, *found) in shown.items()}
+    none((query, pages[query], got) for query, got in first.items() if not {*pages[query]} & {*got})
+    none((query, found) for query, (_, *found) in shown.items() for _, context in found if len(context) < 20)
+    assert 'no page has xyzzy' in shown['train medusa xyzzy'][0] and 'no page' not in shown['gpu kernel'][0]
 
 # -- Interactive figures -------------------------------------------------------------------------------
 

@@ -171,7 +171,7 @@ def test_an_eighth_of_the_rows_is_read(subject):
 @proves("thm-selection")
 @faithful("MagicDec", part="SparseModel", plain={
     "the whole cache": WholeCache, "the sinks' own positions": OldPositions, "a shorter text": CutText})
-def test_rows_are_chosen_and_lent(subject):
+def test_rows_are_chosen_and_shared(subject):
     "Each edge by a pass over the chosen rows alone; the target's rows by a fresh pass; bytes constant"
     for rule in RULES:
         target = toy()

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np, pytest, torch
 from torch.nn import functional as F
 
-from helpers import cold, constant, examples, faithful, kinds, proves, refuses, seeds, twins
+from helpers import cold, constant, examples, faithful, kinds, proves, refuses, seeds, related_pair
 from published import drafted, verified
 from specref import (autoregressive, Chain, exact, generate, iid, Jacobi, law_of, loop_law, random_table,
                      reject, rounds, Seeded, TableModel, target_law, top_beta, tv_outcomes)
@@ -46,7 +46,7 @@ class Blind(SpecDec):
 @examples(12, kinds, seeds)
 def test_blocks_are_exact(draw, kind, seed):
     "Equal fractions for three tokens with an end token, whatever the slots; all edges are true"
-    target, table = twins(kind, 3, seed)
+    target, table = related_pair(kind, 3, seed)
     drafter = SpecDec(TableSlots(table, 2), draw, end=(2,))
     assert loop_law(target, drafter, reject, (0,), 3, stop=(2,)) == target_law(target, (0,), 3, stop=(2,))
     trees = law_of(lambda rng: drafter((0,), rng))

@@ -170,7 +170,7 @@ def run(data, folder, stops=(None,), **kw):
         torch.manual_seed(0)
         net = Lines(base)
         torch.seed()
-        how = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8) | kw
+        how = dict(steps=40, peak=1e-2, eval_steps=10, depth=2, rows=8) | kw
         net, evaluations = train_network(net, base, train, held[:], folder=folder/"net", until=until, **how)
     return net, evaluations
 
@@ -209,9 +209,9 @@ def test_another_recipe_is_refused(data, tmp_path):
     base, train, held, x, folder = data
     one, evaluations = run(data, tmp_path)
     before = {f.name: f.read_bytes() for f in (tmp_path/"net").iterdir()}
-    for name, other in dict(steps=50, peak=2e-2, look=20, rows=4, depth=1, seed=1, decay=.1).items():
+    for name, other in dict(steps=50, peak=2e-2, eval_steps=20, rows=4, depth=1, seed=1, decay=.1).items():
         refuses(name, run, data, tmp_path, **{name: other})
-    kw = dict(steps=40, peak=1e-2, look=10, depth=2, rows=8, folder=tmp_path/"net")
+    kw = dict(steps=40, peak=1e-2, eval_steps=10, depth=2, rows=8, folder=tmp_path/"net")
     other, fewer = TargetModel(tiny(V=16, seed=3)), state_dataset(base, x[:40], (2,), folder)
     refuses("net", train_network, Lines(base, 3), base, train, held[:], **kw)
     refuses("train", train_network, Lines(base), base, fewer, held[:], **kw)
@@ -229,7 +229,7 @@ def test_training_improves_and_stops(data, tmp_path):
     assert none == [] and best == max(m for _, m in evaluations)
     assert best > evaluate(untrained, base, held[:], 2)[0] + .05
     assert all(map(torch.equal, before, base.model.parameters()))
-    worse, evaluations = run(data, tmp_path/"b", peak=3., steps=100, patience=2, look=5)
+    worse, evaluations = run(data, tmp_path/"b", peak=3., steps=100, patience=2, eval_steps=5)
     assert evaluate(worse, base, held[:], 2)[0] == max(m for _, m in evaluations) and len(evaluations) < 20
     assert no_progress(evaluations, 2) and not no_progress(evaluations[:-1], 2)
     for _ in range(2): refuses("peak", run, data, tmp_path/"c", peak=float("inf"))

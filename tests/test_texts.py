@@ -108,7 +108,7 @@ def test_online_states_are_those_on_disk(tmp_path):
     assert all((online.states[k] - s).abs().max() < 1e-3 * s.abs().max() for k, s in stored.states.items())
 
 class Together:
-    "The mean over threads in the place of processes"
+    "The mean over threads instead of processes"
     def __init__(self, n): self.n, self.seen, self.barrier = n, {}, Barrier(n)
     def mean(self, rank):
         def mean(gradient):

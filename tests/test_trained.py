@@ -725,8 +725,8 @@ def test_training_lowers_the_loss_and_resumes(name, tmp_path):
     def run(folder, until=None):
         torch.manual_seed(0)
         net = CASES[name].make(recipe_of(name).make, base)
-        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder, look=10, rows=8,
-                                         depth=2, until=until)
+        return loss(net), *train_network(net, base, train, held, 20, 2e-2, tmp_path/folder,
+                                         eval_steps=10, rows=8, depth=2, until=until)
     before, net, evaluations = run("whole")
     run("parts", until=10)
     _, again, same = run("parts")
@@ -850,7 +850,8 @@ def test_training_reaches_the_closed_form_of_the_family(subject, source, tmp_pat
     (base, train, held), (make, reach, steps, peak) = source, TRAINED_HERE[subject.entry.recipe.name]
     torch.manual_seed(0)
     net, steps = make(subject.recipe.make, base), steps if subject == Published(subject.name) else steps // 2
-    train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", look=steps, rows=16, depth=2)
+    how = dict(eval_steps=steps, rows=16, depth=2)
+    train_network(net, base, train, held[:16], steps, peak, tmp_path/"net", **how)
     tokens, overlaps = evaluate(net, base, held[:], GAMMA)
     assert abs(tokens - reach) < .12 < 1.2 < SEQUENTIAL - INDEPENDENT, (tokens, overlaps)
     assert evaluate(without_tokens(net), base, held[:], GAMMA)[1][0] < CAP + .02

@@ -323,7 +323,7 @@ def test_without_replacement_with_little_mass(small):
     q, p = np.array([1 - 4*small, small, 3*small]), np.array([.2, .5, .3])
     batch, rows = pack([siblings_of([q, without_replacement(q)((0,))], [0, 2])])
     assert batch.without_replacement.tolist() == [False, True, True]
-    s, one = v.Offers(batch, Probs(floats([p]*3)), Probs(rows)), torch.tensor([True])
+    s, one = v.WalkState(batch, Probs(floats([p]*3)), Probs(rows)), torch.tensor([True])
     s.note(one, torch.tensor([1]))
     s.reject(one, 0, double([1.]))
     s.note(one, torch.tensor([2]))
@@ -418,7 +418,7 @@ def test_only_visited_rows_are_read(seed):
     visited = {*batch.root.tolist(), *out.nodes[out.nodes >= 0].tolist()}
     kids = {i: offered(batch, i, visited) for i in visited}
     twice = [i for i in visited if any(batch.q_row[c] >= 0 for c in kids[i][:-1])]
-    assert set(p.full) == {*ends, *twice}   # row 0 of q in the place of a point mass's
+    assert set(p.full) == {*ends, *twice}   # row 0 of q instead of a point mass's
     assert set(q.full) <= {max(int(batch.q_row[c]), 0) for i in visited for c in kids[i]}
 
 # Broken requests
@@ -498,7 +498,7 @@ def test_one_graph():
 # Wrong verifiers
 
 EDGE = "a coin at the threshold accepts"
-WRONG = {   # a function or a method of `Offers`, and what is changed in it
+WRONG = {   # a function or a method of `WalkState`, and what is changed in it
     EDGE: ("verify_level", at_equality("_ < r")),
     "one coin for all siblings": ("verify_level", instead("coins[c]", "coins[s.batch.root.long()]")),
     "rejections are ignored": ("residual", instead("self.a[i] > 0", "self.a[i] < 0")),
@@ -513,9 +513,10 @@ WRONG = {   # a function or a method of `Offers`, and what is changed in it
     "the sum of the residual is carried over": ("enter", instead("torch.where(_, ONE, _1)", "_1")),
     "the maximum of another row": ("note", instead("row != old", "old < 0")),
     "the maximum of the row before": ("note", instead("row[i]", "old[i]")),
-    "the maximum of the first request": ("offer", instead("of.top[i]", "of.top[:1].expand_as(of.top[i])")),
-    "the maximum of the present offer": (
-        "subtract", argument("self.offer", "self.last", "self.last._replace(top=self.now.top)")),
+    "the maximum of the first request": (
+        "child_weights", instead("of.top[i]", "of.top[:1].expand_as(of.top[i])")),
+    "the maximum of the present child": (
+        "subtract", argument("self.child_weights", "self.last", "self.last._replace(top=self.now.top)")),
     "point masses stay": ("residual", instead("torch.where(_, there, 0*there)", "there")),
     "tried tokens stay in the draft's mass": ("recount", instead("_.scatter_(1, _1, 0.)", "_")),
     "never renormalised": ("verify_level", without("a")),
@@ -562,7 +563,7 @@ def is_right(verify):
 
 def planted_in(name):
     function, change = WRONG[name]
-    return plant(v if hasattr(v, function) else v.Offers, function, change)
+    return plant(v if hasattr(v, function) else v.WalkState, function, change)
 
 def in_order(batch, *args, **kw):
     "Verification of siblings in the order of their tokens"

@@ -6,8 +6,9 @@
 __all__ = ['part_name', 'chapter_link']
 
 # %% ../../nbs/60_systems.ipynb #e74926fe
-import json, sys
+import sys
 from pathlib import Path
+from ..core.check import cells_beside
 from ..core.loop import FunctionDrafter
 from ..core.registry import NOTEBOOK, declared
 
@@ -23,7 +24,6 @@ def part_name(part):
 def chapter_link(name):
     "A link to the chapter that declares a system; its title where its notebook is here"
     text = Path(sys.modules[declared(name).module].__file__).read_text(encoding="utf-8")
-    page = Path(f"{NOTEBOOK.search(text)[1]}.ipynb")
-    cells = json.loads(page.read_text(encoding="utf-8"))["cells"] if page.exists() else []
-    titles = [cell["source"][0].strip("# \n") for cell in cells if cell["cell_type"] == "markdown"]
-    return f"[{[*titles, page.stem][0]}]({page.name})"
+    page = NOTEBOOK.search(text)[1]
+    titles = [c["source"][0].strip("# \n") for c in cells_beside(page) if c["cell_type"] == "markdown"]
+    return f"[{[*titles, page][0]}]({page}.ipynb)"

@@ -203,7 +203,7 @@ def counted_rows(a):  # (n, k) -> [(row, count)]
     return [(tuple(row), n) for row, n in zip(rows.tolist(), counts.tolist())]
 
 def mixed_calls(verify, interface, drafts, noises, width, own):  # -> (n, width), {call: why it failed}
-    "The calls of all cases; in batches each has strangers beside it, in random order"
+    "The calls of all cases; in batches each has calls of other cases beside it, in random order"
     if not interface.batch: return interface.call(verify, interface.arguments(drafts[0]), noises, width)
     order = own.permutation(len(noises))
     arrays = [np.concatenate(a)[order] for a in zip(*map(interface.arguments, drafts))]

@@ -9,9 +9,9 @@ __all__ = ['SENTENCES', 'CASCADE_THREE', 'CASCADE_DEEP', 'ONE_INNER', 'TWO_INNER
            'CACHE_MISS', 'AHEAD_MUTANTS', 'MIXED', 'OTHER_TEXT', 'SHARED_ONLY', 'BY_STRING', 'REENCODED',
            'VOCABULARY_MUTANTS', 'VERSIONS', 'updated', 'two_slots', 'SLOTS', 'UPDATED', 'OF_TWO', 'SELECTOR',
            'LIKELIEST', 'NETWORK_MUTANTS', 'TOY_WORDS', 'AFTER_A', 'AFTER_AB', 'NAME_SEEN', 'DRAFT_SLOW',
-           'BINARY_AHEAD', 'DRAFT_WIRES', 'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN', 'nested_setting',
-           'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score', 'best_of_all',
-           'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock',
+           'BINARY_AHEAD', 'DRAFT_INTERFACE_BUGS', 'DRAFT_GALLERY', 'DRAFT_MUTANTS', 'WRONG_DRAFTS', 'KNOWN',
+           'nested_setting', 'one_inner_round', 'all_but_last', 'if_single', 'if_full', 'draft_rows', 'drawn_score',
+           'best_of_all', 'ahead_from', 'own_coin', 'coin_twice', 'coin_of_prefix', 'target_again', 'LikelierBlock',
            'UnlikelyLastDropped', 'scaled_chain', 'committed_again', 'draft_row', 'unknown_as_first', 'same_ids',
            'one_tokenisation', 'begins_with', 'drawn_from', 'after_draft', 'two_drafts', 'selected', 'mean_row',
            'ChangedText', 'TokenByToken', 'alternating', 'spelling', 'changes', 'survival', 'block_survives']
@@ -24,7 +24,7 @@ from .known import BINARY, PAIR, TWO_TOKENS, WIDE, Setting, bug, free_table
 from .known import keyed_coin, last_token, misstates, on_chain, whole_text
 from .known import with_one_more, withholds
 from .chain_mutants import RECOVERED
-from .loop_mutants import MUTANTS, SLOW, WIRES, Wire
+from .loop_mutants import MUTANTS, SLOW, INTERFACE_BUGS, InterfaceBug
 from .sampler_mutants import SAMPLER_MUTANTS
 from ..core.law import exact, normalize, one_hot, overlap, residual
 from ..core.loop import Verdict, rounds
@@ -337,8 +337,8 @@ def survival(verify):
 BINARY_AHEAD = BINARY[0], Pearl(BINARY[1], 2)
 def block_survives(verify): return survival(verify) == overlap(*(model.law((0,)) for model in BINARY))
 
-DRAFT_WIRES = [
-    Wire("the bonus token sampled apart from the block in flight", "", reject, reject_ahead,
+DRAFT_INTERFACE_BUGS = [
+    InterfaceBug("the bonus token sampled apart from the block in flight", "", reject, reject_ahead,
          "survival of the block", block_survives)]
 
 # %% ../../nbs/28_wrong_drafts.ipynb #622f7ce0
@@ -346,5 +346,5 @@ DRAFT_GALLERY = {
     "cascade": CASCADE_MUTANTS, "part of the target": PART_MUTANTS, "length": LENGTH_MUTANTS,
     "block in flight": AHEAD_MUTANTS, "vocabulary": VOCABULARY_MUTANTS, "network": NETWORK_MUTANTS}
 DRAFT_MUTANTS = [m for family in DRAFT_GALLERY.values() for m in family]   # change the distribution
-WRONG_DRAFTS = DRAFT_MUTANTS + DRAFT_SLOW + DRAFT_WIRES
-KNOWN = (*MUTANTS, *SLOW, *WIRES, *SAMPLER_MUTANTS.values(), *WRONG_DRAFTS)   # the whole catalogue
+WRONG_DRAFTS = DRAFT_MUTANTS + DRAFT_SLOW + DRAFT_INTERFACE_BUGS
+KNOWN = (*MUTANTS, *SLOW, *INTERFACE_BUGS, *SAMPLER_MUTANTS.values(), *WRONG_DRAFTS)   # the whole catalogue

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'LETTERS', 'STOP_MUTANTS', 'SPELT', 'TWO_OF_TWO', 'LOOP', 'SHARED_WORDS', 'TLI', 'FOUR', 'SAMPLED', 'CERTAIN',
-           'PERFECT', 'SLOW', 'BAD_WEIGHTS', 'WIRES', 'HOT', 'SCALED', 'CORRECT', 'WITHHELD', 'FALSE_ALARMS', 'GALLERY',
-           'MUTANTS', 'TextVerdict', 'continues_after_rejection', 'leaves_rejected', 'past_the_stop',
+           'PERFECT', 'SLOW', 'BAD_WEIGHTS', 'INTERFACE_BUGS', 'HOT', 'SCALED', 'CORRECT', 'WITHHELD', 'FALSE_ALARMS',
+           'GALLERY', 'MUTANTS', 'TextVerdict', 'continues_after_rejection', 'leaves_rejected', 'past_the_stop',
            'bonus_after_stop', 'ignores_stop', 'overshoots', 'encode', 'through_text', 'begin_token_again',
-           'without_bonus', 'first_only', 'ignores_draft', 'one_row_behind', 'of_q', 'Wire', 'Inclusive', 'OneStream',
-           'Unseeded', 'first_number', 'strict_at_zero', 'two_streams', 'seed_matters', 'raises_for_all',
+           'without_bonus', 'first_only', 'ignores_draft', 'one_row_behind', 'of_q', 'InterfaceBug', 'Inclusive',
+           'OneStream', 'Unseeded', 'first_number', 'strict_at_zero', 'two_streams', 'seed_matters', 'raises_for_all',
            'rows_untouched', 'logs_of_target', 'own_logs', 'draft_logs', 'zeroes_in_place', 'raises_on_bad',
            'raises_on_nan', 'raises_on_negative', 'grown_while', 'point_if_likely', 'shuffled']
 
@@ -179,7 +179,7 @@ SLOW = [
 
 # %% ../../nbs/16ac_loop_mutants.ipynb #7ab9f290
 @dataclass(frozen=True)
-class Wire(Known):
+class InterfaceBug(Known):
     "A violated interface between two parts: `test(right)` is true and `test(wrong)` is false"
     test: object
 
@@ -250,7 +250,7 @@ def raises_on_nan(check): return raises_for_all(check, BAD_WEIGHTS[:1])
 def raises_on_negative(check): return raises_for_all(check, [P - Q])
 
 # %% ../../nbs/16ac_loop_mutants.ipynb #8e47af36
-WIRES = [Wire(name, seen, *parts) for name, seen, *parts in (
+INTERFACE_BUGS = [InterfaceBug(name, seen, *parts) for name, seen, *parts in (
     ("coin true at equality, <= for <", "sgl-project/sglang#35771", Inclusive, Tape, "tape test",
      strict_at_zero),
     ("one random stream for drafter and verifier", "local-inference-lab/vllm#205", OneStream, Seeded,

@@ -7,7 +7,7 @@ __all__ = ['PACKAGES', 'check_at_least', 'is_number', 'check_between', 'check_ra
            'look_up', 'defaults', 'check_unused', 'check_same_vocab', 'argument_counts', 'takes', 'check_function',
            'as_tokens', 'error_words', 'write_whole', 'check_space', 'read_text', 'write_json', 'package_folder',
            'clone_folder', 'machine', 'installed', 'measured_commit', 'provenance_of_run', 'write_record',
-           'record_files', 'read_record', 'skip_cells_without']
+           'record_files', 'read_record', 'cells_beside', 'skip_cells_without']
 
 # %% ../../nbs/64_check.ipynb #3517ed26
 import json, os, platform, shutil, subprocess, sys
@@ -217,6 +217,11 @@ def record_files():  # -> {name: Path}
 def read_record(name):
     "A stored measurement, by its name"
     return json.loads(look_up(record_files(), name=name).read_text(encoding="utf-8"))
+
+def cells_beside(notebook):  # -> cells
+    "The cells of another notebook that lies in the working folder; none where it does not"
+    page = Path(f"{notebook}.ipynb")
+    return json.loads(page.read_text(encoding="utf-8"))["cells"] if page.exists() else []
 
 # %% ../../nbs/64_check.ipynb #8af2e076
 def skip_cells_without(package):

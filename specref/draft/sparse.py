@@ -20,7 +20,7 @@ from ..core.target import Meter, ModelView, Rows, raw_row
 from ..core.tree import Tree
 from ..core.registry import SYSTEMS, Source, drafter_system
 from .cascade import Nested, graft, mean_rounds
-from .skipping import LentRows, SkippedModel, run_layers, skip_mask
+from .skipping import SharedRows, SkippedModel, run_layers, skip_mask
 from ..models.llama import llama_pass
 from ..models.transformer import RowCache, Unservable
 from ..verify.reject import capped_geometric, chain_system, reject
@@ -126,7 +126,7 @@ def turn_rows(model, x, at):  # (1, heads, m, d), (1, m or 1) -> (1, heads, m, d
 def last_queries(target, text, w):  # -> (heads, w, d) for each layer
     "The target's queries of the last `w` tokens of `text`, whose rows it has"
     model, net, end = target.model, llama_pass(target.model), len(text)
-    rows, at = LentRows(target, end - w), target.tensor(range(end - w, end))
+    rows, at = SharedRows(target, end - w), target.tensor(range(end - w, end))
     h, queries = net.embed[target.tensor(text[end - w:])], []
     for i, layer in enumerate(model.base_model.layers):
         q = layer.self_attn.q_proj(layer.input_layernorm(h)).unflatten(-1, (-1, layer.self_attn.head_dim))
@@ -135,21 +135,21 @@ def last_queries(target, text, w):  # -> (heads, w, d) for each layer
     return queries
 
 # %% ../../nbs/25b_sparse.ipynb #f83542fd
-class SelectedRows(LentRows):
-    "A cache that has of the `lent` rows of text only `index`, (kv heads, kept) for each layer"
-    def __init__(self, target, lent, index):
-        super().__init__(target, lent)
+class SelectedRows(SharedRows):
+    "A cache that has of the `shared` rows of text only `index`, (kv heads, kept) for each layer"
+    def __init__(self, target, shared, index):
+        super().__init__(target, shared)
         self.kept = index[0].shape[1]
         names = [(i, kind) for i in range(target.layers) for kind in ("keys", "values") if self.kept]
         self.chosen = {name: self.pick(target.memory.buffer[name], index[name[0]]) for name in names}
     def pick(self, rows, index):  # (1, kv heads, n, d), (kv heads, kept) -> (1, kv heads, kept, d)
         return rows[0].gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))[None]
-    def get_seq_length(self, layer_idx=0): return self.kept + self.n - self.lent
+    def get_seq_length(self, layer_idx=0): return self.kept + self.n - self.shared
     def get_mask_sizes(self, query_length, layer_idx=0): return self.get_seq_length() + query_length, 0
     def put(self, name, new):  # (..., m, width) -> (..., kept + own, width)
-        self.n -= self.lent
+        self.n -= self.shared
         own = RowCache.put(self, name, new)
-        self.n += self.lent
+        self.n += self.shared
         return torch.cat([self.chosen[name], own], -2) if self.kept else own
 
 # %% ../../nbs/25b_sparse.ipynb #d9700e88
@@ -211,10 +211,10 @@ class SparseModel(SkippedModel, each=("selecting", "selected")):
     def mask(self, start, end):
         seen, rows = super().mask(start, end), self.memory
         if seen is None: return None
-        return torch.cat([seen.new_zeros(*seen.shape[:-1], rows.kept), seen[..., rows.lent:]], -1)
+        return torch.cat([seen.new_zeros(*seen.shape[:-1], rows.kept), seen[..., rows.shared:]], -1)
     def count(self, start, m):
         super().count(start, m)
-        self.meter.kv_bytes -= (self.memory.lent - self.memory.kept) * self.memory.row_bytes
+        self.meter.kv_bytes -= (self.memory.shared - self.memory.kept) * self.memory.row_bytes
 
 # %% ../../nbs/25b_sparse.ipynb #2d83b888
 class Anchored(ModelView):

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'STAGES', 'STAGED', 'FINE', 'ROW', 'LINKS', 'TOKEN',
            'NUMBERS', 'ANYWHERE', 'tree_kernel', 'RowArrays', 'TreeArrays', 'VerdictArrays', 'RowPointers',
-           'TreePointers', 'RowTop', 'NodeState', 'OfferedBefore', 'is_entry', 'entry', 'top_entry', 'where_top',
+           'TreePointers', 'RowTop', 'NodeState', 'ChildrenBefore', 'is_entry', 'entry', 'top_entry', 'where_top',
            'tops', 'fixed_point', 'is_weight', 'power', 'load_row', 'load_logits', 'relative_weights', 'load_numbers',
            'weights_of', 'row_weights', 'sum_from', 'logit_of', 'largest_cut', 'cut_off', 'largest_logit', 'stored_top',
-           'store_top', 'row_top', 'top_of_node', 'offer_row_weights', 'offer', 'first_row', 'residual_numbers',
+           'store_top', 'row_top', 'top_of_node', 'child_row_weights', 'child_weights', 'first_row', 'residual_numbers',
            'residual_of', 'residual_weights', 'share_of_blocks', 'residual_blocks', 'drawn_token', 'token_in_blocks',
-           'covered_weight', 'recounted_weight', 'enter_node', 'read_token', 'read_offer', 'own_tree', 'own_rows',
-           'store_verdict', 'entered', 'changed', 'next_offer', 'try_children', 'blocks_of_all', 'walk_down',
-           'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_offer',
+           'covered_weight', 'recounted_weight', 'enter_node', 'read_token', 'read_child', 'own_tree', 'own_rows',
+           'store_verdict', 'entered', 'changed', 'next_child', 'try_children', 'blocks_of_all', 'walk_down',
+           'verify_trees_kernel', 'PrefixPath', 'longer_weight', 'with_prefix', 'descend', 'prefix_child',
            'verify_chains_kernel', 'check_power_of_two', 'check_programs', 'row_arrays', 'request_of',
            'row_tops_kernel', 'with_tops', 'processors', 'usual_registers', 'counters', 'launch_counters',
            'verdict_room', 'launch', 'fused_verify_trees', 'fused_verify_chains', 'size_and_shape', 'make_tensor',
@@ -115,8 +115,8 @@ class NodeState(NamedTuple):
     top: object
     scale: object
 
-class OfferedBefore(NamedTuple):
-    "The offers of a node, as in `Offers`: entry l of each vector belongs to offer l"
+class ChildrenBefore(NamedTuple):
+    "The children of a node, as in `WalkState`: entry l of each vector belongs to child l"
     a: object
     tok: object
     row: object
@@ -320,8 +320,8 @@ def top_of_node(rows, row, node, BLOCK: tl.constexpr):
 
 # %% ../../nbs/42a_kernels.ipynb #1f6ad21f
 @triton.jit
-def offer_row_weights(q, v, l, past, w, last):
-    "The weights w_l at tokens `v` (Definition offers), its row's weights, and the row; `w`: those of `last`"
+def child_row_weights(q, v, l, past, w, last):
+    "The weights w_l at tokens `v` (Definition children), its row's weights, the row; `w`: those of `last`"
     row = entry(past.row, l)
     if (row >= 0) & (row != last): w = row_weights(q, row, v, top_entry(past.top, l))
     x = tl.where((entry(past.flat, l) > 0) & (v < q.V), 1.0, w)
@@ -330,17 +330,17 @@ def offer_row_weights(q, v, l, past, w, last):
     return tl.where(row < 0, (v == entry(past.tok, l)).to(tl.float64), x), w, row
 
 @triton.jit
-def offer(q, v, l, past):
-    "`offer_row_weights`, where no row was read before"
-    return offer_row_weights(q, v, l, past, tl.full(v.shape, 0.0, tl.float64), -1)[0]
+def child_weights(q, v, l, past):
+    "`child_row_weights`, where no row was read before"
+    return child_row_weights(q, v, l, past, tl.full(v.shape, 0.0, tl.float64), -1)[0]
 
 @triton.jit
 def first_row(j, past):
-    "The row of q of the first of j rejected offers, or -1"
+    "The row of q of the first of j rejected children, or -1"
     return tl.where(j > 0, entry(past.row, 0), -1)
 
 @triton.jit
-def residual_numbers(p, q, v, at, j, past):  # -> numbers of p, and of the first rejected offer's row of q
+def residual_numbers(p, q, v, at, j, past):  # -> numbers of p, and of the first rejected child's row of q
     "What most residuals are computed from, loaded at the tokens `v`"
     row = first_row(j, past)
     behind = tl.where(row < 0, q.V, 0)   # of no row nothing is loaded
@@ -352,7 +352,7 @@ def residual_of(p, q, v, x, y, at, j, past):
     r, w, row = weights_of(p, x, v, at.top) * at.scale, tl.full(v.shape, 0.0, tl.float64), first_row(j, past)
     if row >= 0: w = weights_of(q, y, v, top_entry(past.top, 0))
     for l in range(0, j):
-        offered, w, row = offer_row_weights(q, v, l, past, w, row)
+        offered, w, row = child_row_weights(q, v, l, past, w, row)
         less = r - entry(past.a, l) * offered
         r = tl.where(offered == 0, r, tl.where(less < 0, 0.0, less))   # NaN stays
     return r
@@ -423,12 +423,12 @@ def recounted_weight(q, j, past, BLOCK: tl.constexpr):
     lane, z, untried = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64), q.V
     each, odd = tl.zeros((BLOCK,), tl.float64), lane*0
     for s in range(0, q.V, BLOCK):
-        w = offer(q, s + lane, j, past)
+        w = child_weights(q, s + lane, j, past)
         odd = tl.where(is_weight(w), odd, 1)
         each = tl.maximum(each, w)
     top = tl.max(each, 0)
     for s in range(0, q.V, BLOCK):
-        z += (offer(q, s + lane, j, past) / tl.maximum(top, TINY) * ROOM).to(tl.int64)
+        z += (child_weights(q, s + lane, j, past) / tl.maximum(top, TINY) * ROOM).to(tl.int64)
     for k in range(0, j):
         again = (past.tok == entry(past.tok, k)) & (tl.arange(0, past.tok.shape[0]) < k)
         untried -= tl.where(tl.sum(again.to(tl.int32), 0) > 0, 0, 1)
@@ -455,7 +455,7 @@ def read_token(tree, c, V):  # -> status, token
     return tl.where(inside, status, LINKS), x
 
 @triton.jit
-def read_offer(tree, c, q):  # -> status, token, row of q, drawn without replacement?
+def read_child(tree, c, q):  # -> status, token, row of q, drawn without replacement?
     "What the tree says of an offered node, and where its token was drawn from"
     status, x = read_token(tree, c, q.V)
     row = tl.load(tree.q_row + c, mask=status != LINKS, other=-1)
@@ -493,19 +493,19 @@ def store_verdict(tree, out, height, way, n, last, status):
 
 # %% ../../nbs/42a_kernels.ipynb #eee935f9
 @triton.jit
-def entered(past, here, x, row, alone, top):  # -> OfferedBefore
-    "An offer is entered where `here`"
+def entered(past, here, x, row, alone, top):  # -> ChildrenBefore
+    "A child is entered where `here`"
     tok, row = tl.where(here, x, past.tok), tl.where(here, row, past.row)
     alone, flat = tl.where(here, alone, past.without_replacement), tl.where(here, 0, past.flat)
-    return OfferedBefore(past.a, tok, row, alone, flat, where_top(here, top, past.top))
+    return ChildrenBefore(past.a, tok, row, alone, flat, where_top(here, top, past.top))
 
 @triton.jit
-def changed(past, a, flat):  # -> OfferedBefore
-    return OfferedBefore(a, past.tok, past.row, past.without_replacement, flat, past.top)
+def changed(past, a, flat):  # -> ChildrenBefore
+    return ChildrenBefore(a, past.tok, past.row, past.without_replacement, flat, past.top)
 
 @triton.jit
-def next_offer(q, past, j, x, row, alone, top, BLOCK: tl.constexpr):  # -> OfferedBefore, c_j counted
-    "Offer j is entered, with the sum of its weights"
+def next_child(q, past, j, x, row, alone, top, BLOCK: tl.constexpr):  # -> ChildrenBefore, c_j counted
+    "Child j is entered, with the sum of its weights"
     here, cover = tl.arange(0, past.tok.shape[0]) == j, tl.full((), ONE, tl.float64)
     past = entered(past, here, x, row, alone, top)
     if (alone > 0) & (j > 0):
@@ -517,19 +517,19 @@ def next_offer(q, past, j, x, row, alone, top, BLOCK: tl.constexpr):  # -> Offer
 @triton.jit
 def try_children(tree, p, q, at, past, coins, status, deeper, width,   # noqa: PLR0915  one loop in registers
                  BLOCK: tl.constexpr, NB: tl.constexpr):
-    "The children of a node in turn -> their offers, how many were rejected, the accepted one or -1, status"
+    "The children of a node in turn -> those tried, how many were rejected, the accepted one or -1, status"
     c, left, k = tl.load(tree.child + at.node), tl.full((), ONE, tl.float64), tl.arange(0, past.tok.shape[0])
     accepted, stale, j, last, top = -1, 0, 0, -1, tops(())
     if (c >= 0) & (deeper == 0): status = tl.where(status == FINE, LINKS, status)
     while (c >= 0) & (accepted < 0) & (status == FINE):
         here = k == j
-        status, x, row, alone = read_offer(tree, c, q)
+        status, x, row, alone = read_child(tree, c, q)
         status = tl.where(j < width, status, LINKS)
         if status == FINE:
             if (row >= 0) & (row != last): top, last = top_of_node(q, row, c, BLOCK), row
-            past, cover = next_offer(q, past, j, x, row, alone, top, BLOCK)
+            past, cover = next_child(q, past, j, x, row, alone, top, BLOCK)
             if stale > 0: left = tl.sum(residual_blocks(p, q, at, j, past, BLOCK, NB), 0)
-            a, r, w = left / cover, residual_weights(p, q, x, at, j, past), offer(q, x, j, past)
+            a, r, w = left / cover, residual_weights(p, q, x, at, j, past), child_weights(q, x, j, past)
             yes = tl.load(coins + c) * (a * w) < r
             if (is_weight(r) & is_weight(w) & (cover == cover)) == 0:
                 status = ROW
@@ -561,10 +561,10 @@ def blocks_of_all(out, part):  # (NB,) -> (NB,), 1 for one program
 @triton.jit
 def walk_down(tree, p, q, coins, height, width, K: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
               NB: tl.constexpr):
-    """From the root until no child is accepted (Theorem walk) -> status, the last node, its offers and how
+    """From the root until no child is accepted (Theorem walk) -> status, the last node, its children and how
     many were rejected, the accepted nodes and their number"""
     k, depth, n, going = tl.arange(0, K), tl.arange(0, H), 0, 1
-    past, j, way = OfferedBefore(tl.zeros((K,), tl.float64), k, k, k, k, tops((K,))), 0, depth*0 - 1
+    past, j, way = ChildrenBefore(tl.zeros((K,), tl.float64), k, k, k, k, tops((K,))), 0, depth*0 - 1
     status, at = enter_node(tree, p, tree.first, BLOCK)
     while going > 0:
         past, j, c, status = try_children(tree, p, q, at, past, coins, status, n < height, width, BLOCK, NB)
@@ -629,21 +629,21 @@ def descend(tree, p, q, height, D: tl.constexpr, BLOCK: tl.constexpr):  # -> Pre
         status, at = enter_node(tree, p, node, BLOCK)
         w = tl.full((), 0.0, tl.float64)
         if (c >= 0) & (status == FINE):
-            status, x, row, _ = read_offer(tree, c, q)
+            status, x, row, _ = read_child(tree, c, q)
             status = tl.where(n < height, status, LINKS)
             if status == FINE: status, w, qtop = longer_weight(p, q, at, x, row, was, BLOCK)
         path, node, n = with_prefix(path, k == n, at, was, qtop), c, n + 1
     return path, n, status
 
 @triton.jit
-def prefix_offer(tree, path, d):  # -> NodeState, number of offers, OfferedBefore
-    "The prefix of length d, and its child as an offer that was rejected with a = 1"
+def prefix_child(tree, path, d):  # -> NodeState, number of children, ChildrenBefore
+    "The prefix of length d, and its child as a child that was rejected with a = 1"
     node, one = entry(path.node, d), tl.arange(0, 1)
     c = tl.load(tree.child + node)
     j, c = tl.where(c >= 0, 1, 0), tl.maximum(c, 0)
     tok, row = one + tl.load(tree.token + c), one + tl.load(tree.q_row + c)
     qtop = where_top(one == 0, top_entry(path.qtop, d), tops((1,)))
-    past = OfferedBefore(one.to(tl.float64) + 1.0, tok, row, one, one, qtop)
+    past = ChildrenBefore(one.to(tl.float64) + 1.0, tok, row, one, one, qtop)
     scale = tl.where(j > 0, entry(path.weight, d), 1.0)
     return NodeState(node, entry(path.row, d), top_entry(path.top, d), scale), j, past
 
@@ -659,7 +659,7 @@ def verify_chains_kernel(p, q, batch, coins, picks, out,   # noqa: PLR0915  one 
     path, prefixes, status = descend(tree, p, q, height, H, BLOCK)
     d, looking, last = prefixes - 1, 1, 0
     while (d > 0) & (looking > 0) & (status == FINE):
-        at, j, past = prefix_offer(tree, path, d)
+        at, j, past = prefix_child(tree, path, d)
         w = entry(path.weight, d)
         S = w
         if j > 0: S = tl.sum(residual_blocks(p, q, at, j, past, BLOCK, NB), 0) / ONE
@@ -667,7 +667,7 @@ def verify_chains_kernel(p, q, batch, coins, picks, out,   # noqa: PLR0915  one 
         looking = tl.where(tl.load(coins + at.node) * (S + (1 - w)) < S, 0, 1)
         d -= looking
     if status == FINE:
-        at, j, past = prefix_offer(tree, path, d)
+        at, j, past = prefix_child(tree, path, d)
         last, status = drawn_token(p, q, at, j, past, tl.load(picks + b), BLOCK, NB)
     k = tl.arange(0, H)
     way = tl.sum(tl.where(k[None, :] == k[:, None] + 1, path.node[None, :], 0), 1)   # entry l: of depth l + 1

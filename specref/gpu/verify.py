@@ -7,7 +7,7 @@ __all__ = ['ONE', 'ROOM', 'TINY', 'LITTLE', 'LOG2E', 'LN2', 'TAIL', 'TAYLOR', 'C
            'STATUS_WORDS', 'fixed_point', 'rows_of_nodes', 'Probs', 'power', 'relative_weights', 'Logits',
            'check_floats', 'check_row_arrays', 'check_vocab', 'checked_rows', 'check_arguments', 'read_arguments',
            'read_target', 'check_uniform', 'check_drawn', 'reading_is_free', 'masked_requests', 'select_rows',
-           'is_weight', 'OfferSource', 'Offers', 'offer_weights', 'renew_sum', 'BatchVerdict', 'final_token',
+           'is_weight', 'ChildSource', 'WalkState', 'tested_weights', 'renew_sum', 'BatchVerdict', 'final_token',
            'make_verdict', 'verify_trees', 'verify_level', 'chain_weights', 'longer_weight', 'verify_chains',
            'reject_child', 'accepted_lists', 'DecisionCell', 'MiddleOfCell', 'decision_cells']
 
@@ -252,14 +252,14 @@ def is_weight(w):
     "Can the numbers be weights of rows that sum to about 1? NaN cannot"
     return (w >= 0) & (w < 2)
 
-class OfferSource(NamedTuple):
-    "Where an offer of each request comes from"
+class ChildSource(NamedTuple):
+    "Where a child of each request comes from"
     row: torch.Tensor    # of q, -1 for a point mass
     flat: torch.Tensor   # the row has no weight left: all tokens not yet tried have weight one
     top: torch.Tensor    # of the row, for logits
 
-class Offers:
-    "The node of each of B requests, the offers rejected there, and the residual of p (Definition offers)"
+class WalkState:
+    "The node of each of B requests, the children rejected there, and the residual of p (Definition children)"
     def __init__(self, batch, p, q):
         B, self.K, self.V = batch.B, max(batch.width, 1), p.x.shape[1]
         def new(x, *shape):
@@ -271,9 +271,9 @@ class Offers:
         self.first, self.end = batch.root.long(), ends.long()   # of each tree
         self.node, self.row = self.first, torch.zeros_like(self.first)   # the node, its row of p
         self.ptop = new(0., 4)                                                 # of the node's row of p
-        self.now = self.last = OfferSource(new(-1), new(False), new(0., 4))   # this offer, the last rejected
-        self.tok, self.without_replacement = new(0), new(False)                # of this offer
-        self.a = new(0.)                             # factor of the last rejected offer, to be subtracted
+        self.now = self.last = ChildSource(new(-1), new(False), new(0., 4))   # this child, the last rejected
+        self.tok, self.without_replacement = new(0), new(False)                # of this child
+        self.a = new(0.)                             # factor of the last rejected child, to be subtracted
         self.left, self.stale = new(ONE), new(False)   # S_j; a drawn token was rejected: sum S_j again
         self.tried, self.untried = new(-1, self.K), new(self.V)   # tokens rejected; the number of others
         self.cached, self.R = new(False), {}   # the residual before the last rejection, where `cached`
@@ -298,7 +298,7 @@ class Offers:
             for i in masked_requests(on):
                 self.ptop[i] = torch.where(on[i, None], self.p.top(self.b[i], self.row[i]), self.ptop[i])
 
-    def note(self, on, child):  # -> (B,) the requests whose offer is sound
+    def note(self, on, child):  # -> (B,) the requests whose child is sound
         "The requests of `on` are offered `child`"
         old, flat, top = self.now
         inside = (child > self.first) & (child < self.end)
@@ -313,22 +313,22 @@ class Offers:
         if self.q and self.q.top:
             for i in masked_requests(new):
                 top[i] = torch.where(new[i, None], self.q.top(self.b[i], row[i].clamp_min(0)), top[i])
-        self.now = OfferSource(row, flat, top)
+        self.now = ChildSource(row, flat, top)
         return on
 
     def was_tried(self): return (self.tried == self.tok[:, None]).any(1)
 
     def reject(self, no, j, a):
-        "The requests of `no` reject their j-th offer, which takes `a` times its weights from the residual"
+        "The requests of `no` reject their j-th child, which takes `a` times its weights from the residual"
         drawn, again = no & (self.now.row >= 0), self.was_tried()
         pairs = zip(self.now, self.last)
-        self.last = OfferSource(*(torch.where(no if x.ndim == 1 else no[:, None], x, y) for x, y in pairs))
+        self.last = ChildSource(*(torch.where(no if x.ndim == 1 else no[:, None], x, y) for x, y in pairs))
         self.a, self.stale = torch.where(drawn, a, self.a), self.stale | drawn
         self.untried = self.untried - (no & ~again).long()
         self.tried[:, j:] = torch.where(no[:, None], self.tok[:, None], self.tried[:, j:])
 
-    def offer(self, i, of, v=None):  # -> (m, V), or (m,) at tokens v
-        "The row of q that an offer was drawn from"
+    def child_weights(self, i, of, v=None):  # -> (m, V), or (m,) at tokens v
+        "The row of q that a child was drawn from"
         return self.q.weigh(self.b[i], of.row[i].clamp_min(0), of.top[i], v)
 
     def start(self, i):  # -> (m, V)
@@ -337,9 +337,9 @@ class Offers:
         return r if self.scale is None else r * self.scale[i, None]
 
     def subtract(self, i, r):  # -> (m, V)
-        "`r` without the last offer: R_{j+1} = (R_j - a_j w_j)_+"
+        "`r` without the last child: R_{j+1} = (R_j - a_j w_j)_+"
         a = self.a[i, None]
-        drawn = lambda: self.offer(i, self.last).mul_(-a).add_(r)
+        drawn = lambda: self.child_weights(i, self.last).mul_(-a).add_(r)
         return select_rows(self.last.flat[i], lambda: r - a, drawn).clamp_min_(0)
 
     def residual(self, i):  # -> (m, V)
@@ -356,21 +356,21 @@ class Offers:
         gone = torch.zeros_like(self.a)
         for k, x in enumerate(self.tried.unbind(1)):
             new = (x >= 0) & ~(self.tried[:, :k] == x[:, None]).any(1)
-            w = self.offer(slice(None), self.now, x.clamp_min(0))
+            w = self.child_weights(slice(None), self.now, x.clamp_min(0))
             gone = gone + torch.where(new, torch.where(is_weight(w), w, torch.nan), 0.)
         return (1 - gone) * ONE
 
     def recount(self, i):  # -> (m,) counted, (m,) bool
         "The same counted over the row; whether the row is used up, so that untried tokens have weight one"
-        w = self.offer(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)
+        w = self.child_weights(i, self.now).scatter_(1, self.tried[i].clamp_min(0), 0.)
         top, unsound = w.amax(1), ~is_weight(w).all(1)
         counted = w.div_(top.clamp_min(TINY)[:, None]).mul_(ROOM).to(torch.int64).sum(1)
         total = torch.where(top < TINY, self.untried[i] * ONE, counted / ROOM * top * ONE)
         return torch.where(unsound, torch.nan, total), top < TINY
 
 # %% ../../nbs/42_verify.ipynb #5df5de5a
-def offer_weights(s, j, here):  # -> c_j counted, w_j(x), R_j(x), each (B,)
-    "What the test of offer j needs (Definition offers); sums S_j where something drawn was rejected"
+def tested_weights(s, j, here):  # -> c_j counted, w_j(x), R_j(x), each (B,)
+    "What the test of child j needs (Definition children); sums S_j where something drawn was rejected"
     drawn, tried, stale = s.now.row >= 0, s.was_tried(), here & s.stale
     r = torch.where(tried, 0., s.p.weigh(s.b, s.row, s.ptop, s.tok))
     if j:
@@ -385,7 +385,7 @@ def offer_weights(s, j, here):  # -> c_j counted, w_j(x), R_j(x), each (B,)
             sums, nothing = s.recount(i)
             cover[i], flat[i] = torch.where(few[i], sums, cover[i]), torch.where(few[i], nothing, flat[i])
     s.now = s.now._replace(flat=flat)
-    w = torch.where(drawn, s.offer(slice(None), s.now, s.tok), 1.) if s.q else torch.ones_like(r)
+    w = torch.where(drawn, s.child_weights(slice(None), s.now, s.tok), 1.) if s.q else torch.ones_like(r)
     return cover, torch.where(again & tried, 0., torch.where(flat, 1., w)), r
 
 def renew_sum(s, i, stale, r):  # -> R_j(x)
@@ -429,7 +429,7 @@ def make_verdict(s, nodes, picks):  # list of (B,) -> BatchVerdict
 # %% ../../nbs/42_verify.ipynb #1f022dc7
 def verify_trees(batch, p, q, coins, picks, check=True):  # -> BatchVerdict
     "Verify a batch of trees as `reject` verifies one (Theorem walk); p, q are probabilities or `Logits`"
-    s, nodes = Offers(batch, *check_arguments(batch, p, q, coins, picks, check)), []
+    s, nodes = WalkState(batch, *check_arguments(batch, p, q, coins, picks, check)), []
     on = torch.ones_like(s.stale)
     for _ in range(batch.height):
         s.enter(on)
@@ -446,7 +446,7 @@ def verify_level(s, coins, on):  # -> (B,) bool
         here = on & ~accepted & (child >= 0) & (s.status == FINE)
         if reading_is_free(here) and not here.any(): break
         here = s.note(here, child.clamp_min(0))
-        c, (cover, w, r) = torch.where(here, child, 0), offer_weights(s, j, here)
+        c, (cover, w, r) = torch.where(here, child, 0), tested_weights(s, j, here)
         here = here & s.stop(here & ~(is_weight(r) & is_weight(w) & ~cover.isnan()), ROW)
         a = s.left / cover
         yes = here & (coins[c] * (a * w) < r)
@@ -475,7 +475,7 @@ def chain_weights(s):  # -> nodes, children, weights, each height + 1 of (B,)
 def longer_weight(s, on, w):  # -> (B,)
     "The weights of prefixes with the noted token behind them, 0 where there is none"
     px, qx = s.p.weigh(s.b, s.row, s.ptop, s.tok), torch.ones_like(w)
-    if s.q: qx = torch.where(s.now.row >= 0, s.offer(slice(None), s.now, s.tok), qx)
+    if s.q: qx = torch.where(s.now.row >= 0, s.child_weights(slice(None), s.now, s.tok), qx)
     on = on & s.stop(on & ~(is_weight(px) & is_weight(qx) & (qx > 0)), ROW)
     return torch.where(on, torch.minimum(w * px, qx) / qx, 0.)
 
@@ -485,7 +485,7 @@ def verify_chains(batch, p, q, coins, picks, check=True):  # -> BatchVerdict
     p, q = check_arguments(batch, p, q, coins, picks, check)
     if batch.width > 1:
         raise ValueError(f"batch: got nodes with up to {batch.width} children, wanted chains")
-    s = Offers(batch, p, q)
+    s = WalkState(batch, p, q)
     path, undecided = chain_weights(s), torch.ones_like(s.stale)
     s.scale, ends = torch.ones_like(picks), torch.zeros_like(s.node)
     for d, (node, child, w) in reversed([*enumerate(path)]):

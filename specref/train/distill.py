@@ -200,7 +200,7 @@ class DistilRecipe:
     rows: int = 16               # texts of a batch
     pool: int = 32               # new texts at a time
     refresh: int = 10            # steps between new texts
-    look: int = 40               # steps between evaluations
+    eval_steps: int = 40         # steps between evaluations
     patience: int = 3            # evaluations without progress
     temperature: float = 1.      # of both distributions in the loss
     seed: int = 0
@@ -208,7 +208,7 @@ class DistilRecipe:
         look_up(TEXT_SOURCES, source=self.source)
         look_up(LOSSES, divergence=self.divergence)
         look_up(LABELS, labels=self.labels)
-        whole = ("steps", "rows", "pool", "refresh", "look", "patience")
+        whole = ("steps", "rows", "pool", "refresh", "eval_steps", "patience")
         check_at_least(1, **{name: getattr(self, name) for name in whole})
         check_rows(self)
 
@@ -216,8 +216,9 @@ def check_rows(recipe):
     "A batch must be in the pool, an evaluation before new texts, and the temperature above 0"
     if recipe.rows > recipe.pool:
         raise ValueError(f"rows: got {recipe.rows}, wanted at most the {recipe.pool} texts of the pool")
-    if recipe.look % recipe.refresh:
-        raise ValueError(f"look: got {recipe.look}, wanted a multiple of refresh, which is {recipe.refresh}")
+    if recipe.eval_steps % recipe.refresh:
+        wanted = f"wanted a multiple of refresh, which is {recipe.refresh}"
+        raise ValueError(f"eval_steps: got {recipe.eval_steps}, {wanted}")
     if not 0 < recipe.temperature < inf:
         raise ValueError(f"temperature: got {recipe.temperature}, wanted a finite number > 0")
 
@@ -262,9 +263,10 @@ def distil(draft, prompts, held, recipe, folder, labels=None, until=None):  # ->
     folder, until = Path(folder), recipe.steps if until is None else until
     loss = PooledLoss(prompts, labels or LABELS[recipe.labels](prompts.target), recipe)
     evaluations = begun(folder, recipe) or noted(draft, [[0, alpha_of(draft, held)]], folder)
-    for stop in [*range(recipe.look, recipe.steps, recipe.look), recipe.steps][len(evaluations) - 1:]:
+    every = recipe.eval_steps
+    for stop in [*range(every, recipe.steps, every), recipe.steps][len(evaluations) - 1:]:
         if stop > until or has_peaked(evaluations, recipe.patience): break
-        fit(draft, loss, recipe.steps, recipe.peak, folder/"last.pt", .01, recipe.look, folder.name, stop)
+        fit(draft, loss, recipe.steps, recipe.peak, folder/"last.pt", .01, every, folder.name, stop)
         noted(draft, [*evaluations, [stop, alpha_of(draft, held)]], folder)
         evaluations = begun(folder, recipe)
     draft.load_state_dict(torch.load(folder/"best.pt", weights_only=True))
@@ -328,7 +330,8 @@ def corpus_start(target, ids, held, folder, sizes=(1, 128, 384), steps=1500, pea
     "A small draft trained on the next tokens of the corpus alone"
     torch.manual_seed(0)
     draft = llama(*sizes, vocab_size=target.config.vocab_size)
-    made = DistilRecipe("corpus", "forward KL", "tokens", steps, peak, pool=16, refresh=1, look=steps // 3)
+    made = DistilRecipe("corpus", "forward KL", "tokens", steps, peak, pool=16, refresh=1,
+                        eval_steps=steps // 3)
     return distil(draft, PromptSource(ids, target, seed=10), held, made, Path(folder)/"start")[0]
 
 def distil_record(start, target, ids, held_ids, folder, seeds=(0, 1), runs=GRID, on_best=tuple(LK_LOSSES),

@@ -142,7 +142,7 @@ class LayerSkipRecipe:
     threads: int = 1
     @property
     def plain(self):
-        "The recipe of the plain twin: no dropout, and the loss of the last layer alone"
+        "The recipe of the baseline: no dropout, and the loss of the last layer alone"
         return replace(self, dropout=0., exit_scale=0.)
 
 def some_layers(model, taken):
@@ -181,7 +181,7 @@ def best_exit(*rates, most=8):  # acceptance rates after each layer, a row for e
 
 # %% ../../nbs/25a_exit.ipynb #74082a19
 def train_layerskip(out="trained", recipe=LayerSkipRecipe()):
-    "Train a model by LayerSkip's recipe and its plain twin, from layers of the embedded target; resumes"
+    "Train a model by LayerSkip's recipe and its baseline, from layers of the embedded target; resumes"
     torch.set_num_threads(recipe.threads)
     ids, exits = {d: domain_ids(d, held_out=False) for d in DOMAINS}, {}
     for name, how in (("plain", recipe.plain), ("layerskip", recipe)):
@@ -192,7 +192,7 @@ def train_layerskip(out="trained", recipe=LayerSkipRecipe()):
     save_model(model, Path(out)/"data"/"layerskip", recipe, exits=exits)
 
 def layerskip_exits():  # -> {"plain" or "layerskip": {"training" or "held-out": `exit_rates`}}
-    "What was measured when the shipped model and its plain twin were trained"
+    "What was measured when the shipped model and its baseline were trained"
     return json.loads((stored("layerskip")/"recipe.json").read_text())["exits"]
 
 def trained_exit(name="layerskip"):  # -> exit, gamma

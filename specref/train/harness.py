@@ -215,20 +215,20 @@ def tokens_a_round(net, base, batch, depth):  # -> scalar
 
 
 # %% ../../nbs/30b_teaching.ipynb #04aaea56
-def train_network(net, base, train, held, steps, peak, folder, look=100, patience=3, rows=16, depth=4,
+def train_network(net, base, train, held, steps, peak, folder, eval_steps=100, patience=3, rows=16, depth=4,
                   seed=0, until=None, decay=.01, update=train_step, batches=1,
                   bar=None):  # -> net, evaluations
-    "Minimise `net.loss`, evaluate every `look` steps, return the best; resumable (Proposition taught)"
-    check_at_least(1, steps=steps, look=look, patience=patience, rows=rows, depth=depth)
+    "Minimise `net.loss`, evaluate every `eval_steps` steps, return the best; resumable (Proposition taught)"
+    check_at_least(1, steps=steps, eval_steps=eval_steps, patience=patience, rows=rows, depth=depth)
     folder, until = Path(folder), steps if until is None else until
     evaluations = open_run(folder, net=[type(net).__name__, net.settings], base=base.key,
-                     train=file_digest(train.x), steps=steps, peak=peak, look=look, rows=rows,
+                     train=file_digest(train.x), steps=steps, peak=peak, eval_steps=eval_steps, rows=rows,
                      depth=depth, seed=seed, decay=decay, **dict(batches=batches) if batches > 1 else {})
     loss_of = partial(seeded_loss, base, train, rows, seed, steps*batches)
     bar = bar or RunProgress({folder.name: (steps, rows*batches*train.x.shape[1])})[folder.name]
-    for stop in [*range(look, steps, look), steps][len(evaluations):]:
+    for stop in [*range(eval_steps, steps, eval_steps), steps][len(evaluations):]:
         if stop > until or no_progress(evaluations, patience): break
-        fit(net.train(), loss_of, steps, peak, folder/"last.pt", decay, every=look, until=stop,
+        fit(net.train(), loss_of, steps, peak, folder/"last.pt", decay, every=eval_steps, until=stop,
             update=update, bar=bar)
         with mixed_precision(base): evaluations.append([stop, evaluate(net, base, held, depth)[0]])
         write_evaluations(net, evaluations, folder, peak)

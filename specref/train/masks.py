@@ -22,7 +22,7 @@ from ..verify.reject import model_chain, reject
 
 # %% ../../nbs/33_masks.ipynb #3adb75df
 def slot_chain(ctx, slots):  # -> tree of probes
-    "The context and a chain of slots behind it, which nobody offers"
+    "The context and a chain of slots behind it, which are not offered"
     tree = Tree(ctx)
     for i, x in enumerate(slots): tree.add(i, x)
     return tree

@@ -274,10 +274,10 @@ class TrainingRun:
         rate = f"-{self.recipe.peak:g}" if self.recipe.own_peak else ""
         return f"{name}-{stage}-{n}-{len(self.texts.x)}-{seed}{own}{rate}"
     def stage(self, net, data, held, n, rate, folder, seed, bar):  # -> network, evaluations
-        devices, look = self.devices, max(100, n // 20)
+        devices, every = self.devices, max(100, n // 20)
         several = dict(update=devices.update, batches=devices.batches) if devices.batches > 1 else {}
         several |= dict(rows=self.recipe.rows, depth=min(net.depth, MOST_DEPTH), seed=seed, bar=bar)
-        several |= dict(look=look, patience=max(3, n // look // 2))   # half of the run without progress
+        several |= dict(eval_steps=every, patience=max(3, n // every // 2))   # half a run without progress
         return train_network(net, self.base, data, held, n, rate, devices.folder(folder), **several)
 
 # %% ../../nbs/34_drafters.ipynb #c47c9f78

@@ -6,8 +6,8 @@
 __all__ = ['RECORDS', 'VERDICTS', 'printed', 'driver_version', 'machine_facts', 'options', 'parse', 'run', 'print_lines',
            'facts_of', 'parts_through', 'supervised_run', 'remaining_tasks', 'valid_rows', 'verify_speed',
            'measured_bounds', 'fastest', 'reasons', 'failures', 'parity_lines', 'kind_of', 'speed_lines',
-           'few_trees_lines', 'engine_lines', 'compiled_lines', 'gpu_table', 'rehearsal_table', 'Wish', 'off_by',
-           'time_ratios', 'kernel_wishes', 'engine_wishes', 'wanted_table', 'cpu_table']
+           'few_trees_lines', 'engine_lines', 'compiled_lines', 'gpu_table', 'rehearsal_table', 'Goal', 'off_by',
+           'time_ratios', 'kernel_goals', 'engine_goals', 'wanted_table', 'cpu_table']
 
 # %% ../../../nbs/45b_measured.ipynb #45b00003
 import argparse, json, os, subprocess, sys
@@ -40,7 +40,7 @@ def machine_facts(command, device):
 
 # %% ../../../nbs/45b_measured.ipynb #164234b0
 RECORDS = Path("records")
-VERDICTS = RECORDS/"verdicts.npz"   # of the twin, for the parity tasks
+VERDICTS = RECORDS/"verdicts.npz"   # of the torch implementation, for the parity tasks
 
 def options():  # -> ArgumentParser
     "The options of the command line"
@@ -60,7 +60,7 @@ def parse(argv):  # -> arguments
     if Path(a.out).exists() and not Path(a.out).is_dir():
         ap.error(f"out: got {a.out}, which is a file, wanted a directory")
     if not torch.cuda.is_available() or None in fused_kernels():
-        ap.error("no GPU with torch and triton is here; `make gpu-twin` measures the torch implementation")
+        ap.error("no GPU with torch and triton is here; `make gpu-torch` measures the torch implementation")
     return a
 
 def run(argv=None):
@@ -127,7 +127,7 @@ def failures(got):  # -> lines
 
 # %% ../../../nbs/45b_measured.ipynb #71dfdbb4
 def parity_lines(got):
-    "In how many verdicts kernel and twin differ, and the tests of the output distribution"
+    "In how many verdicts kernel and torch differ, and the tests of the output distribution"
     rows = valid_rows(got, "parity")
     if rows:
         def wrong(name):
@@ -135,7 +135,7 @@ def parity_lines(got):
         trees, rules = sum(r["trees"] for r in rows), len({r["rule"] for r in rows})
         yield (f"parity, {trees:,} trees, {rules} rules; verdicts that differ: "
                + ", ".join(f"{name} {wrong(name)}" for name in rows[0]["differ"]))
-    laws = [(name, r.get(name)) for r in valid_rows(got, "law") for name in ("kernel", "twin")]
+    laws = [(name, r.get(name)) for r in valid_rows(got, "law") for name in ("kernel", "torch")]
     laws = [(name, x) for name, x in laws if isinstance(x, dict)]
     for name, x in laws:
         yield (f"distribution, {name}: {x['draws']:,} drafts, {x['cells']} cells, "
@@ -143,7 +143,7 @@ def parity_lines(got):
                f"detects {x['sees']:.1e}: {'fits' if x['fits'] else 'WRONG'}")
     for r in valid_rows(got, "size"):
         kind = "logits" if r["logits"] else "probabilities"
-        yield f"{r['entries']:,} {kind}: verdicts that differ from the twin's: {r['differ']} of {r['B']}"
+        yield f"{r['entries']:,} {kind}: verdicts that differ from torch's: {r['differ']} of {r['B']}"
 
 def kind_of(r): return "logits" if r["logits"] else "probabilities"
 
@@ -213,7 +213,7 @@ def rehearsal_table(got):  # -> lines
     yield from failures(got)
 
 # %% ../../../nbs/45b_measured.ipynb #ea7b34e9
-class Wish(NamedTuple):
+class Goal(NamedTuple):
     "A goal: what was found, which of two values is worse, and how it is printed"
     what: str
     found: list
@@ -227,40 +227,40 @@ def time_ratios(got, part, a, b, **like):
     rows = [r for r in valid_rows(got, part, **like) if b in r["us"]]
     return [verify_speed(got, r, a)[0] / verify_speed(got, r, b)[0] for r in rows]
 
-def kernel_wishes(got):
+def kernel_goals(got):
     "The goals of verification on a GPU"
     def share(B, tree):
         return [fastest(got, r)[1] for r in valid_rows(got, "speed", B=B, tree=tree, logits=False)]
-    yield Wish("70% of a copy's speed, chain of 5, B = 256", share(256, "chain 5"), min, ".0%")
-    yield Wish("30% of a copy's speed, 64 nodes, B = 64", share(64, "64 nodes"), min, ".0%")
+    yield Goal("70% of a copy's speed, chain of 5, B = 256", share(256, "chain 5"), min, ".0%")
+    yield Goal("30% of a copy's speed, 64 nodes, B = 64", share(64, "64 nodes"), min, ".0%")
     alone = [fastest(got, r)[0] for r in valid_rows(got, "programs", B=1, logits=False)]
-    yield Wish("15 us a verification pass at most, B = 1", alone, max, ".1f")
+    yield Goal("15 us a verification pass at most, B = 1", alone, max, ".1f")
     for name, most in (("softmax of all rows first", "1"), ("vLLM", "1.3"), ("FlashInfer", "1"),
                        ("SGLang", "1")):
         ratios = time_ratios(got, "baselines", "kernel", name)
-        yield Wish(f"at most {most} times the time of {name}", ratios, max, ".2f")
+        yield Goal(f"at most {most} times the time of {name}", ratios, max, ".2f")
 
-def engine_wishes(got):
+def engine_goals(got):
     "The goals of decoding on a GPU"
     engine = [r for r in valid_rows(got, "engine") if "us" not in r]
     copy = measured_bounds(got).get("copy", np.nan)
     plain = [(r["tokens_per_s"].get("plain"), r["weight_bytes"]) for r in engine if r["B"] == 1]
     shares = [x * size / copy for x, size in plain if isinstance(x, float)]
-    yield Wish("50% of the bandwidth bound, plain decoding", shares, min, ".0%")
+    yield Goal("50% of the bandwidth bound, plain decoding", shares, min, ".0%")
     predicted = [r["engine over plain"] / r["predicted"] for r in engine if "engine over plain" in r]
-    yield Wish("the speed-up within 10% of the predicted", predicted, lambda x: max(x, key=off_by), ".2f")
+    yield Goal("the speed-up within 10% of the predicted", predicted, lambda x: max(x, key=off_by), ".2f")
     for k in ("plain", "generate", "static cache", "assisted"):
         over = [r[f"engine over {k}"] for r in engine if f"engine over {k}" in r]
-        yield Wish(f"the speed of the engine over {k}, 1.2 billion", over, min, ".2f")
+        yield Goal(f"the speed of the engine over {k}, 1.2 billion", over, min, ".2f")
 
 def wanted_table(got):  # -> lines
     "Each goal beside the result"
-    for wish in (*kernel_wishes(got), *engine_wishes(got)):
-        found, unit = [x for x in wish.found if x == x], " us" if " us " in wish.what else ""
-        def show(x): return f"{x:{wish.form}}{unit}"
+    for goal in (*kernel_goals(got), *engine_goals(got)):
+        found, unit = [x for x in goal.found if x == x], " us" if " us " in goal.what else ""
+        def show(x): return f"{x:{goal.form}}{unit}"
         best = "not measured yet"
-        if found: best = f"{show(wish.worst(found))} at worst, median {show(float(np.median(found)))}"
-        yield f"wanted {wish.what}: {best}"
+        if found: best = f"{show(goal.worst(found))} at worst, median {show(float(np.median(found)))}"
+        yield f"wanted {goal.what}: {best}"
 
 # %% ../../../nbs/45b_measured.ipynb #daf0bd3a
 def cpu_table(got):  # -> lines
@@ -269,10 +269,10 @@ def cpu_table(got):  # -> lines
     yield f"torch {got['versions']['torch']}, numpy {got['versions']['numpy']}"
     speeds = {r["threads"]: r["copy"] for r in valid_rows(got, "copy")}
     yield "a copy: " + ", ".join(f"{x / 1e9:.1f} GB/s with {k} threads" for k, x in speeds.items())
-    for r in valid_rows(got, "twin"):
-        speed = r["bytes"] / r["twin_ms"] * 1e3 if isinstance(r["bytes"], float) else np.nan
+    for r in valid_rows(got, "torch"):
+        speed = r["bytes"] / r["torch_ms"] * 1e3 if isinstance(r["bytes"], float) else np.nan
         share = speed / speeds.get(r["threads"], np.nan)
-        yield (f"{r['tree']:9}{r['kind']:8} threads {r['threads']}: twin {r['twin_ms']:6.2f} ms, "
+        yield (f"{r['tree']:9}{r['kind']:8} threads {r['threads']}: torch {r['torch_ms']:6.2f} ms, "
                f"reference {r['reference_ms']:6.2f} ms, ratio {r['ratio']:.2f}, {share:3.0%} of a copy"
                + ("" if r["same"] else ", DIFFERENT"))
     yield from failures(got)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RULES', 'DRAWN_AS', 'SECONDS', 'NOT_RETURNED', 'METRICS', 'LLAMA_VOCAB', 'random_trees', 'forest', 'case_on',
-           'case_digest', 'twin_of', 'verdict_table', 'stored_verdicts', 'tree_parity', 'random_tables',
+           'case_digest', 'torch_verifier', 'verdict_table', 'stored_verdicts', 'tree_parity', 'random_tables',
            'exponential_pick', 'draw_drafts', 'text_counts', 'joint_law', 'parity_at_size', 'verdicts_apart',
            'attention_times', 'Task', 'why_skipped', 'device_broken', 'run_tasks', 'supervise', 'launch_of',
            'compile_launch', 'compile_or_reason', 'compile_ahead', 'imported_call', 'fused_kernels', 'first_round',
@@ -79,14 +79,14 @@ def case_on(case, device):  # -> VerifyCase
     return VerifyCase(batch.to(device), rows(p), rows(q), *(x.to(device) for x in numbers))
 
 def case_digest(rule, case):  # -> text
-    "A hash of the twin that decides by the rule and of all numbers in the arguments of its `forest`"
-    sums = sha256(twin_of(rule).__name__.encode())
+    "A hash of the torch implementation of the rule and of all numbers in the arguments of its `forest`"
+    sums = sha256(torch_verifier(rule).__name__.encode())
     arrays = [*case.batch.arrays().values(), case.coins, case.picks]
     for x in (case.p, case.q): arrays += [x.x, x.temperature] if isinstance(x, Logits) else [x]
     for x in arrays: sums.update((x.float() if x.dtype == torch.bfloat16 else x).numpy().tobytes())
     return sums.hexdigest()[:20]
 
-def twin_of(rule): return verify_chains if rule == "block" else verify_trees
+def torch_verifier(rule): return verify_chains if rule == "block" else verify_trees
 
 def verdict_table(out):  # BatchVerdict -> (B, 2 height + 3)
     return torch.cat([out.tokens, out.nodes, out.length[:, None], out.status[:, None]], 1).cpu()
@@ -98,13 +98,13 @@ def stored_verdicts(path):  # -> {hash: (B, 2 height + 3)}
         return {name: torch.from_numpy(x.astype(np.int32)) for name, x in stored.items()}
 
 def tree_parity(verifiers, rule, V, B, device, logits=False, stored={}):
-    "How many of `B` random trees each verifier on the device decides otherwise than the twin on the CPU"
-    case, twin = forest(rule, V, B, logits), twin_of(rule)
+    "How many of `B` random trees each verifier on the device decides otherwise than torch on the CPU"
+    case, in_torch = forest(rule, V, B, logits), torch_verifier(rule)
     want, there = stored.get(case_digest(rule, case)), case_on(case, device)
     known = want is not None
-    if not known: want = verdict_table(twin(*case, check=False))
+    if not known: want = verdict_table(in_torch(*case, check=False))
     def differ(verify): return int((verdict_table(verify(*there, check=False)) != want).any(1).sum())
-    found = {name: or_reason(partial(differ, f)) for name, f in dict(twin=twin, **verifiers).items()}
+    found = {name: or_reason(partial(differ, f)) for name, f in dict(torch=in_torch, **verifiers).items()}
     return dict(trees=B, nodes=case.batch.n, differ=found, stored=known)
 
 # %% ../../../nbs/45a_tasks.ipynb #cfe361ef
@@ -156,7 +156,7 @@ def joint_law(verifiers, draws, device, V=4, chunk=10**6):
 
 # %% ../../../nbs/45a_tasks.ipynb #14864c22
 def parity_at_size(kernel, tree, V, B, regime, device, logits=False):
-    "For how many of `B` large trees the kernel and the twin differ, and the number of entries of p"
+    "For how many of `B` large trees the kernel and torch differ, and the number of entries of p"
     case, = make_cases(TREE_SHAPES[tree], V, B, 1, AGREEMENT[regime], device, logits)
     a, b = (f(*case, check=False) for f in (kernel, verify_trees))
     return dict(entries=getattr(case.p, "x", case.p).numel(), differ=verdicts_apart(a, b))
@@ -311,7 +311,7 @@ def launch_again(cases, times=2):  # [(tree, V, B, logits), ...]
     torch.cuda.synchronize()
 
 def parity_again():
-    "Some parity tasks again; an error where the kernel and the twin differ"
+    "Some parity tasks again; an error where the kernel and torch differ"
     for rule, logits in product(RULES, (False, True)):
         kernel = fused_kernels()[rule == "block"]
         wrong = tree_parity(dict(kernel=kernel), rule, 257, 20, torch.device("cuda"), logits)["differ"]
@@ -361,7 +361,7 @@ class GpuSizes(NamedTuple):
 def shape_name(shape): return "{block} tokens, {warps} warps, {registers} registers".format(**shape)
 
 def parity_tasks(device, verifiers, size):
-    "Whether the kernel returns the twin's integers"
+    "Whether the kernel returns the integers of the torch implementation"
     shape = size.shape(0)
     for rule, V, B, z in size.forests_of():
         kernel = partial(verifiers[rule == "block"], **shape)
@@ -419,16 +419,16 @@ def few_trees_tasks(device, kernel, size):
         yield Task("programs", run, given, (launch_of(size.V, tree, logits=z, programs=4, **shape),))
 
 def several_programs(kernel, programs, tree, V, B, regime, device, logits, **how):
-    "`verify_times` with so many programs a tree, and in how many verdicts they differ from the twin"
+    "`verify_times` with so many programs a tree, and in how many verdicts they differ from torch"
     ways = {f"{n}": partial(kernel, programs=n) for n in programs}
     case, = make_cases(TREE_SHAPES[tree], V, B, 1, AGREEMENT[regime], device, logits)
-    twin = verify_trees(*case, check=False)
-    differ = {name: verdicts_apart(verify(*case, check=False), twin) for name, verify in ways.items()}
+    in_torch = verify_trees(*case, check=False)
+    differ = {name: verdicts_apart(verify(*case, check=False), in_torch) for name, verify in ways.items()}
     return dict(verify_times(ways, tree, V, B, regime, device, logits, **how), differ=differ)
 
 def other_tasks(device, kernel, size):
     "The distribution of texts; loads and stores outside every array; the largest batch"
-    law = partial(joint_law, {"kernel": kernel, "twin": verify_trees}, device=device)
+    law = partial(joint_law, {"kernel": kernel, "torch": verify_trees}, device=device)
     yield Task("law", law, dict(draws=size.draws))
     yield Task("sanitizer", sanitize, {})
     for z in (False, True):

@@ -1,4 +1,4 @@
-"The torch implementation on this CPU beside the reference that it replaces (`make gpu-twin`, an hour)"
+"The torch implementation on this CPU beside the reference that it replaces (`make gpu-torch`, an hour)"
 import os
 from functools import partial
 from itertools import cycle, islice, product
@@ -31,16 +31,16 @@ def reference_verify(case, cast=np.float64):  # -> () -> token lists
 def token_lists(out): return [tuple(t[:n]) for t, n in zip(out.tokens.tolist(), out.length.tolist())]
 
 def against_reference(tree, V, B, kind, threads, laps, device=torch.device("cpu")):
-    "Milliseconds of the twin and of the reference for `B` trees, medians over `laps` turns, and the bytes"
+    "Milliseconds in torch and of the reference for `B` trees, medians over `laps` turns, and the bytes"
     torch.set_num_threads(threads)
     cases, dtype = make_cases(TREE_SHAPES[tree], V, B, 2, .7, device), getattr(torch, kind)
     cases = [c._replace(p=c.p.to(dtype), q=c.q.to(dtype)) for c in cases]
     runs = [(partial(verify_trees, *c, check=False), reference_verify(c, kind)) for c in cases]
-    same = all(token_lists(twin()) == reference() for twin, reference in runs)
+    same = all(token_lists(in_torch()) == reference() for in_torch, reference in runs)
     took = [[1e3 * on_host([f], 1) for f in pair] for pair in islice(cycle(runs), laps)]
-    twin, reference = np.median(took, axis=0)
+    in_torch, reference = np.median(took, axis=0)
     ratio = float(np.median([a / b for a, b in took]))
-    return dict(twin_ms=float(twin), reference_ms=float(reference), ratio=ratio, same=same,
+    return dict(torch_ms=float(in_torch), reference_ms=float(reference), ratio=ratio, same=same,
                 bytes=or_reason(lambda: bytes_read(cases, verify_trees)[0]))
 
 def copy_speed(threads, size=1 << 28):
@@ -54,14 +54,14 @@ def cpu_tasks(V=32_000, B=64, laps=30, Bs=(1, 4, 16, 64), size=1 << 28):
     for threads in (1, 2):
         yield Task("copy", copy_speed, dict(threads=threads, size=size))
         for kind, tree in product(("float64", "float32"), trees):
-            yield Task("twin", against_reference, dict(given, tree=tree, B=B, kind=kind, threads=threads))
+            yield Task("torch", against_reference, dict(given, tree=tree, B=B, kind=kind, threads=threads))
     for b, tree in product(Bs, trees):
         yield Task("size", against_reference, dict(given, tree=tree, B=b, kind="float64", threads=1))
 
-def twin_times(out, **sizes):  # -> what is in the file
+def torch_times(out, **sizes):  # -> what is in the file
     "All tasks, on a machine that does nothing else"
     load = os.getloadavg()[0]
     if load > QUIET: raise SystemExit(f"the load of this machine is {load:.1f}, wanted below {QUIET}")
-    return run_tasks(cpu_tasks(**sizes), out, facts_of("make gpu-twin", "cpu"))
+    return run_tasks(cpu_tasks(**sizes), out, facts_of("make gpu-torch", "cpu"))
 
-if __name__ == "__main__": print_lines(cpu_table(twin_times(Path(__file__).with_suffix(".json"))))
+if __name__ == "__main__": print_lines(cpu_table(torch_times(Path(__file__).with_suffix(".json"))))
