@@ -108,8 +108,8 @@ def heads(nb):
     return [m for q in quotes if (m := HEAD.match(re.sub('^> ?', '', q)))]
 
 def titled(head):
-    "The title of a statement, which is its name where it has no other"
-    return head[3] or (head[2] or '').replace('-', ' ').capitalize()
+    "The name of a statement and its title, if it has one"
+    return ': '.join(filter(None, head.group(2, 3)))
 
 def search_words(nb):
     "What readers type for a page: the words in the comment below its title, and the names that it declares"

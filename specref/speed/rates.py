@@ -50,7 +50,8 @@ class Rates:
 
     @classmethod
     def seen(cls, ledger: Ledger) -> "Rates":
-        "The rates of a run of chains; what its last round did not emit is unknown, and no rejection"
+        """The rates of a run of chains, of all rounds: one that drafted fewer tokens did not accept the others;
+        what its last round did not emit is unknown, and no rejection"""
         check_drafted(ledger)
         accepted, emitted = ledger.column("accepted"), ledger.column("emitted")
         def share(i): return sum(n >= i for n in accepted) / max(sum(n >= i for n in emitted), 1)
