@@ -59,7 +59,8 @@ RATIO = [
         accept=lambda t: t.px >= t.qx),
     bug("every draft token accepted", ONE_TOKEN, "huggingface/transformers#28508", F(2, 5),
         accept=lambda t: True),
-    bug("u is always 0", RARE, "vllm-project/vllm-ascend#13470", accept=lambda t: t.px > 0),
+    bug("u is always 0", RARE, "vllm-project/vllm-ascend#13470; vllm-project/vllm-ascend#13730",
+        accept=lambda t: t.px > 0),
     bug("q + 1e-10 in the denominator of the ratio", ONE_TOKEN, "NVIDIA/TensorRT-LLM, by reading",
         accept=lambda t: t.coin(t.px, t.qx + F(1, 10**10))),
     bug("inclusive comparison, <= for <", EDGE, "sgl-project/sglang#35771", numbers=Grid(less=le)),
@@ -84,7 +85,8 @@ def first_sibling_row(p, tree, i): return p[tree.children(tree.parent[i])[0]] if
 
 # %% ../../nbs/16aa_chain_mutants.ipynb #709b59ba
 OTHER_ROW = [
-    bug("row of q off by one", WIDE2, "NVIDIA/TensorRT-LLM#15098", drafter=one_row_before(WIDE[1], 2)),
+    bug("row of q off by one", WIDE2, "NVIDIA/TensorRT-LLM#15098: a wrong slice, of p or q",
+        drafter=one_row_before(WIDE[1], 2)),
     bug("row of p off by one", WIDE2, "huggingface/transformers#28166", row=parent_row),
     bug("first row used at every position", WIDE2, "mlx-node/mlx-node#11: penalties of the context only",
         row=lambda p, tree, i: p[0]),

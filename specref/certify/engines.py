@@ -33,9 +33,10 @@ from .sequential import TextCheck
 def engine_line(row):
     "A line of the table"
     runs = "" if row["runs"] is None else f"{row['runs']:,}"
+    found = f"{row['verdict']}, by design" if row.get("by_design") else row["verdict"]
     form = "{:.0e}" if row["how"] == "enumerated" else "{:.4f}"
     distance = "-" if row["distance"] is None or row["verdict"] == "differs" else form.format(row["distance"])
-    return f"  {runs:>8}{distance:>10}  {row['verdict']:30}{row['asked']}"
+    return f"  {runs:>8}{distance:>10}  {found:30}{row['asked']}"
 
 def engine_table(record):
     "The rows of a record, engine by engine"

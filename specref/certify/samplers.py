@@ -174,7 +174,7 @@ def certify_rows(verify: Callable, V: int = 4, gamma: int = 2, draft: Callable |
         special: tokens to which a wrong rule might give special treatment
         depth: the longest draft, or None for a minute's work
         progress: show a bar of calls
-    Returns: a `SamplerReport`: twelve checks, each ok or failed in words, in three groups
+    Returns: a `SamplerReport`: twelve checks, each ok or failed in words, in four groups
     Raises: ValueError for a wrong argument; errors of `verify` are failures of the report
     Source: Ramdas et al. 2023 (Theorem bets, Proposition classes)
     See also: certify_sampler, judge_rule, certify_system

@@ -330,8 +330,8 @@ TRANSLATIONS = {
     "tli": lambda model, pair, gamma: Chain(Intersection(model, pair), gamma),
     "slrs": lambda model, pair, gamma: Chain(StringLaw(model, pair, LEAST), gamma)}
 
-def translated(draft, draft_tokenizer, target_tokenizer, rule="slem", gamma=4, V=None):  # -> Drafter
-    """A drafter of `gamma` tokens from a draft model with a tokenizer of its own, by `slem`, `tli` or `slrs`;
+def translated(draft, draft_tokenizer, target_tokenizer, rule="tli", gamma=4, V=None):  # -> Drafter
+    """A drafter of `gamma` tokens from a draft model with a tokenizer of its own, by `tli`, `slem` or `slrs`;
     `V`: the target's vocabulary, where it is larger than its tokenizer's"""
     make = look_up(TRANSLATIONS, rule=rule)
     pair = TokenizerPair(text_tokenizer(target_tokenizer, V), text_tokenizer(draft_tokenizer, draft.V))
