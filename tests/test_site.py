@@ -249,7 +249,7 @@ def test_names_and_theorems_are_links(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {'site', 'work', 'correct'}   # no other file is left
     page = re.sub('<(?!a |/a)[^>]*>', '', html(tmp_path/'site', 'law'))
     tests = re.findall(r'checked by 2 tests\s+tests/test_law.py::test_a, ::test_b', page)
-    assert 'Theorem 0.1  (Twice, 3.5)' in page and len(tests) == 2 and 'another’s twice' in page
+    assert 'Theorem 0.1  (two: Twice, 3.5)' in page and len(tests) == 2 and 'another’s twice' in page
     assert re.search(r'href="#thm-two">Theorem two</a>\)"', page)
     prose = r'href="#thm-two">Theorem 0.1</a>, <a [^>]*href="#thm-two">Theorem 0.1</a>, ten'
     names = r'href="#specref.core.law.twice"[^>]*>(?:specref\.core\.law\.)?twice</a>'

@@ -50,7 +50,7 @@ class Rates:
 
     @classmethod
     def seen(cls, ledger: Ledger) -> "Rates":
-        """The rates of a run of chains, of all rounds: one that drafted fewer tokens did not accept the others;
+        """The rates of a run of chains, of all rounds: one that drafted fewer tokens did not accept more;
         what its last round did not emit is unknown, and no rejection"""
         check_drafted(ledger)
         accepted, emitted = ledger.column("accepted"), ledger.column("emitted")
