@@ -1,4 +1,5 @@
 "Chapter 60: the table of systems and its certificates"
+from fractions import Fraction
 from functools import partial
 
 import pytest
@@ -82,3 +83,11 @@ def test_a_wrong_system_is_not_certified():
     def accept_all(p, tree, rng): return Verdict(len(tree) - 1, rng.pick(p[len(tree) - 1]))
     found = certificate(lambda draft, **kw: System("accept all", Chain(draft, 2), accept_all))
     assert not found.exact and str(found).startswith("OUTPUT DISTRIBUTION DIFFERS")
+
+def test_weights_below_zero_do_not_cancel():
+    "Half of the drafts are accepted and the rest drawn from 2p - q, which is no distribution; the mean is p"
+    def signed(p, tree, rng):
+        if rng.coin(Fraction(1, 2), at=1): return Verdict(1, rng.pick(p[1], at=1))
+        return Verdict(0, rng.pick(2*p[0] - tree.law[1], at=0))
+    with pytest.raises(ValueError, match="probabilities that sum to"):
+        certificate(lambda draft, **kw: System("signed", Chain(draft, 1), signed))

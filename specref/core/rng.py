@@ -83,7 +83,7 @@ class Enumerator:
     def at(self, i: int) -> Streams: return Streams(self, self)
 
     def choose(self, weights: Sequence[Number] | Law) -> int:  # (k,)
-        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w]
+        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
         if i > self.limit:
             raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
                              "wanted a program that ends")
