@@ -114,7 +114,7 @@ TARGETS = [
     *each("p[1]", lambda bad: Rows(lambda i: bad, 3, 2)[1], [.5, .6], [nan, 1.], [1.], [2., -1.]),
     *each("V", lambda V: TableModel(V, None), 0, -1),
     *each("seed", lambda seed: random_table(3, seed), -1, .5),
-    ("x", lambda: add_paths(Tree((0,)), [(1, 3)], 3, Seeded(0))),
+    ("guesses", lambda: add_paths(Tree((0,)), [(1, 3)], 3, Seeded(0))),
     *each("f(text)", lambda bad: TableModel(2, lambda text: bad).law((0,)), [.5, .6], [1.]),
     ("V", lambda: NgramModel([], 0, 1)),
     *each("ids", lambda ids: NgramModel(ids, 3, 2), [3], [-1, 0], [.5], [[0, 1]]),

@@ -316,7 +316,7 @@ def changes(name, seen, change, right=AFTER_AB):
     "Tokens lost by a change of the draft's text"
     return bug(name, right, seen, 0, drafter=spelling(ChangedText, change=change))
 
-NAME_SEEN = "transformers 5.23, by reading"
+NAME_SEEN = "transformers 5.24, by reading"
 DRAFT_SLOW = [
     bug("context encoded token by token", AFTER_AB, tv=0, drafter=spelling(TokenByToken)),
     changes("space at the beginning of the draft removed", "huggingface/transformers#46124",

@@ -240,6 +240,8 @@ def add_paths(tree: Tree, guesses: Iterable[Sequence[int]], V: int, rng: Rng,
     [-1, 0, 1, 1] [None, 3, 1, 2]
     """
     guesses = [tuple(g) for g in guesses if len(g)]
+    outside = [g[0] for g in guesses if not 0 <= g[0] < V]
+    if outside: raise ValueError(f"guesses: got token {outside[0]}, wanted 0 <= token < {V}")
     for c in tree.grow(at, points([g[0] for g in guesses], V, exact), rng, len(guesses)):
         below = [g[1:] for g in guesses if g[0] == tree.token[c]]
         add_paths(tree, below, V, rng, exact, c)
