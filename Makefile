@@ -59,7 +59,7 @@ gpu:  ## measure verification and the engine on this machine's GPU (with its own
 
 gpu-others: $(READY)  ## the Python files of vLLM's kernels, from its wheel into build/others, for `make gpu`
 	$(PY) -m pip download -q --no-deps -d build/wheels vllm==0.33.0
-	$(PY) -c "import zipfile, glob; from specref.certify.engines import VLLM_FILES, VLLM_HELPERS; \
+	$(PY) -c "import zipfile, glob; from specref.certify.released import VLLM_FILES, VLLM_HELPERS; \
 	    wheel = zipfile.ZipFile(*glob.glob('build/wheels/vllm-0.33.0*')); \
 	    [wheel.extract(name.replace('.', '/') + '.py', 'build/others') for name in VLLM_FILES + VLLM_HELPERS]"
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import engines_exact as ee
-from specref.certify import engines as en, released as rs
+from specref.certify import black_boxes as bb, engines as en, released as rs
 from specref.app.benchmarks import quiet
 from specref.models.embedded import generation_view
 from specref.certify.counts import ALPHA
@@ -275,10 +275,10 @@ def starts():
 
 def texts_row(names, engine, tokens, seeded=True, small=0., n=64, **more):
     "Bets with one set of prompts; a difference is looked for again with other prompts"
-    found = en.bet_on_texts(engine, starts(), n, tokens, seeded, small=small)
+    found = bb.bet_on_texts(engine, starts(), n, tokens, seeded, small=small)
     if found.over:
         later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
-        again = en.bet_on_texts(engine, later, n, tokens, seeded)
+        again = bb.bet_on_texts(engine, later, n, tokens, seeded)
         more["again"] = again.words
         if not again.over: found = again
     return en.row_of_bets(found, *names, **dict(approximations=FLOAT32) | more)
@@ -311,7 +311,7 @@ def other_tokenizer(listed=lambda tok: tok):
 
 def transformers_cases():
     "{what is asked: (engine, tokens, options of `texts_row`)}"
-    make = en.transformers_engine
+    make = bb.transformers_engine
     eos = tokenizer().convert_tokens_to_ids(END_TEXT)
     cut = dict(temperature=.7, top_k=20, top_p=.9)
     return {
@@ -330,10 +330,10 @@ def transformers_cases():
 
 def transformers_long_rows():
     asked = "transformers", released("transformers"), "assistant model"
-    yield texts_row(asked, en.transformers_engine(**PAIR), 60_000, small=.02)
+    yield texts_row(asked, bb.transformers_engine(**PAIR), 60_000, small=.02)
 
 def transformers_text_rows():
-    names, make = ("transformers", released("transformers")), en.transformers_engine
+    names, make = ("transformers", released("transformers")), bb.transformers_engine
     for asked, (engine, tokens, how) in transformers_cases().items():
         yield texts_row((*names, asked), engine, tokens, **how)
     cold = make(**PAIR, **COLD), make("large", **COLD)
@@ -363,7 +363,7 @@ NUCLEUS = ("asked with top-k 511 of 512: with top-k 0 its plain decoding, too, r
            f"the nucleus; {FLOAT32}")
 
 def onnx_text_rows():
-    (pair, alone), make = onnx_models(), partial(en.onnx_engine, stop=(0,))
+    (pair, alone), make = onnx_models(), partial(bb.onnx_engine, stop=(0,))
     lookup = dict(ngram_size=3, max_draft_tokens=4)
     cases = {"draft model": (make(pair), 90_000, dict(small=.02)),
              "draft model, no seed": (make(pair), 10_000, dict(seeded=False)),
@@ -373,7 +373,7 @@ def onnx_text_rows():
              "lookup of n-grams": (make(alone, lookup=lookup), 90_000, dict(small=.02))}
     names = "onnxruntime-genai", released("onnxruntime-genai")
     for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
-    cold = make(pair, do_sample=False), en.transformers_engine("large", stop=(0,), **COLD)
+    cold = make(pair, do_sample=False), bb.transformers_engine("large", stop=(0,), **COLD)
     yield identity_row((*names, "draft model, temperature 0"), *cold)
     yield refused_row((*names, "draft model, two texts at once"), partial(two_texts_of_onnx, pair))
 
@@ -384,13 +384,13 @@ def checkpoints():
     return FOLDER
 
 def mlx_text_rows():
-    make, names = partial(en.mlx_engine, checkpoints(), "large"), ("mlx-lm", released("mlx-lm"))
+    make, names = partial(bb.mlx_engine, checkpoints(), "large"), ("mlx-lm", released("mlx-lm"))
     cases = {"draft model": (make(), 60_000, dict(small=.02)),
              "draft model, no seed": (make(), 1_000, dict(seeded=False)),
              "draft model, top-p .9": (make(top_p=.9), 1_000, {}),
              "draft model, top-k 20": (make(top_k=20), 1_000, {})}
     for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
-    plain = en.transformers_engine("large", **COLD)
+    plain = bb.transformers_engine("large", **COLD)
     yield identity_row((*names, "draft model, temperature 0"), make(temp=0.), plain, 20)
 
 

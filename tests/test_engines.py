@@ -1,4 +1,4 @@
-"Chapter 65: the record of released samplers, and the adapters that need no engine but transformers"
+"Chapters 64b, 64c, 65: the record of engines, and the adapters that need none but transformers"
 import sys
 from fractions import Fraction
 
@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from helpers import proves
 from specref import exact, prompts, reject, tv
-from specref.certify import released as rs, engines as en
+from specref.certify import black_boxes as bb, engines as en, released as rs
 from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record
@@ -97,7 +97,7 @@ def texts():
     return [(row[:32], row[32:]) for row in x.tolist()]
 
 def bets(texts, **engine):
-    found = en.TextBets(en.BlackBox(None, **engine))
+    found = bb.TextBets(bb.BlackBox(None, **engine))
     for prompt, new in texts:
         found.observe(prompt, new)
         if found.over: break
@@ -114,11 +114,11 @@ def test_prompts_are_used_in_turn_until_the_tokens_are_seen():
     def generate(prompt, n, seed):
         asked.append((prompt, seed))
         return [seed % 5]*n
-    engine, starts = en.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
-    en.bet_on_texts(engine, starts, 2, 7, seed=10)
+    engine, starts = bb.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
+    bb.bet_on_texts(engine, starts, 2, 7, seed=10)
     assert asked == [(starts[k % 2], 10 + k) for k in range(len(asked))] and len(asked) == 4
-    with pytest.raises(ValueError, match="starts"): en.bet_on_texts(engine, [], 2, 7)
-    with pytest.raises(ValueError, match="tokens"): en.bet_on_texts(engine, starts, 2, 0)
+    with pytest.raises(ValueError, match="starts"): bb.bet_on_texts(engine, [], 2, 7)
+    with pytest.raises(ValueError, match="tokens"): bb.bet_on_texts(engine, starts, 2, 0)
 
 def test_repeated_noise_and_a_missed_stop_token_are_convicted(texts):
     "One text again and again, after one prompt; and a text that goes on after its stop token"
