@@ -11,8 +11,8 @@ __all__ = ['LAYER_NUMBERS', 'LAYER_FORM', 'EMBEDDING_NAME', 'OWN_ENTRY', 'SWITCH
            'without_copy', 'check_names_and_shapes', 'from_layout', 'check_vocab_maps', 'check_reads',
            'check_mask_token', 'maps_if_missing', 'bias_if_missing', 'speculators_form', 'new_folder', 'to_folder',
            'load_weights', 'from_folder', 'neighbours', 'GgufForm', 'gguf_weights', 'layers_of', 'add_vocabulary',
-           'add_ends', 'add_sizes', 'check_plain_eagle3', 'state_eagle3', 'state_dflash', 'form_for', 'to_gguf',
-           'names_target', 'convert']
+           'add_ends', 'check_plain_layer', 'add_sizes', 'check_plain_eagle3', 'state_eagle3', 'state_dflash',
+           'form_for', 'to_gguf', 'names_target', 'convert']
 
 # %% ../../nbs/34a_layouts.ipynb #564a0e54
 import inspect
@@ -448,13 +448,18 @@ def add_ends(writer, tok):
         if i is not None: add(i)
     writer.add_add_bos_token(tok("a")["input_ids"][0] == tok.bos_token_id)
 
+def check_plain_layer(**facts):
+    "Raise an error for a rotation or an activation that is not a plain Llama's"
+    for k, x in facts.items():
+        if x not in (None, "silu"):
+            raise ValueError(f"net: got {k} {x}, wanted that of a plain Llama; llama.cpp's "
+                             "convert_hf_to_gguf.py writes other ones")
+
 def add_sizes(writer, net, V):
     "The numbers of a layer, and how many layers and tokens there are"
     layers, config = layers_of(net)
     c = layer_facts(config)
-    if c["rope_scaling"]:
-        raise ValueError(f"net: got rope_scaling {c['rope_scaling']}, wanted a plain rotation; llama.cpp's "
-                         "convert_hf_to_gguf.py writes scaled ones")
+    check_plain_layer(rope_scaling=c["rope_scaling"], hidden_act=config.hidden_act)
     sizes = dict(
         context_length=c["max_position_embeddings"], embedding_length=config.hidden_size, block_count=layers,
         feed_forward_length=c["inner"], vocab_size=V, head_count=c["num_attention_heads"],
