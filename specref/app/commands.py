@@ -562,7 +562,7 @@ def add_trained(add):
     add("--target", help="the path or name of the checkpoint that it was trained for")
 
 def add_convert(commands):
-    does = "store a trained drafter in the format that another library or a server reads, for gguf a target, too"
+    does = "store a trained drafter (with gguf a target, too) in the format that another library reads"
     add = add_command(commands, "convert", "train.checkpoints:convert", does)
     add_trained(add)
     add("--layout", required=True, help="medusa, eagle, eagle3, specforge, dflash, gguf, ...")

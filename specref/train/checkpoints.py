@@ -429,8 +429,8 @@ def add_vocabulary(writer, tok, V, reads_text):
     parts, kinds = json.loads(tok.backend_tokenizer.to_str()), require("gguf").TokenType
     model, splits = parts["model"], (parts["pre_tokenizer"] or {}).get("use_regex")
     if model["type"] != "BPE" or reads_text and not splits:
-        raise ValueError(f"target: got a tokenizer ({model['type']}) that splits texts in its own way, wanted "
-                         "GPT-2's; llama.cpp's convert_hf_to_gguf.py converts other targets")
+        raise ValueError(f"target: got a tokenizer ({model['type']}) that splits texts in its own way, "
+                         "wanted GPT-2's; llama.cpp's convert_hf_to_gguf.py converts other targets")
     names = {i: x for x, i in tok.get_vocab().items()}
     added = {i: kinds.CONTROL if x.special else kinds.USER_DEFINED
              for i, x in tok.added_tokens_decoder.items()}
@@ -473,8 +473,8 @@ def add_sizes(writer, net, V):
 def check_plain_eagle3(net):
     "Raise an error for a switch that the architecture does not have"
     check_vocab_maps(net)
-    if net.norm_output: raise ValueError("net: got norm_output True, wanted False, all that eagle3 can express")
-    if len(net.reads) != 3: raise ValueError(f"reads: got {len(net.reads)} layers, wanted 3, which eagle3 has")
+    if net.norm_output: raise ValueError("net: got norm_output True, wanted False, which eagle3 has")
+    if len(net.reads) != 3: raise ValueError(f"reads: got {len(net.reads)} layers, wanted 3 for eagle3")
 
 def state_eagle3(writer, net):
     writer.add_array("eagle3.target_layers", [*net.reads])
