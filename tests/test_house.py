@@ -10,7 +10,7 @@ from specref.core.check import provenance_of_run
 RULES = (house.mirror, house.upward, house.downward, house.ambiguous, house.wide, house.linted,
          house.multiplied, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unprepared, house.unrecorded, house.stale, house.typed, house.cluttered, house.ungraded)
+         house.unprepared, house.unrecorded, house.stale, house.remeasured, house.typed, house.cluttered, house.ungraded)
 
 def none(found, hint=''):
     found = list(found)
