@@ -484,20 +484,22 @@ def stale(root=ROOT):
     there = {'specref', *(dotted(f, root).removesuffix('.__init__') for f in (root/'specref').rglob('*.py'))}
     for f in modules(root):
         there |= {f'{dotted(f, root)}.{name}' for n in ast.parse(f.read_text()).body for name in bound(n)}
-    texts = {f.name: f.read_text() for f in sorted((root/'records').glob('*.py'))}
-    make = root/'Makefile'
-    if make.exists(): texts['Makefile'] = '\n'.join(re.findall(r'from specref[\w.]* import \w+(?:, \w+)*', make.read_text()))
-    for file, text in texts.items():
-        for name in imported(ast.walk(ast.parse(text))):
+    sources = {f.name: f.read_text() for f in sorted((root/'records').glob('*.py'))}
+    for make in root.glob('Makefile'):
+        lines = re.findall(r'from specref[\w.]* import \w+(?:, \w+)*', make.read_text())
+        sources[make.name] = '\n'.join(lines)
+    for file, source in sources.items():
+        for name in imported(ast.walk(ast.parse(source))):
             if name.startswith('specref.') and name not in there: yield f'{file}: there is no {name}'
 
 def remeasured(root=ROOT):
     "Cells tagged `measured` that read a record: what they print is the record's, and is compared"
     for nb in notebooks(root):
-        read = '|'.join(x for c in nb.code for names in re.findall(r'^ *([\w, ]+?) = .*read_record', c['source'], re.M)
-                        for x in names.split(', '))
-        reads = re.compile(rf'read_record|\b({read})\b' if read else 'read_record')
-        yield from (f'{nb.path.name} cell {c["id"]}' for c in nb.code if measured(c) and reads.search(c['source']))
+        lines = (names for c in nb.code
+                 for names in re.findall(r'^ *([\w, ]+?) = .*read_record', c['source'], re.M))
+        names = '|'.join(['read_record', *(name for line in lines for name in line.split(', '))])
+        read = [c['id'] for c in nb.code if measured(c) and re.search(rf'\b({names})\b', c['source'])]
+        yield from (f'{nb.path.name} cell {id}' for id in read)
 
 def numbers_in(x):
     "The numbers in nested lists and dictionaries"
