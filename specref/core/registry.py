@@ -82,7 +82,7 @@ class Declared:
     near: Callable = itself        # of a lossy rule: target -> what its output approximates
     recipe: object = None          # how its network is trained
     over: tuple = ()               # systems that emit fewer tokens a round, by its paper
-    certified: dict = field(default_factory=dict)   # options of its certificate, where its trees need more nodes
+    certified: dict = field(default_factory=dict)   # options of its certificate, where trees need more nodes
     long: bool = False             # a trained drafter for long texts, raced on them
     @property
     def module(self): return declarations().get(self.name, ("", "__main__"))[1]
