@@ -586,7 +586,7 @@ def llama_mistakes():
     plain, swapped = bb.llama_engine(llama_files()), ["top_p", "temperature"]
     def repeated(prompt, n, seed): return plain.generate(prompt, n, 0)
     return {"temperature .8 instead of 1": replace(make(temperature=.8), warped={}),
-            "top-k 20, not stated": replace(make(top_k=20), warped={}),
+            "top-k 10, not stated": replace(make(top_k=10), warped={}),
             "penalties, not stated": make(**PENALTIES),
             "top-p before the temperature": make(temperature=.5, top_p=.8, samplers=swapped),
             "texts of the draft model": replace(bb.llama_engine(llama_files(), "small"), target="large"),
@@ -597,13 +597,13 @@ def convicts(engine, tokens, seed):
     asked = prompts(("english", "code")[seed % 2], -(-tokens//64), seed=1000 + seed)
     return bb.bet_on_texts(engine, asked, 64, tokens, seed=10_000*seed).over
 
-def planted_text_rows(seeds=10, tokens=6000):
+def planted_text_rows(seeds=10, tokens=12_000):
     "How many of the seeds convict an engine with a mistake"
     found = {what: sum(convicts(engine, tokens, seed) for seed in range(seeds))
              for what, engine in llama_mistakes().items()}
     yield dict(engine=LLAMA, version=llama_names()[1], runs=tokens, seeds=seeds, convicted=found)
 
-def right_text_rows(tokens=640):
+def right_text_rows(tokens=320):
     "How many of the seeds convict an engine without one"
     engine = bb.llama_engine(llama_files(), server=SAMPLED)
     alarms = sum(convicts(engine, tokens, seed) for seed in range(SEEDS))
