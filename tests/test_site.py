@@ -1,12 +1,12 @@
 "The book, built once and opened in a Chromium without network: complete, linked, typeset, accessible"
-import ast, fcntl, json, os, re, shutil, subprocess, sys
+import ast, builtins, fcntl, json, os, re, shutil, subprocess, sys
 from collections import Counter
 from html import unescape
 from urllib.parse import urljoin
 
 import pytest, yaml
 from browser import Browser
-from book import public
+from book import Notebook, public
 from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.speed.cost import best_gamma, speedup
@@ -337,17 +337,40 @@ def test_every_public_name_is_found(site):
     assert '<span class="pre">mean_acceptance_length</span>' in api
 
 
+def code_shown(nb):
+    "The code that a page shows, open or on a fold"
+    return [c for c in stage.page_cells(nb, dict(proofs={}, statements={})) if stage.shown(c)]
+
+def undefined(nb):
+    "The names that the code on a page uses and no code on it defines: for functions anywhere, else before"
+    found = [stage.scopes(stage.text(c['source'])) for c in code_shown(nb)]
+    before, everywhere = {*dir(builtins), 'display', 'get_ipython'}, {'__file__'}.union(*(f[0] for f in found))
+    for bound, read, called in found:
+        yield from read - before | called - everywhere - before
+        before |= bound
+
+def test_code_that_is_shown_runs_without_what_is_hidden():
+    "Whoever copies the code of a page, folds included, copies the imports and definitions that it needs"
+    none((nb.path.stem, sorted(names)) for nb in notebooks() if (names := {*undefined(nb)}))
+
+def test_hidden_cells_are_shown_on_a_fold_where_shown_code_needs_them(tmp_path):
+    cells = ('#| hide\nfrom math import pi', '#| hide\nr = 2*pi', '#| hide\nassert r', '#| echo: false\ns = r',
+             '#| hide\ndef twice(x): return x * factor', '#|\nfactor = s', '#|\ntwice(factor) + unknown')
+    page = Notebook(small(tmp_path/'folds', *cells)/'nbs/00_law.ipynb')
+    assert [stage.fold_of(c) for c in code_shown(page)] == ['Imports', 'Set-up', 'Code of this output', 'Set-up',
+                                                            None, None]
+    assert [*undefined(page)] == ['unknown']
+
 def test_hidden_code_is_hidden(site):
-    "Set-up and drawing code stay in the notebook; exported code is shown below its module's name"
+    "Checks and drawing code stay in the notebook; exported code is shown below its module's name"
     for nb in notebooks():
         page, defining = html(site, stage.page(nb.path.stem)), 0
-        shown = unescape(re.sub('<[^>]*>', '', page))
+        shown, kept = unescape(re.sub('<[^>]*>', '', page)), ''.join(c['source'] for c in code_shown(nb))
         assert '#|' not in shown, nb.path.stem
         for c in nb.code:
             dirs, source = stage.directives(c['source']), stage.DIRECTIVE.sub('', c['source']).strip()
             unnamed, last = bool(stage.HIDDEN & dirs.keys()), source.rpartition('\n')[2]
-            removed = unnamed and not stage.folded(c)
-            hidden = removed or dirs.get('echo') == 'false'
+            hidden = (unnamed or dirs.get('echo') == 'false') and source not in kept
             if hidden and len(last) > 40: assert last not in shown, f'{nb.path.stem}: {last}'
             if c not in nb.exported: continue
             assert hidden or source in shown, f'{nb.path.stem}: {c["id"]}'
