@@ -344,9 +344,10 @@ def code_shown(nb):
 def undefined(nb):
     "The names that the code on a page uses and no code on it defines: for functions anywhere, else before"
     found = [stage.scopes(stage.text(c['source'])) for c in code_shown(nb)]
-    before, everywhere = {*dir(builtins), 'display', 'get_ipython'}, {'__file__'}.union(*(f[0] for f in found))
+    before = {*dir(builtins), 'display', 'get_ipython', '__file__'}
+    everywhere = before.union(*(f[0] for f in found))
     for bound, read, called in found:
-        yield from read - before | called - everywhere - before
+        yield from read - before | called - everywhere
         before |= bound
 
 def test_code_that_is_shown_runs_without_what_is_hidden():
@@ -355,10 +356,10 @@ def test_code_that_is_shown_runs_without_what_is_hidden():
 
 def test_hidden_cells_are_shown_on_a_fold_where_shown_code_needs_them(tmp_path):
     cells = ('#| hide\nfrom math import pi', '#| hide\nr = 2*pi', '#| hide\nassert r', '#| echo: false\ns = r',
-             '#| hide\ndef twice(x): return x * factor', '#|\nfactor = s', '#|\ntwice(factor) + unknown')
+             '#| hide\ndef twice(x): return x * a', '#| export\na = s', '#| export\ntwice(a) + unknown')
     page = Notebook(small(tmp_path/'folds', *cells)/'nbs/00_law.ipynb')
-    assert [stage.fold_of(c) for c in code_shown(page)] == ['Imports', 'Set-up', 'Code of this output', 'Set-up',
-                                                            None, None]
+    folds = [stage.fold_of(c) for c in code_shown(page)]
+    assert folds == ['Imports', 'Set-up', 'Code of this output', 'Set-up', None, None]
     assert [*undefined(page)] == ['unknown']
 
 def test_hidden_code_is_hidden(site):
