@@ -21,7 +21,8 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
-AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'states', 'system', 'top'   # often used as everyone does
+# often used as everyone does
+AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'stand-in', 'states', 'system', 'top'
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
@@ -192,21 +193,36 @@ PROTECTED = re.compile(   # what is no running prose
     |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""",
     re.M | re.S | re.X)
 
+LINKED = re.compile(r'^## (.+)\n(?:<!-- linked in: (.*) -->\n)?(?:<!-- not in: (.*) -->\n)?', re.M)
+
+def in_sense(md, word, only, never):
+    "Where a text uses a word of the book in the sense that the page of words gives it"
+    spans = [[m.span() for m in re.finditer(rf'\b(?:{x})\b', md, re.I)] if x else [] for x in (only, never)]
+    for use in re.finditer(rf'(?<!in a )\b{word}s?\b', md):
+        meant, other = (any(a <= use.start() < b for a, b in found) for found in spans)
+        if not other and (meant or not only): yield use
+
 def first_uses(cells, words):
-    "The cells of a page, the first use of each of the book's `words` in prose leading to its meaning"
-    left = {word: re.compile(rf'(?<!in a )\b{word}s?\b') for word in words if word not in AMBIGUOUS}
+    """The cells of a page, the first use of each of the book's words in prose leading to its meaning
+    (`words`: {word: (the phrases in which alone it has that meaning, those in which it has another)})"""
+    left = {word: phrases for word, phrases in words.items() if word not in AMBIGUOUS}
     for cell in cells:
         if cell['cell_type'] != 'markdown':
             yield cell
             continue
         md = cell['source']
-        for word, said in [*left.items()]:
+        for word, phrases in [*left.items()]:
             safe = [m.span() for m in PROTECTED.finditer(md)]
-            use = next((m for m in said.finditer(md) if not any(a <= m.start() < b for a, b in safe)), None)
+            uses = in_sense(md, word, *phrases)
+            use = next((m for m in uses if not any(a <= m.start() < b for a, b in safe)), None)
             if not use: continue
             md = f'{md[:use.start()]}[{use[0]}](words.md#{word.replace(" ", "-")}){md[use.end():]}'
             del left[word]
         yield cell | dict(source=md)
+
+def book_words(root=ROOT):  # -> {word: phrases of its meaning, phrases of others}
+    "The words of the book, with the phrases that the page of words gives in comments"
+    return {m[1]: (m[2], m[3]) for m in LINKED.finditer((root/'docs/words.md').read_text(encoding='utf-8'))}
 
 def linked(output):
     "An output whose Markdown links lead to pages"
@@ -451,7 +467,7 @@ def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
     book = yield from make_book(nbs, pages.keys(), root)
-    words = re.findall('^## (.+)$', ''.join(p.read_text() for p in pages.values() if p.stem == 'words'), re.M)
+    words = book_words(root) if 'words' in pages else {}
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)

@@ -272,9 +272,25 @@ def test_first_uses_lead_to_the_meaning_of_a_word():
     unread = '# A round\n`round`, $round$, [round](a.ipynb), *round*, "a round"\n| round |\nthree in a row'
     cells = (cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'),
              cell('rounds'))
-    found = [c['source'] for c in stage.first_uses(cells, ['round', 'row', 'bonus token'])]
+    words = dict.fromkeys(('round', 'row', 'bonus token'), ('', ''))
+    found = [c['source'] for c in stage.first_uses(cells, words)]
     assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
                      'A [bonus token](words.md#bonus-token).', 'rounds']
+
+OTHER_SENSES = ('On a machine that rounds', 'does not contract them', 'The chain rule', 'a Markov chain',
+                'In all twelve rows', 'Leaves stand on rows', '$B$ rows at the positions', 'ten rounds',
+                'What a compiler contracts', 'rows of a table', 'its residual stream', 'a round trip')
+OWN_SENSES = ('after each round', 'fewer rounds', 'A contract is kept', 'a chain of two',
+              "the target's rows", 'a row of $q$', 'the residual of $p$')
+
+def test_words_lead_to_their_meaning_where_they_have_it():
+    "Not the verb, nor the rows of a table: phrases on the page of words say where a word has another sense"
+    def links(said):
+        cells = [dict(cell_type='markdown', source=said)]
+        return re.findall(r'\[([\w ]+)\]\(words', next(stage.first_uses(cells, stage.book_words()))['source'])
+    none((said, links(said)) for said in OTHER_SENSES if links(said))
+    none(said for said in OWN_SENSES if len(links(said)) != 1)
+    assert {*stage.book_words()} == {*re.findall('^## (.+)$', (ROOT/'docs/words.md').read_text(), re.M)}
 
 def test_addresses_are_filled_in_everywhere(tmp_path):
     "From one table of pyproject.toml: README.md, CITATION.cff, BibTeX; without it no address is written"
@@ -355,8 +371,9 @@ def test_code_that_is_shown_runs_without_what_is_hidden():
     none((nb.path.stem, sorted(names)) for nb in notebooks() if (names := {*undefined(nb)}))
 
 def test_hidden_cells_are_shown_on_a_fold_where_shown_code_needs_them(tmp_path):
-    cells = ('#| hide\nfrom math import pi', '#| hide\nr = 2*pi', '#| hide\nassert r', '#| echo: false\ns = r',
-             '#| hide\ndef twice(x): return x * a', '#| export\na = s', '#| export\ntwice(a) + unknown')
+    cells = ('#| hide\nfrom math import pi', '#| hide\nr = 2*pi', '#| hide\nassert r',
+             '#| echo: false\ns = r', '#| hide\ndef twice(x): return x * a',
+             '#| export\na = s', '#| export\ntwice(a) + unknown')
     page = Notebook(small(tmp_path/'folds', *cells)/'nbs/00_law.ipynb')
     folds = [stage.fold_of(c) for c in code_shown(page)]
     assert folds == ['Imports', 'Set-up', 'Code of this output', 'Set-up', None, None]
