@@ -34,7 +34,8 @@ def test_a_block_is_exported_whole(tmp_path):
     "The length is by default that of the block of masks, and not more"
     export_drafter("dflash", "vllm", tmp_path/"out")
     assert '\\"num_speculative_tokens\\": 7' in (tmp_path/"out/serve.yaml").read_text()
-    with pytest.raises(ValueError, match="^gamma: got 8"): export_drafter("dflash", "vllm", tmp_path/"b", gamma=8)
+    with pytest.raises(ValueError, match="^gamma: got 8"):
+        export_drafter("dflash", "vllm", tmp_path/"longer", gamma=8)
 
 def prometheus(engine, **counts):
     def line(name, value, more=""):

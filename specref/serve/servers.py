@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['VLLM', 'SGLANG', 'SERVERS', 'COUNTED', 'SGLANG_MEANS', 'LINE', 'ServerForm', 'eagle_entries', 'forms', 'vllm_options',
-           'sglang_options', 'write_yaml', 'export_drafter', 'read_counts', 'read_metrics', 'print_metrics']
+           'sglang_options', 'write_yaml', 'draft_length', 'export_drafter', 'read_counts', 'read_metrics',
+           'print_metrics']
 
 # %% ../../nbs/50b_servers.ipynb #978881ad
 import json
@@ -55,21 +56,24 @@ def write_yaml(path, entries):
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in entries.items()]
     write_whole(path, lambda file: file.write_text("".join(lines)))
 
+def draft_length(net, gamma):  # -> draft tokens a round
+    "`gamma`; without it a whole block, and 3 tokens of a drafter of any length"
+    if gamma is None: return net.depth if net.depth < inf else 3
+    check_between(1, net.depth, gamma=gamma)
+    return gamma
+
 def export_drafter(drafter, server, out, target=None, gamma=None):
-    """Store a drafter in a server's format in a new folder `out`, with its configuration; print the command.
-    `gamma` draft tokens a round: without it a whole block, or 3 of a drafter of any length"""
+    "Store a drafter in a server's format in a new folder `out`, with its configuration; print the command"
     from specref.train import checkpoints, registry
     recipes, options, command = look_up(SERVERS, server=server)
+    check_at_least(1, **({} if gamma is None else dict(gamma=gamma)))
     out = Path(out).resolve()
     if out.exists(): raise ValueError(f"out: got {out.name}, which is there already, wanted a new folder")
     _, model = registry.tokenizer_and_model("target" if target is None else target)
     trained = registry.load_drafter(drafter, model)
-    recipe, depth = trained.recipe, trained.net.depth
+    recipe, gamma = trained.recipe, draft_length(trained.net, gamma)
     if recipe not in recipes:
         raise ValueError(f"drafter: got {recipe}, wanted one that {server} reads: {', '.join(recipes)}")
-    if gamma is None: gamma = depth if depth < inf else 3
-    check_at_least(1, gamma=gamma)
-    check_between(1, depth, gamma=gamma)
     checkpoints.convert(drafter, recipes[recipe].layout, out/"drafter", target)
     write_yaml(out/"serve.yaml", options(recipes[recipe], str(target or "TARGET"), str(out/"drafter"), gamma))
     print(f"{command} {out/'serve.yaml'}")
