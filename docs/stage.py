@@ -22,7 +22,8 @@ FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
 # often used as everyone does
-AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'stand-in', 'states', 'system', 'top'
+AMBIGUOUS = ('draft tree', 'draw', 'gate', 'lap', 'law', 'lossless', 'peak', 'plain', 'point', 'stand-in',
+             'states', 'system', 'top')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
