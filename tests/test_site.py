@@ -266,6 +266,14 @@ def test_every_chapter_is_linked_from_the_front():
     linked = set(re.findall(r'\]\(nbs/(\w+)[.]ipynb', stage.readme()['README.md']))
     assert {nb.path.stem for nb in notebooks()} <= {*linked, 'index'}
 
+def test_the_next_chapter_is_the_next():
+    "A link called the next or the last chapter leads to it, whatever chapters were added"
+    order = [nb.path.stem for nb in notebooks()]
+    for i, nb in enumerate(notebooks()):
+        said = ''.join(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+        for name, page in re.findall(r'\[(?:[Tt]he )?((?:next|last) chapter|chapter before)\]\((\w+)[.]ipynb', said):
+            assert page == order[i + (1 if name == 'next chapter' else -1)], (nb.path.stem, name, page)
+
 def test_first_uses_lead_to_the_meaning_of_a_word():
     "In running prose: not in headings, code, formulas, links, quotations and tables, nor \"in a row\""
     def cell(source, kind='markdown'): return dict(cell_type=kind, source=source)

@@ -28,7 +28,7 @@ def node_status(tree, end=None):  # -> one letter a node
     return status
 
 # %% ../../nbs/02a_picture.ipynb #174dfb86
-STATUS_COLOUR = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "B": "#2a4fb0", "C": "#777777"}
+STATUS_COLOUR = {"A": "#1b6e3c", "R": "#a32020", "-": "#777777", "Y": "#2a4fb0", "C": "#777777"}
 STATUS_WORD = {"A": "accepted", "R": "rejected", "-": "not reached"}
 STATUS_SHAPE = {
     "A": '<circle r="13" fill="#d7f0de" stroke="{c}" stroke-width="2"/>',
@@ -38,7 +38,7 @@ STATUS_SHAPE = {
     "Y": '<path d="M0-16 16 0 0 16-16 0Z" fill="#dfe6fa" stroke="{c}" stroke-width="2"/>',
     "C": '<rect x="-16" y="-12" width="32" height="24" rx="6" fill="#eee" stroke="{c}"/>',
 }
-STATUS_SHAPE["B"] = STATUS_SHAPE["Y"]   # the target adds both
+for table in STATUS_COLOUR, STATUS_SHAPE: table["B"] = table["Y"]   # the target adds both
 
 # %% ../../nbs/02a_picture.ipynb #05721fc6
 def draw_edge(a, b, status):  # -> svg
