@@ -269,9 +269,10 @@ def test_every_chapter_is_linked_from_the_front():
 def test_the_next_chapter_is_the_next():
     "A link called the next or the last chapter leads to it, whatever chapters were added"
     order = [nb.path.stem for nb in notebooks()]
+    links = re.compile(r'\[(?:[Tt]he )?((?:next|last) chapter|chapter before)\]\((\w+)[.]ipynb')
     for i, nb in enumerate(notebooks()):
         said = ''.join(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
-        for name, page in re.findall(r'\[(?:[Tt]he )?((?:next|last) chapter|chapter before)\]\((\w+)[.]ipynb', said):
+        for name, page in links.findall(said):
             assert page == order[i + (1 if name == 'next chapter' else -1)], (nb.path.stem, name, page)
 
 def test_first_uses_lead_to_the_meaning_of_a_word():
