@@ -7,8 +7,9 @@ os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_E
 import shutil
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
-from itertools import cycle, islice
+from itertools import count, cycle, islice, repeat
 from unittest import mock
 
 import torch
@@ -20,11 +21,11 @@ from vllm.v1.sample import rejection_sampler
 import engines as e
 from specref import Chain, generate, match, Seeded
 from specref.certify import black_boxes as bb, engines as en
-from specref.models.embedded import DATA, END_TEXT, raw_model, tokenizer
+from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
 from specref.serve.servers import VLLM, export_drafter
 from specref.train.registry import load_drafter
 
-# each engine asks all loaded modules for kernels, which fails at one of llvmlite's: once, before numba is loaded
+# each engine looks through all loaded modules for kernels, and fails at llvmlite: once, before it is loaded
 current_platform.import_kernels()
 current_platform.register_triton_kernel_overrides()
 current_platform.register_triton_kernel_overrides = lambda: None
@@ -45,7 +46,8 @@ def folder(name):
 @contextmanager
 def engine(name="large", **options):  # -> LLM
     "An engine that is shut down before the next one: they share what is of the process"
-    how = dict(dtype="float32", max_model_len=256, enforce_eager=True, max_num_seqs=64, disable_log_stats=False)
+    how = dict(dtype="float32", max_model_len=256, max_num_seqs=64, enforce_eager=True,
+               disable_log_stats=False)
     llm = LLM(folder(name), **how | options)
     try: yield llm
     finally: llm.llm_engine.engine_core.shutdown()
@@ -66,7 +68,9 @@ SPECULATION = {   # the configuration of each kind of draft; for the large targe
     "draft model": lambda: DRAFT | dict(model=folder("small")),
     "draft model, sampled drafts": lambda: DRAFT | dict(model=folder("small"),
                                                         draft_sample_method="probabilistic"),
-    "n-grams": lambda: dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1),
+    "n-grams": lambda: dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3,
+                            prompt_lookup_min=1),
+    "suffixes": lambda: dict(method="suffix", num_speculative_tokens=4),
     "EAGLE-3": lambda: dict(method="eagle3", model=exported("eagle3"), num_speculative_tokens=4)}
 TARGETS = {"EAGLE-3": "target"}   # others: large
 
@@ -88,14 +92,14 @@ def plain_rows():
     with engine() as llm:
         yield e.texts_row(asked("plain", False), bb.vllm_engine(llm, "large"), 60_000, small=.02)
 
-def released_rows(kinds=(*SPECULATION,), words="", skip=0):
-    "As released: each difference again with other prompts, and in another process (part `vllm_again`)"
-    for kind in kinds:
+def released_rows(skip=0):
+    "As released: each difference again with other prompts"
+    for kind in SPECULATION:
         with speculating(kind) as llm:
             black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
-            yield e.texts_row(asked(kind + words, False), black_box, 4_000, skip=skip)
+            yield e.texts_row(asked(kind, False), black_box, 4_000, skip=skip)
 
-def again_rows(): yield from released_rows([*SPECULATION][:3], ", another process", 5_000)
+def again(): return [*released_rows(5_000)]   # in a process of its own
 
 def long_rows():
     "With the function mended, to a visible distance of .02"
@@ -121,15 +125,17 @@ def mended_rows():
 
 def other_rows():
     "With the function mended: other engines' options and drafters"
-    caches = dict(block_size=16, max_num_batched_tokens=96, long_prefill_token_threshold=12)
-    few = [*islice(e.starts(), 4)]
+    caches = dict(block_size=32, max_num_batched_tokens=96, long_prefill_token_threshold=24)
+    few = [*prompts("english", 2, length=80), *prompts("code", 2, length=80)]
     with speculating("draft model", **caches) as llm, mended():
         assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-        words = "draft model, prompts from the prefix cache or in chunks of 12"
-        yield e.texts_row(asked(words, True), bb.vllm_engine(llm, "large"), 10_000, prompts=lambda: cycle(few))
-    for kind in ("EAGLE-3",):
+        words = "draft model, prompts from the prefix cache or in chunks of 24"
+        black_box = bb.vllm_engine(llm, "large")
+        yield e.texts_row(asked(words, True), black_box, 10_000, prompts=lambda: cycle(few))
+    for kind in ("suffixes", "EAGLE-3"):
         with speculating(kind) as llm, mended():
-            yield e.texts_row(asked(kind, True), bb.vllm_engine(llm, "target"), 10_000)
+            black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
+            yield e.texts_row(asked(kind, True), black_box, 10_000)
 
 def top_k_rows():
     "Top-k alone: the first step of a text has no draft token, and the largest of no numbers is asked for"
@@ -187,10 +193,12 @@ def served_row(name, asked, plain, n, mend=nullcontext(), **more):
     "The row of a drafter: are texts and rounds the same?"
     method, gamma = SERVED[name]
     how = dict(method=method, model=exported(name, gamma), num_speculative_tokens=gamma)
-    with mend, engine("target", speculative_config=how) as llm: drafted, there, places = their_rounds(llm, asked, n)
+    with mend, engine("target", speculative_config=how) as llm:
+        drafted, there, places = their_rounds(llm, asked, n)
     ours, here = our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
     return dict(engine=ENGINE, version=NAMES[1], drafter=name, layout=VLLM[name].layout, gamma=gamma,
-                texts=len(asked), same_texts=sum(map(list.__eq__, drafted, plain)), tokens=sum(map(len, ours)),
+                texts=len(asked), tokens=sum(map(len, ours)),
+                same_texts=sum(map(list.__eq__, drafted, plain)),
                 our_texts=sum(a[1:] == b for a, b in zip(drafted, ours)), rounds_there=there,
                 rounds_here=here, accepted_there=[*places]) | more
 
@@ -203,10 +211,71 @@ def served(texts=10, n=48):
     return [*found, served_row("dflash", asked, plain, n, mended_norm, mended="each layer's key norm")]
 
 
-PARTS = dict(vllm_plain=plain_rows, vllm_released=released_rows, vllm_again=again_rows, vllm_long=long_rows,
+PARTS = dict(vllm_plain=plain_rows, vllm_released=released_rows, vllm_long=long_rows,
              vllm_mended=mended_rows, vllm_other=other_rows, vllm_cold=cold_rows,
              vllm_top_k=top_k_rows)
 
-LISTS = dict(served=served)
+
+# -- Planted mistakes, right ones with many seeds, the reported bug ------------------------------------
+
+def from_p(max_len, counts, ends, drafts, q, p, metadata, device, use_fp64_gumbel):
+    "Recovered tokens from p, the drafted one too"
+    return torch.multinomial(p, 1)[:, 0].to(drafts.dtype)
+
+def one_uniform(n, counts, generators, device):
+    "One uniform number for all places of a request"
+    return torch.rand(len(counts), dtype=torch.float64).repeat_interleave(torch.tensor(counts))
+
+def all_accepted(n, counts, generators, device): return torch.zeros(n, dtype=torch.float64)
+
+MISTAKES = {"recovered token from p": dict(sample_recovered_tokens=from_p),
+            "one uniform for all places": dict(generate_uniform_probs=one_uniform),
+            "every draft token accepted": dict(generate_uniform_probs=all_accepted)}
+
+def convicted(black_box, seed, tokens, n=32):
+    "Is a difference found in texts of its own for this seed?"
+    asked = prompts(("english", "code")[seed % 2], -(-tokens//n), seed=1000 + seed)
+    return bb.bet_on_texts(black_box, asked, n, tokens, seed=10_000*seed).over
+
+def planted(seeds=10, tokens=6_000):
+    "In how many of the seeds is a wrong engine convicted? The engine is mended otherwise"
+    found = {}
+    with speculating("draft model") as llm, mended():
+        right, cold = (bb.vllm_engine(llm, "large", **how) for how in ({}, dict(temperature=.8)))
+        wrong = {what: (right, parts) for what, parts in MISTAKES.items()}
+        wrong["temperature .8 instead of 1"] = replace(cold, warped={}), {}
+        for what, (black_box, parts) in wrong.items():
+            with mock.patch.multiple(rejection_sampler, **parts):
+                found[what] = sum(convicted(black_box, seed, tokens) for seed in range(seeds))
+    return [dict(engine=ENGINE, runs=tokens, seeds=seeds, convicted=found)]
+
+def right(seeds=200, tokens=320):
+    with speculating("draft model") as llm, mended():
+        black_box = bb.vllm_engine(llm, "large", at_once=10)
+        alarms = sum(convicted(black_box, seed, tokens) for seed in range(seeds))
+    return [dict(engine=ENGINE, runs=tokens, seeds=seeds, alarms=alarms)]
+
+def reported():
+    "What is read as a temperature, of ten requests at once and of one at a time"
+    read, expanded = [], rejection_sampler.expand_batch_to_tokens
+    def watched(*given, **how):
+        read.append(expanded(*given, **how).clone())
+        return read[-1]
+    watch = mock.patch.object(rejection_sampler, "expand_batch_to_tokens", watched)
+    with speculating("draft model") as llm, watch:
+        for at_once in (1, 10):
+            black_box = bb.vllm_engine(llm, "large", at_once=at_once)
+            list(black_box.texts(zip(islice(e.starts(), 20), repeat(32), count())))
+    size = torch.cat(read).abs()
+    tiny, huge = torch.finfo(size.dtype).tiny, 1e3
+    shares = {"0 or below all normal numbers": size < tiny, "above 1,000": size > huge,
+              "exactly 1": size == 1}
+    words = ", ".join(f"{100*share.double().mean():.0f} % {what}" for what, share in shares.items())
+    how = (f"of {len(size):,} temperatures read from memory, all asked as 1, {words}; texts differ, and do "
+           "not with the function mended; the same lines are in 0.31.0 (the function alone was run) and in "
+           "vLLM 0.33.0 (by reading)")
+    return {"vllm-project/vllm#55005": dict(engine=ENGINE, version=NAMES[1], still=True, how=how)}
+
+LISTS = dict(again=again, served=served, planted=planted, right=right, reported=reported)
 
 if __name__ == "__main__": e.main(sys.argv[2:], PARTS, LISTS)

@@ -1,6 +1,8 @@
 "Chapters 64b, 64c, 65: the record of engines, and the adapters that need none but transformers"
 import sys
+from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
@@ -48,6 +50,13 @@ def test_reported_bugs_have_an_answer():
     assert len(RECORD["reported"]) >= 6
     for found in RECORD["reported"].values():
         assert found["version"] and found["how"] and found["still"] in (True, False, None, "refused")
+
+def test_drafters_in_engines_draft_as_here():
+    "Texts are plain decoding's; rounds are ours to the unit, or the row says why not"
+    for found in RECORD["served"]:
+        assert found["same_texts"] == found["our_texts"] == found["texts"] >= 10, found
+        assert (found["rounds_there"] != found["rounds_here"]) is bool(found.get("why")), found
+        assert len(found["rounds_here"]) == found["texts"] and found["gamma"]
 
 def test_the_table_has_every_row_of_the_record():
     "One line for each row, with its numbers; another record gives another table"
@@ -114,11 +123,32 @@ def test_prompts_are_used_in_turn_until_the_tokens_are_seen():
     def generate(prompt, n, seed):
         asked.append((prompt, seed))
         return [seed % 5]*n
-    engine, starts = bb.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
-    bb.bet_on_texts(engine, starts, 2, 7, seed=10)
-    assert asked == [(starts[k % 2], 10 + k) for k in range(len(asked))] and len(asked) == 4
+    def together(requests): return [(request[0], generate(*request)) for request in requests]
+    alone, starts = bb.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
+    for engine, most in ((alone, 4), (replace(alone, generate=None, at_once=3, together=together), 6)):
+        asked.clear()
+        bb.bet_on_texts(engine, starts, 2, 7, seed=10)
+        assert asked == [(starts[k % 2], 10 + k) for k in range(most)]
+    engine = alone
     with pytest.raises(ValueError, match="starts"): bb.bet_on_texts(engine, [], 2, 7)
     with pytest.raises(ValueError, match="tokens"): bb.bet_on_texts(engine, starts, 2, 0)
+
+def test_vllm_is_asked_together(monkeypatch):
+    "What each request asks; two texts of one prompt are two texts; one text alone"
+    asked = []
+    class Engine:
+        def generate(self, given, params, use_tqdm):
+            asked.extend(zip((x["prompt_token_ids"] for x in given), params))
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(len(asked), j)) for j in range(2)])
+                    for _ in given]
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    engine = bb.vllm_engine(Engine(), "large", stop=(0,), at_once=2, top_p=.9, n=2)
+    assert engine.warped == dict(temperature=1., top_p=.9) and (engine.target, engine.rival) == ("large", "small")
+    texts = [*engine.texts((((5, k), 8, k) for k in range(3)))]
+    assert [prompt for prompt, _ in texts] == [(5, 0)]*2 + [(5, 1)]*2 + [(5, 2)]*2
+    assert texts[1][1] == [2, 1] and engine.generate((9,), 4, None) == [4, 0]
+    told = dict(stop_token_ids=[0], ignore_eos=True, temperature=1., top_p=.9, n=2)
+    assert asked[1] == ([5, 1], dict(max_tokens=8, seed=1, **told)) and asked[-1][1]["seed"] is None
 
 def test_repeated_noise_and_a_missed_stop_token_are_convicted(texts):
     "One text again and again, after one prompt; and a text that goes on after its stop token"
