@@ -129,21 +129,26 @@ def other_rows():
     few = [*prompts("english", 2, length=80), *prompts("code", 2, length=80)]
     with speculating("draft model", **caches) as llm, mended():
         assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-        words = "draft model, prompts from the prefix cache or in chunks of 24"
+        words = "draft model, prompts from the prefix cache or in chunks of 24, no seed"
         black_box = bb.vllm_engine(llm, "large")
-        yield e.texts_row(asked(words, True), black_box, 10_000, prompts=lambda: cycle(few))
+        yield e.texts_row(asked(words, True), black_box, 10_000, prompts=lambda: cycle(few), seeded=False)
+        yield raising_row("draft model, prompts in chunks of 24, with seeds", black_box, few)
     for kind in ("suffixes", "EAGLE-3"):
         with speculating(kind) as llm, mended():
             black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
             yield e.texts_row(asked(kind, True), black_box, 10_000)
 
+def raising_row(words, black_box, prompts):
+    "What raises an error, in the engine's own words"
+    try: black_box.together([(prompt, 8, seed) for seed, prompt in enumerate(prompts)])
+    except RuntimeError as error: why = f"raises RuntimeError: {error}".split(". ")[0]
+    return en.engine_row(*asked(words, False), "black box", verdict="not run", reason=why, alpha=None)
+
 def top_k_rows():
     "Top-k alone: the first step of a text has no draft token, and the largest of no numbers is asked for"
     with speculating("draft model") as llm:
-        try: bb.vllm_engine(llm, "large", top_k=20).generate(next(e.starts()), 8, 0)
-        except RuntimeError as error: why = f"raises RuntimeError: {error}".split(". ")[0]
-        yield en.engine_row(*asked("draft model, top-k 20 alone", False), "black box", verdict="not run",
-                            reason=why, alpha=None)
+        yield raising_row("draft model, top-k 20 alone", bb.vllm_engine(llm, "large", top_k=20),
+                          islice(e.starts(), 1))
 
 def cold_rows():
     "Temperature 0, as released: the texts of plain decoding, here with transformers"
