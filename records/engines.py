@@ -486,14 +486,15 @@ def main(parts, rows=PARTS, lists=LISTS):
     quiet()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    own = rows is PARTS
     for part in parts or [*rows, *lists]:
         if part in lists:
             found = lists[part]()
-            update(lambda record: {part: merged(record.get(part), found)}, rows is PARTS)
+            update(lambda record: {part: merged(record.get(part), found)}, own)
             continue
-        update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]), rows is PARTS)
+        update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]), own)
         for row in rows[part]():
-            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]), rows is PARTS)
+            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]), own)
             print(row, flush=True)
 
 def merged(old, new):

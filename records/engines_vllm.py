@@ -4,23 +4,30 @@ engines_vllm.py SOURCES [PART ...], by the Python of an environment that has the
 import os
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_ENABLE_V1_MULTIPROCESSING="0",
                   VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1")   # before vllm is imported
+import json
 import shutil
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import count, cycle, islice, repeat
+from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
-from vllm import LLM
+from safetensors.torch import save_file
+from vllm import LLM, SamplingParams
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
 import engines as e
-from specref import Chain, generate, match, Seeded
+from specref.core.drafters import Chain
+from specref.core.loop import generate, match
+from specref.core.rng import Seeded
 from specref.certify import black_boxes as bb, engines as en
+from specref.core.check import write_json
 from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
 from specref.serve.servers import VLLM, export_drafter
 from specref.train.registry import load_drafter
@@ -124,7 +131,11 @@ def mended_rows():
             yield e.texts_row(names, bb.vllm_engine(llm, "large", **how), tokens, **more)
 
 def other_rows():
-    "With the function mended: other engines' options and drafters"
+    "With the function mended: other drafters, prompts from the prefix cache and in chunks"
+    for kind in ("suffixes", "EAGLE-3"):
+        with speculating(kind) as llm, mended():
+            black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
+            yield e.texts_row(asked(kind, True), black_box, 10_000)
     caches = dict(block_size=32, max_num_batched_tokens=96, long_prefill_token_threshold=24)
     few = [*prompts("english", 2, length=80), *prompts("code", 2, length=80)]
     with speculating("draft model", **caches) as llm, mended():
@@ -132,11 +143,35 @@ def other_rows():
         words = "draft model, prompts from the prefix cache or in chunks of 24, no seed"
         black_box = bb.vllm_engine(llm, "large")
         yield e.texts_row(asked(words, True), black_box, 10_000, prompts=lambda: cycle(few), seeded=False)
-        yield raising_row("draft model, prompts in chunks of 24, with seeds", black_box, few)
-    for kind in ("suffixes", "EAGLE-3"):
-        with speculating(kind) as llm, mended():
-            black_box = bb.vllm_engine(llm, TARGETS.get(kind, "large"))
-            yield e.texts_row(asked(kind, True), black_box, 10_000)
+        new = prompts("code", 4, length=80, seed=1)
+        yield raising_row("draft model, prompts in chunks of 24, with seeds", black_box, new)
+
+def answer_rows(texts=20, n=48, string="e"):
+    "With the function mended: are returned log-probabilities the target's, and where does a stop string end?"
+    words = "draft model"
+    given = [dict(prompt_token_ids=[*prompt]) for prompt in islice(e.starts(), texts)]
+    def ask(llm, **how):
+        params = [SamplingParams(seed=k, max_tokens=n, ignore_eos=True, **how) for k in range(texts)]
+        return [x.outputs[0] for x in llm.generate(given, params, use_tqdm=False)]
+    with speculating(words) as llm, mended():
+        found, cut = ask(llm, logprobs=0), ask(llm, stop=[string])
+        rows = bb.TextBets(bb.vllm_engine(llm, "large")).rows
+    off = max(abs(place[x].logprob - np.log(p[x])) for start, out in zip(given, found)
+              for p, x, place in zip(rows("large", [*start["prompt_token_ids"], *out.token_ids], 32),
+                                     out.token_ids, out.logprobs))
+    yield en.engine_row(*asked(f"{words}, the returned log-probabilities", True), "black box", runs=texts*n,
+                        alpha=None, verdict="no difference" if off < 1e-4 else "differs",
+                        approximations=f"the largest difference of a log-probability is {off:.0e}")
+    same = sum([*b.token_ids] == [*a.token_ids][:len(b.token_ids)] and stops(b.token_ids, n, string)
+               for a, b in zip(found, cut))
+    words = f"{words}, a stop string: the same texts up to it"
+    yield en.engine_row(*asked(words, True), "black box", runs=texts, alpha=None, equal_texts=same,
+                        verdict="same texts as plain decoding" if same == texts else "other texts")
+
+def stops(tokens, n, string):
+    "The string is completed by the last token, or does not occur in n tokens"
+    before, text = tokenizer().decode([*tokens][:-1]), tokenizer().decode([*tokens])
+    return string not in before and (string in text or len(tokens) == n)
 
 def raising_row(words, black_box, prompts):
     "What raises an error, in the engine's own words"
@@ -162,7 +197,7 @@ def cold_rows():
 # -- Our drafters in it --------------------------------------------------------------------------------
 
 SERVED = dict(eagle3=("eagle3", 4), eagle31=("eagle3", 4), eagle=("eagle", 4), hass=("eagle", 4),
-              dflash=("dflash", 7))   # method, draft tokens
+              dflash=("dflash", 7), peagle=("eagle3", 4))   # method, draft tokens
 KEY_NORM = ("in the C++ operator `rms_norm` a weight for each layer is read as one weight: the keys of the "
             "context are normed in all layers by the first layer's weight")
 
@@ -172,6 +207,26 @@ def key_norm(self, keys):   # (layers, n, heads, size)
     "Each layer's keys of the context, normed by its own weight"
     scale = torch.rsqrt(keys.square().mean(-1, keepdim=True) + self._rms_norm_eps)
     return keys*scale*self._k_norm_weights[:, None, None]
+
+def peagle_folder():
+    """P-EAGLE in the form that vLLM reads: the mask is a token behind the vocabulary, and the shared vector
+    comes out of the first layer, so that what goes in is solved for"""
+    net, out = load_drafter("peagle").net, e.FOLDER/"vllm"/"drafter-peagle"
+    other = "t2d", "d2t", "shared"
+    weights = {k: w.detach().float() for k, w in net.state_dict().items() if k not in other}
+    ours = {"midlayer.": "layers.0.", "upper.0.": "layers.1.", "embed.": "embed_tokens."}
+    for a, b in ours.items(): weights = {k.replace(a, b): w for k, w in weights.items()}
+    behind = torch.linalg.pinv(weights["fc.weight"].double()) @ net.shared.detach().double()
+    config = json.loads((Path(exported("eagle3"))/"config.json").read_text())["transformer_layer_config"]
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    save_file(weights | dict(d2t=net.d2t.long(), mask_hidden=behind.float()), out/"model.safetensors")
+    write_json(out/"config.json", config | dict(
+        architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=net.layers, vocab_size=net.base[0].V + 1,
+        intermediate_size=net.settings["inner"], draft_vocab_size=len(net.d2t), ptd_token_id=net.base[0].V,
+        target_hidden_size=net.base[0].d,
+        eagle_config=dict(use_aux_hidden_state=True, eagle_aux_hidden_state_layer_ids=[*net.reads])))
+    return str(out)
 
 def counted(llm):  # -> {name: number}
     return {m.name.removeprefix("vllm:spec_decode_"): m for m in llm.get_metrics() if "spec_decode" in m.name}
@@ -197,11 +252,13 @@ def our_rounds(name, gamma, starts, n):  # -> texts, rounds of each
 def served_row(name, asked, plain, n, mend=nullcontext(), **more):
     "The row of a drafter: are texts and rounds the same?"
     method, gamma = SERVED[name]
-    how = dict(method=method, model=exported(name, gamma), num_speculative_tokens=gamma)
+    model = exported(name, gamma) if name in VLLM else peagle_folder()
+    how = dict(method=method, model=model, num_speculative_tokens=gamma, parallel_drafting=name not in VLLM)
     with mend, engine("target", speculative_config=how) as llm:
         drafted, there, places = their_rounds(llm, asked, n)
     ours, here = our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
-    return dict(engine=ENGINE, version=NAMES[1], drafter=name, layout=VLLM[name].layout, gamma=gamma,
+    return dict(engine=ENGINE, version=NAMES[1], drafter=name, gamma=gamma,
+                layout=VLLM[name].layout if name in VLLM else "P-EAGLE's, written in the record's script",
                 texts=len(asked), tokens=sum(map(len, ours)),
                 same_texts=sum(map(list.__eq__, drafted, plain)),
                 our_texts=sum(a[1:] == b for a, b in zip(drafted, ours)), rounds_there=there,
@@ -217,7 +274,7 @@ def served(texts=10, n=48):
 
 
 PARTS = dict(vllm_plain=plain_rows, vllm_released=released_rows, vllm_long=long_rows,
-             vllm_mended=mended_rows, vllm_other=other_rows, vllm_cold=cold_rows,
+             vllm_mended=mended_rows, vllm_other=other_rows, vllm_answers=answer_rows, vllm_cold=cold_rows,
              vllm_top_k=top_k_rows)
 
 
@@ -233,25 +290,25 @@ def one_uniform(n, counts, generators, device):
 
 def all_accepted(n, counts, generators, device): return torch.zeros(n, dtype=torch.float64)
 
-MISTAKES = {"recovered token from p": dict(sample_recovered_tokens=from_p),
-            "one uniform for all places": dict(generate_uniform_probs=one_uniform),
-            "every draft token accepted": dict(generate_uniform_probs=all_accepted)}
+MISTAKES = {"recovered token from p": ("sample_recovered_tokens", from_p),
+            "one uniform for all places": ("generate_uniform_probs", one_uniform),
+            "every draft token accepted": ("generate_uniform_probs", all_accepted)}
 
 def convicted(black_box, seed, tokens, n=32):
     "Is a difference found in texts of its own for this seed?"
     asked = prompts(("english", "code")[seed % 2], -(-tokens//n), seed=1000 + seed)
     return bb.bet_on_texts(black_box, asked, n, tokens, seed=10_000*seed).over
 
-def planted(seeds=10, tokens=6_000):
+def planted(seeds=10, tokens=12_000):
     "In how many of the seeds is a wrong engine convicted? The engine is mended otherwise"
     found = {}
     with speculating("draft model") as llm, mended():
-        right, cold = (bb.vllm_engine(llm, "large", **how) for how in ({}, dict(temperature=.8)))
-        wrong = {what: (right, parts) for what, parts in MISTAKES.items()}
-        wrong["temperature .8 instead of 1"] = replace(cold, warped={}), {}
-        for what, (black_box, parts) in wrong.items():
-            with mock.patch.multiple(rejection_sampler, **parts):
-                found[what] = sum(convicted(black_box, seed, tokens) for seed in range(seeds))
+        def count(black_box): return sum(convicted(black_box, seed, tokens) for seed in range(seeds))
+        for what, (name, wrong) in MISTAKES.items():
+            with mock.patch.object(rejection_sampler, name, wrong):
+                found[what] = count(bb.vllm_engine(llm, "large"))
+        colder = replace(bb.vllm_engine(llm, "large", temperature=.8), warped={})
+        found["temperature .8 instead of 1"] = count(colder)
     return [dict(engine=ENGINE, runs=tokens, seeds=seeds, convicted=found)]
 
 def right(seeds=200, tokens=320):

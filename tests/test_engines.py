@@ -154,7 +154,7 @@ def test_vllm_is_asked_together(monkeypatch):
                     for _ in given]
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
     engine = bb.vllm_engine(Engine(), "large", stop=(0,), at_once=2, top_p=.9, n=2)
-    assert engine.warped == dict(temperature=1., top_p=.9) and (engine.target, engine.rival) == ("large", "small")
+    assert engine.warped == dict(temperature=1., top_p=.9)
     texts = [*engine.texts((((5, k), 8, k) for k in range(3)))]
     assert [prompt for prompt, _ in texts] == [(5, 0)]*2 + [(5, 1)]*2 + [(5, 2)]*2
     assert texts[1][1] == [2, 1] and engine.generate((9,), 4, None) == [4, 0]

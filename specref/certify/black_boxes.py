@@ -133,12 +133,14 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
 
 # %% ../../nbs/64c_black_boxes.ipynb #0867068b
 def vllm_engine(llm, target="target", rival="small", stop=(), at_once=64, **sampling):  # -> BlackBox
-    "vLLM's `LLM`, which generates `at_once` texts together; `sampling`: temperature, top_k, top_p, n"
+    "vLLM's `LLM`, `at_once` texts together; `sampling`: temperature, top_k, top_p, n"
     params, how = import_module("vllm").SamplingParams, dict(temperature=1.) | sampling
     def together(requests):
         asked = [params(max_tokens=n, seed=seed, stop_token_ids=[*stop], ignore_eos=True, **how)
                  for _, n, seed in requests]
-        found = llm.generate([dict(prompt_token_ids=[*prompt]) for prompt, *_ in requests], asked, use_tqdm=False)
+        given = [dict(prompt_token_ids=[*prompt]) for prompt, *_ in requests]
+        found = llm.generate(given, asked, use_tqdm=False)
         return [(request[0], [*text.token_ids]) for request, x in zip(requests, found) for text in x.outputs]
     warped = {k: how[k] for k in ("temperature", "top_k", "top_p") if k in how}
-    return BlackBox(lambda *request: together([request])[0][1], target, rival, warped, stop, at_once, together)
+    def generate(*request): return together([request])[0][1]
+    return BlackBox(generate, target, rival, warped, stop, at_once, together)

@@ -76,7 +76,7 @@ def rule(p, q, draft, u):
     return [*draft, choose(p[-1], u)]
 """
 LOST_ROW = """
-def rule(p, q, draft, u):   # logits over 0 are no numbers: nothing is accepted, and what is recovered is the draft
+def rule(p, q, draft, u):   # logits over 0 are no numbers: nothing is accepted, the draft is "recovered"
     return [*draft[:1]] if draft else [choose(p[0], u)]
 def draw(q, u): return argmax(q)
 """

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['VLLM', 'SGLANG', 'SERVERS', 'COUNTED', 'SGLANG_MEANS', 'LINE', 'ServerForm', 'eagle_entries', 'fold_bias', 'forms',
-           'vllm_options', 'sglang_options', 'write_yaml', 'rewrite', 'export_drafter', 'read_counts', 'read_metrics',
-           'print_metrics']
+           'vllm_options', 'sglang_options', 'write_yaml', 'write_drafter', 'export_drafter', 'read_counts',
+           'read_metrics', 'print_metrics']
 
 # %% ../../nbs/50b_servers.ipynb #978881ad
 import json
@@ -62,18 +62,20 @@ def write_yaml(path, entries):
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in entries.items()]
     write_whole(path, lambda file: file.write_text("".join(lines)))
 
-def rewrite(folder, change):
-    "The weights and the configuration in a folder, changed in place"
+def write_drafter(drafter, how, folder, target):
+    "Store a drafter in a server's format, with the server's changes of weights and configuration"
     from safetensors.torch import load_file, save_file
+    from specref.train.checkpoints import convert
+    convert(drafter, how.layout, folder, target)
     file, form = folder/"model.safetensors", folder/"config.json"
     weights, config = load_file(file), json.loads(form.read_text())
-    change(weights, config)
+    how.change(weights, config)
     save_file(weights, file, metadata=dict(format="pt"))
     write_json(form, config)
 
 def export_drafter(drafter, server, out, target=None, gamma=3):
     "Store a drafter in a server's format in a new folder `out`, with its configuration; print the command"
-    from specref.train import checkpoints, registry
+    from specref.train import registry
     recipes, options, command = look_up(SERVERS, server=server)
     check_at_least(1, gamma=gamma)
     out = Path(out).resolve()
@@ -83,8 +85,7 @@ def export_drafter(drafter, server, out, target=None, gamma=3):
     if recipe not in recipes:
         raise ValueError(f"drafter: got {recipe}, wanted one that {server} reads: {', '.join(recipes)}")
     how = recipes[recipe]
-    checkpoints.convert(drafter, how.layout, out/"drafter", target)
-    rewrite(out/"drafter", how.change)
+    write_drafter(drafter, how, out/"drafter", target)
     write_yaml(out/"serve.yaml", options(how, str(target or "TARGET"), str(out/"drafter"), gamma))
     print(f"{command} {out/'serve.yaml'}")
 
