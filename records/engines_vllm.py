@@ -23,9 +23,6 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
 import engines as e
-from specref.core.drafters import Chain
-from specref.core.loop import generate, match
-from specref.core.rng import Seeded
 from specref.certify import black_boxes as bb, engines as en
 from specref.core.check import write_json
 from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
@@ -241,14 +238,6 @@ def their_rounds(llm, asked, n):  # -> texts, rounds of each, accepted by positi
         before += rounds[-1]
     return texts, rounds, found["num_accepted_tokens_per_pos"].values if found else []
 
-def our_rounds(name, gamma, starts, n):  # -> texts, rounds of each
-    "Texts of `n` tokens at temperature 0, each after a prompt and a first token"
-    made = load_drafter(name)
-    target = made.target(temperature=0)
-    drafter = Chain(made.draft(target), gamma)
-    found = [generate(target, drafter, match, ctx, n, Seeded(0)) for ctx in starts]
-    return [[*text.tokens] for text in found], [text.ledger.num_rounds for text in found]
-
 def served_row(name, asked, plain, n, mend=nullcontext(), **more):
     "The row of a drafter: are texts and rounds the same?"
     method, gamma = SERVED[name]
@@ -256,7 +245,7 @@ def served_row(name, asked, plain, n, mend=nullcontext(), **more):
     how = dict(method=method, model=model, num_speculative_tokens=gamma, parallel_drafting=name not in VLLM)
     with mend, engine("target", speculative_config=how) as llm:
         drafted, there, places = their_rounds(llm, asked, n)
-    ours, here = our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
+    ours, here = e.our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
     return dict(engine=ENGINE, version=NAMES[1], drafter=name, gamma=gamma,
                 layout=VLLM[name].layout if name in VLLM else "P-EAGLE's, written in the record's script",
                 texts=len(asked), tokens=sum(map(len, ours)),
