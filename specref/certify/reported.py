@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAMPLING_RULE', 'ARGMAX_DRAFT', 'WARPED_DRAFT', 'ROUNDED_DRAFT', 'POINT_RULE', 'TOP_ONE_DRAFT', 'INCLUSIVE_RULE',
-           'MATCH_RULE', 'ARGMAX_MATCHED', 'LATE_RULE', 'BLOCK_BY_TOKENS', 'BACKWARDS', 'STALE_BUG', 'SIBLING_BUG',
-           'BY_NAME', 'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft', 'SharedRace',
-           'columns_shared', 'stale_text', 'stale_texts_pass', 'ReportedBug', 'still_in_releases', 'known_rules']
+           'MATCH_RULE', 'ARGMAX_MATCHED', 'LATE_RULE', 'LOST_ROW', 'BLOCK_BY_TOKENS', 'BACKWARDS', 'STALE_BUG',
+           'SIBLING_BUG', 'BY_NAME', 'RACE', 'NOISE_OFF', 'REPORTS', 'GeneratorSource', 'as_sampler', 'as_draft',
+           'SharedRace', 'columns_shared', 'stale_text', 'stale_texts_pass', 'ReportedBug', 'still_in_releases',
+           'known_rules']
 
 # %% ../../nbs/17e_reported.ipynb #b01259d9
 from dataclasses import dataclass, field
@@ -73,6 +74,11 @@ def rule(p, q, draft, u):
         if u() >= p[i][x] / q[i][x]:
             return [*draft[:i], choose(p[i + 1], u)]   # from the row after the rejected token
     return [*draft, choose(p[-1], u)]
+"""
+LOST_ROW = """
+def rule(p, q, draft, u):   # logits over 0 are no numbers: nothing is accepted, the draft is "recovered"
+    return [*draft[:1]] if draft else [choose(p[0], u)]
+def draw(q, u): return argmax(q)
 """
 BLOCK_BY_TOKENS = """
 def rule(p, q, draft, u):
@@ -289,6 +295,10 @@ REPORTS = (
         "first, and the same of the acceptance test",
         "draft and recovered token share their noise", check="noise", sampler=RACE.verify,
         how=dict(drafter=RACE.draft), off=NOISE_OFF),
+    ReportedBug(
+        "vllm#55005", "vLLM", "vllm-project/vllm/issues/55005", "2026-09-02", "",
+        "on a CPU the temperature of a draft token's row is never written: it is what the memory holds "
+        "(here: 0)", "row without numbers: the draft is emitted", LOST_ROW, "noise"),
     ReportedBug(
         "transformers#49036", "transformers", "huggingface/transformers/issues/49036", "2026-09-23", "5.16.1",
         "recurrent states are not rolled back, so the target continues to read rejected tokens",
