@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BlackBox', 'network_of', 'text_logits', 'TextBets', 'answers', 'threaded_answers', 'bet_on_texts',
-           'transformers_engine', 'mlx_engine', 'onnx_engine']
+           'transformers_engine', 'mlx_engine', 'onnx_engine', 'openvino_engine']
 
 # %% ../../nbs/64c_black_boxes.ipynb #d475abe3
 from collections import deque
@@ -170,4 +170,23 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
         while not run.is_done(): run.generate_next_token()
         return run.get_sequence(0)[len(prompt):].tolist()
     warped = {k: how[k] or None for k in ("temperature", "top_k", "top_p")}
+    return BlackBox(generate, target, rival, warped if how["do_sample"] else dict(temperature=0), stop)
+
+# %% ../../nbs/64c_black_boxes.ipynb #c54f5516
+def openvino_engine(folder, target="large", rival="small", draft="", stop=(), lookup={}, gamma=4,
+                    **search):  # -> BlackBox
+    "OpenVINO GenAI on exported models in `folder`, with one of them as the draft, or by `lookup` of n-grams"
+    genai, tensor = import_module("openvino_genai"), import_module("openvino").Tensor
+    exact, memory = dict(INFERENCE_PRECISION_HINT="f32", KV_CACHE_PRECISION="f32"), genai.SchedulerConfig()
+    memory.cache_size = 1   # GB
+    drafts = dict(draft_model=genai.draft_model(str(Path(folder)/draft), "CPU", **exact)) if draft else {}
+    drafts |= dict(prompt_lookup=True) if lookup else {}
+    pipe = genai.LLMPipeline(str(Path(folder)/target), "CPU", scheduler_config=memory, **exact, **drafts)
+    how = dict(do_sample=True, temperature=1., top_p=1., **lookup) | search
+    if drafts: how["num_assistant_tokens"] = gamma
+    def generate(prompt, n, seed):
+        own, ends = {} if seed is None else dict(rng_seed=seed), dict(ignore_eos=not stop)
+        config = genai.GenerationConfig(max_new_tokens=n, eos_token_id=0, **how, **own, **ends)
+        return pipe.generate(tensor(np.array([prompt])), config).tokens[0]
+    warped = {k: how.get(k) for k in ("temperature", "top_k", "top_p")}
     return BlackBox(generate, target, rival, warped if how["do_sample"] else dict(temperature=0), stop)
