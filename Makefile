@@ -150,7 +150,7 @@ $(READY): $(RUN)
 .venv-triton/.ready: OTHERS := scipy tqdm pytest hypothesis psutil
 .venv-triton/.ready: PINS := triton==3.6.0 transformers==5.17.0   # of the machines with a GPU
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
-.venv-engines/.ready: OTHERS := scipy tqdm triton msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-engines/.ready: OTHERS := scipy tqdm triton gguf xllamacpp==2026.10.11549 msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
 .venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23 lmdeploy==0.18.0   # their Python files alone are used
 .venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready .venv-triton/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)

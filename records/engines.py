@@ -11,6 +11,7 @@ import sys
 import warnings
 import zipfile
 from copy import copy, deepcopy
+from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -33,11 +34,14 @@ from specref.certify.calls import Interface
 from specref.certify.judge import judge_rule
 from specref.certify.samplers import certify_sampler
 from specref.core.check import write_record
-from specref.core.law import tv
-from specref.core.loop import match
-from specref.core.rng import numpy_generator
+from specref.core.drafters import Chain
+from specref.core.law import normalize, tv, warp
+from specref.core.loop import generate, match
+from specref.core.rng import Seeded, numpy_generator
 from specref.core.target import TableModel, random_table
 from specref.models.embedded import DATA, END_TEXT, prompts, raw_model, tokenizer
+from specref.train.checkpoints import GGUF_FORMS, convert
+from specref.train.registry import load_drafter
 from specref.verify.block import block
 from specref.verify.reject import reject
 
@@ -276,9 +280,10 @@ def starts():
     "Prompts in turn, of both kinds, each once"
     for k in count(): yield prompts(("english", "code")[k % 2], 1, seed=k)[0]
 
-def texts_row(names, engine, tokens, seeded=True, small=0., n=64, **more):
-    "Bets with one set of prompts; a difference is looked for again with other prompts"
-    found = bb.bet_on_texts(engine, starts(), n, tokens, seeded, small=small)
+def texts_row(names, engine, tokens, seeded=True, small=0., n=64, each=1, **more):
+    "Bets with one set of prompts, `each` asked so often; a difference is looked for again with other prompts"
+    asked = (prompt for prompt in starts() for _ in range(each))
+    found = bb.bet_on_texts(engine, asked, n, tokens, seeded, small=small)
     if found.over:
         later = (prompt for k, prompt in enumerate(starts()) if k >= 10_000)
         again = bb.bet_on_texts(engine, later, n, tokens, seeded)
@@ -469,6 +474,212 @@ def p_value(seen, row, least=20):
     return float(chi2.sf(((got - want)**2/want).sum(), len(cells) - 1))
 
 
+# -- llama.cpp ----------------------------------------------------------------------------------------
+
+LLAMA = "llama.cpp"
+SMALL = dict(drafter="small", kind="DRAFT_SIMPLE")
+SAMPLED = SMALL | dict(draft=dict(probabilistic=True))   # the draft's tokens are sampled, and q is used
+LOOKUPS = {   # shorter n-grams than usual, for short texts
+    "lookup, simple": dict(kind="NGRAM_SIMPLE", ngram_simple=dict(size_n=2, size_m=4)),
+    "lookup, map": dict(kind="NGRAM_MAP_K", ngram_map_k=dict(size_n=2, size_m=4)),
+    "lookup, map with values": dict(kind="NGRAM_MAP_K4V", ngram_map_k4v=dict(size_n=2, size_m=4)),
+    "lookup, hashed": dict(kind="NGRAM_MOD", ngram_mod=dict(n_match=3, n_min=1, n_max=4)),
+    "lookup, cache": dict(kind="NGRAM_CACHE")}
+TRAINED_DRAFTERS = {   # our name: how the engine is told, and the draft tokens of a round
+    "eagle3": (dict(drafter="eagle3", kind="DRAFT_EAGLE3"), 4),
+    "dflash": (dict(drafter="dflash", kind="DRAFT_DFLASH", draft=dict(n_max=7)), 7),
+    "dspark": (dict(drafter="dspark", kind="DRAFT_DSPARK", draft=dict(n_max=7)), 7)}
+
+@cache
+def llama_names(): return LLAMA, f"xllamacpp {released('xllamacpp')}"
+
+@cache
+def llama_files():
+    "Targets and drafters in its format"
+    for name in ("target", "large", "small", *TRAINED_DRAFTERS):
+        shutil.rmtree(FOLDER/"llama"/name, ignore_errors=True)
+        convert(name, "gguf", FOLDER/"llama"/name)
+    return FOLDER/"llama"
+
+def its_rows(server, prompt, n):  # -> tokens, (n, V) log-probabilities
+    "The server's own rows along a text that it samples"
+    reply = bb.ask_llama(server, prompt, n, n_probs=tokenizer().vocab_size, seed=0, ignore_eos=True)
+    rows = [{x["id"]: x["logprob"] for x in one["top_logprobs"]} for one in reply["completion_probabilities"]]
+    return reply["tokens"], np.array([[row[x] for x in range(len(row))] for row in rows])
+
+def off_by(name, texts=10, **how):  # -> largest difference of log-probabilities, largest distance of rows
+    "How far the server's rows are from ours"
+    server, off = bb.llama_server(llama_files(), name, **how), []
+    for _, prompt in zip(range(texts), starts()):
+        new, z = its_rows(server, prompt, 50)
+        ids = torch.tensor([[*prompt, *new]])
+        with torch.inference_mode(): logits = raw_model(name)(input_ids=ids).logits
+        ours = logits[0, len(prompt)-1:-1].double().log_softmax(-1).numpy()
+        off.append((abs(z - ours).max(), abs(np.exp(z) - np.exp(ours)).sum(1).max()/2))
+    return [float(max(x)) for x in zip(*off)]
+
+def llama_row_rows(limit=1e-5):
+    "Are its rows ours?"
+    cases = {"float32 caches, no flash attention": {},
+             "float32 caches, flash attention": dict(flash="ENABLED"),
+             "its usual settings": dict(cache="F16", flash="AUTO")}
+    for asked, how in cases.items():
+        logs, distance = map(max, zip(*(off_by(name, **how) for name in ("large", "target"))))
+        same = distance <= limit
+        yield en.engine_row(
+            *llama_names(), f"rows: {asked}", "enumerated", runs=1000, alpha=None, distance=limit,
+            verdict="no difference" if same else "differs", by_design=not same, off_by=distance,
+            witness=None if same else f"rows differ by up to {distance:.1e}, log-probabilities by {logs:.1e}",
+            approximations=f"rounding: rows differ by up to {distance:.0e}")
+
+def likely_enough(logits, text):
+    "min-p .1"
+    p = warp(logits)
+    return normalize(np.where(p < .1*p.max(), 0, p))
+
+PENALTIES = dict(repeat_penalty=1.2, frequency_penalty=.1, presence_penalty=.3, repeat_last_n=64)
+
+def penalised(logits, text):
+    "A token of the last 64 is less likely: three penalties"
+    seen = np.bincount(text[-64:], minlength=len(logits))
+    z = np.where(seen, np.where(logits > 0, logits/1.2, logits*1.2), logits)
+    return warp(z - .1*seen - .3*(seen > 0))
+
+PLAIN_LETTERS = "abcdefghijklmnopqrstuvwxyz ,."
+
+@cache
+def written_plainly():  # -> (V,)
+    "The tokens that the grammar allows anywhere; the end token is one"
+    words = [tokenizer().decode([x]) for x in range(tokenizer().vocab_size)]
+    plain = np.array([bool(word) and {*word} <= {*PLAIN_LETTERS} for word in words])
+    plain[tokenizer().convert_tokens_to_ids(END_TEXT)] = True
+    return plain
+
+def in_grammar(logits, text): return warp(np.where(written_plainly(), logits, -np.inf))
+
+ASKED = {   # beside temperature 1
+    "temperature .7": dict(temperature=.7), "top-k 20": dict(top_k=20), "top-p .9": dict(top_p=.9),
+    "temperature .7, top-k 20, top-p .9": dict(temperature=.7, top_k=20, top_p=.9),
+    "min-p .1": dict(warped=likely_enough, min_p=.1), "penalties": dict(warped=penalised, **PENALTIES),
+    "a grammar": dict(warped=in_grammar, grammar="root ::= [a-z ,.]*"), "four texts at once": dict(slots=4)}
+
+def llama_cases():
+    "{what is asked: (options of the engine, tokens, options of `texts_row`)}"
+    main, sampled = dict(small=.02), "draft model, sampled"
+    cases = {"plain": ({}, 90_000, main), sampled: (dict(server=SAMPLED), 90_000, main),
+             f"{sampled}, no seed": (dict(server=SAMPLED), 8_000, dict(seeded=False)),
+             f"{sampled}, prompt cache": (dict(server=SAMPLED, cache_prompt=True), 8_000, dict(each=5)),
+             "draft model": (dict(server=SMALL), 8_000, {}),
+             "draft model, penalties": (dict(server=SMALL, **ASKED["penalties"]), 8_000, {}),
+             "draft model, a grammar": (dict(server=SMALL, **ASKED["a grammar"]), 8_000, {})}
+    cases |= {f"{sampled}, {what}": (dict(server=SAMPLED, **how), 8_000, {}) for what, how in ASKED.items()}
+    cases |= {what: (dict(server=how), 8_000, {}) for what, how in LOOKUPS.items()}
+    return cases | {f"trained drafter, {name}": (dict(target="target", server=how), 8_000, {})
+                    for name, (how, _) in TRAINED_DRAFTERS.items()}
+
+def llama_text_rows():
+    for asked, (how, tokens, more) in llama_cases().items():
+        replies = []
+        engine = bb.llama_engine(llama_files(), watch=replies.append, **how)
+        row = texts_row((*llama_names(), asked), engine, tokens, **more)
+        yield row | {key: sum(reply["timings"].get(name, 0) for reply in replies)
+                     for key, name in dict(drafted="draft_n", accepted="draft_n_accepted").items()}
+    yield from llama_identity_rows()
+
+def llama_identity_rows():
+    "Temperature 0; and temperature 1 with the seeds of plain decoding, where drafts are only compared"
+    make, cold = partial(bb.llama_engine, llama_files()), dict(temperature=0.)
+    plain = {name: make(name, **cold) for name in ("large", "target")}
+    ways = {"draft model": ("large", SMALL), "draft model, sampled": ("large", SAMPLED)}
+    ways |= {what: ("large", how) for what, how in LOOKUPS.items()}
+    ways |= {f"trained drafter, {name}": ("target", how) for name, (how, _) in TRAINED_DRAFTERS.items()}
+    names = *llama_names(), "plain, temperature 0, and transformers' generate"
+    yield identity_row(names, plain["large"], bb.transformers_engine("large", stop=(0,), **COLD))
+    for what, (name, how) in ways.items():
+        names = *llama_names(), f"{what}, temperature 0"
+        yield identity_row(names, make(name, server=how, **cold), plain[name])
+        if how is SAMPLED: continue   # its random numbers are used for drafts, too
+        names = *llama_names(), f"{what}, temperature 1, the seed of plain decoding"
+        yield identity_row(names, make(name, server=how), make(name))
+
+
+# -- Our drafters in engines --------------------------------------------------------------------------
+
+def our_rounds(name, gamma, starts, n):  # -> texts, rounds of each
+    "Texts of `n` tokens at temperature 0, each after a prompt and a first token"
+    made = load_drafter(name)
+    target = made.target(temperature=0)
+    drafter = Chain(made.draft(target), gamma)
+    found = [generate(target, drafter, match, ctx, n, Seeded(0), stop=(0,)) for ctx in starts]
+    return [[*text.tokens] for text in found], [text.ledger.num_rounds for text in found]
+
+def their_rounds(how, asked, n, folder=None):  # -> texts, rounds of each
+    "The same of llama.cpp, whose first token is that of the pass over the prompt"
+    server = bb.llama_server(folder or llama_files(), "target", **how)
+    replies = [bb.ask_llama(server, prompt, n, temperature=0) for prompt in asked]
+    rounds = [len(x["tokens"]) - 1 - x["timings"].get("draft_n_accepted", 0) for x in replies]
+    return [x["tokens"] for x in replies], rounds
+
+def rows_in_another_order(name):
+    "A folder with the drafter whose queries and keys are in the order of another architecture"
+    net, folder = load_drafter(name).net, FOLDER/"llama-order"
+    shutil.rmtree(folder, ignore_errors=True)
+    form = GGUF_FORMS[type(net)]
+    wrong = replace(form, turns_neighbours=not form.turns_neighbours)
+    with mock.patch.dict(GGUF_FORMS, {type(net): wrong}): convert(name, "gguf", folder/name)
+    shutil.copytree(llama_files()/"target", folder/"target")
+    return folder
+
+def llama_served(name, texts=10, n=48):
+    "The row of a drafter: does it load, are texts and rounds the same?"
+    how, gamma = TRAINED_DRAFTERS[name]
+    asked = [prompt for _, prompt in zip(range(texts), starts())]
+    plain, _ = their_rounds({}, asked, n)
+    drafted, there = their_rounds(how, asked, n)
+    ours, here = our_rounds(name, gamma, [(*prompt, new[0]) for prompt, new in zip(asked, plain)], n - 1)
+    _, planted = their_rounds(how, asked, n, rows_in_another_order(name))
+    return dict(engine=LLAMA, version=llama_names()[1], drafter=name, layout="gguf", gamma=gamma, texts=texts,
+                same_texts=sum(map(list.__eq__, drafted, plain)), tokens=sum(map(len, ours)),
+                our_texts=sum(a[1:] == b for a, b in zip(drafted, ours)), rounds_there=there,
+                rounds_here=here, rounds_in_another_order=planted)
+
+def served_rows():
+    for name in TRAINED_DRAFTERS: yield llama_served(name)
+
+
+# -- Black boxes with planted mistakes, and right ones with many seeds --------------------------------
+
+def llama_mistakes():
+    "{mistake: engine}: what it does is not what is stated, or its random numbers return"
+    make = partial(bb.llama_engine, llama_files(), server=SAMPLED)
+    plain, swapped = bb.llama_engine(llama_files()), ["top_p", "temperature"]
+    def repeated(prompt, n, seed): return plain.generate(prompt, n, 0)
+    return {"temperature .8 instead of 1": replace(make(temperature=.8), warped={}),
+            "top-k 20, not stated": replace(make(top_k=20), warped={}),
+            "penalties, not stated": make(**PENALTIES),
+            "top-p before the temperature": make(temperature=.5, top_p=.8, samplers=swapped),
+            "texts of the draft model": replace(bb.llama_engine(llama_files(), "small"), target="large"),
+            "one seed for all texts": replace(plain, generate=repeated)}
+
+def convicts(engine, tokens, seed):
+    "Is a difference found in texts of its own for this seed?"
+    asked = prompts(("english", "code")[seed % 2], -(-tokens//64), seed=1000 + seed)
+    return bb.bet_on_texts(engine, asked, 64, tokens, seed=10_000*seed).over
+
+def planted_text_rows(seeds=10, tokens=6000):
+    "How many of the seeds convict an engine with a mistake"
+    found = {what: sum(convicts(engine, tokens, seed) for seed in range(seeds))
+             for what, engine in llama_mistakes().items()}
+    yield dict(engine=LLAMA, version=llama_names()[1], runs=tokens, seeds=seeds, convicted=found)
+
+def right_text_rows(tokens=640):
+    "How many of the seeds convict an engine without one"
+    engine = bb.llama_engine(llama_files(), server=SAMPLED)
+    alarms = sum(convicts(engine, tokens, seed) for seed in range(SEEDS))
+    yield dict(engine=LLAMA, version=llama_names()[1], runs=tokens, seeds=SEEDS, alarms=alarms)
+
+
+
 # -- What was not run ---------------------------------------------------------------------------------
 
 GPU = "a CUDA kernel: no GPU here"
@@ -479,7 +690,6 @@ NOT_RUN = {   # engine, version on the day of the record, what would be asked: t
     ("vLLM Ascend", "0.23.0.post1", "rejection of chains"): "its source release does not build here",
     ("exllamav3", "1.6.5", "draft model"): "it runs on a GPU only",
     ("mistralrs", "0.9.5", "draft model"): "as drafts, its Python interface takes only heads of the model",
-    ("llama-cpp-python", "0.3.36", "prompt lookup"): "no wheel: it has to be compiled, and models converted",
     ("CTranslate2", "4.8.5", "draft model"): "no speculative decoding of language models"}
 
 def not_run_rows():
@@ -511,7 +721,7 @@ def two_texts_of_onnx(folder):
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,
              transformers=transformers_rows, mlx=mlx_rows, transformers_texts=transformers_text_rows,
              transformers_long=transformers_long_rows, onnx_texts=onnx_text_rows, mlx_texts=mlx_text_rows,
-             openvino_texts=openvino_text_rows,
+             openvino_texts=openvino_text_rows, llama_rows=llama_row_rows, llama_texts=llama_text_rows,
              not_run=not_run_rows)
 
 
@@ -554,7 +764,9 @@ def zero_coins():
 
 
 LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_rows()],
-             planted=lambda: [*planted_rows()], reported=reported, openvino_rule=openvino_rule)
+             planted=lambda: [*planted_rows()], reported=reported, served=lambda: [*served_rows()],
+             right_texts=lambda: [*right_text_rows()], planted_texts=lambda: [*planted_text_rows()],
+             openvino_rule=openvino_rule)
 
 def main(parts):
     "Make parts of the record anew"

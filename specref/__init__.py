@@ -11,6 +11,7 @@ __version__ = "0.2.0"
 EXTRAS = {   # extra: the packages of it that are imported
     "models": "torch transformers tokenizers safetensors huggingface_hub specref_models",
     "gpu": "triton", "plots": "matplotlib", "stats": "scipy", "progress": "tqdm", "train": "accelerate",
+    "gguf": "gguf",
 }
 _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages.split()}
 

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['LAYER_NUMBERS', 'LAYER_FORM', 'EMBEDDING_NAME', 'OWN_ENTRY', 'SWITCHES', 'EAGLE_FORM', 'EAGLE3_ENTRIES',
            'THREE_LAYERS', 'MEDUSA_FORM', 'EAGLE3_FORM', 'SPECFORGE_FORM', 'SPECULATORS_EAGLE_FORM', 'DFLASH_SWITCHES',
-           'DFLASH_FORM', 'SPECULATORS_EAGLE3_FORM', 'LAYOUTS', 'Field', 'Constant', 'to_config_value',
-           'from_config_value', 'fill_entry', 'fill_form', 'read_entry', 'read_form', 'Layout', 'layer_facts',
-           'network_facts', 'target_like', 'build_network', 'check_same_network', 'to_layout', 'without_copy',
-           'check_names_and_shapes', 'from_layout', 'check_vocab_maps', 'check_reads', 'check_mask_token',
-           'maps_if_missing', 'bias_if_missing', 'speculators_form', 'to_folder', 'convert', 'load_weights',
-           'from_folder']
+           'DFLASH_FORM', 'SPECULATORS_EAGLE3_FORM', 'LAYOUTS', 'BLOCKS', 'GGUF_FORMS', 'WRITERS', 'Field', 'Constant',
+           'to_config_value', 'from_config_value', 'fill_entry', 'fill_form', 'read_entry', 'read_form', 'Layout',
+           'layer_facts', 'network_facts', 'target_like', 'build_network', 'check_same_network', 'to_layout',
+           'without_copy', 'check_names_and_shapes', 'from_layout', 'check_vocab_maps', 'check_reads',
+           'check_mask_token', 'maps_if_missing', 'bias_if_missing', 'speculators_form', 'new_folder', 'to_folder',
+           'load_weights', 'from_folder', 'neighbours', 'GgufForm', 'gguf_weights', 'layers_of', 'add_vocabulary',
+           'add_ends', 'add_sizes', 'check_plain_eagle3', 'state_eagle3', 'state_dflash', 'form_for', 'to_gguf',
+           'names_target', 'convert']
 
 # %% ../../nbs/34a_layouts.ipynb #564a0e54
 import inspect
@@ -18,17 +20,22 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
-from .diffusion import DFlash
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from .. import require
+from .diffusion import DFlash, DSpark
 from .eagle import Eagle
 from .eagle3 import Eagle3
 from .features import DraftLayer
 from .medusa import Medusa
 from .harness import check_same_target, set_weights
 from ..core.check import look_up, write_whole
+from ..models.embedded import is_embedded, tokenizer_of
 from .registry import load_drafter, tokenizer_and_model
 
 # %% ../../nbs/34a_layouts.ipynb #bb5d8e63
@@ -337,27 +344,27 @@ LAYOUTS = {layout.name: layout for layout in (
                   (r"^decoder\.", "layers."))))}
 
 # %% ../../nbs/34a_layouts.ipynb #c2d6681f
-def to_folder(net, layout, folder, target=""):
-    "Store a network in a new `folder` in a public format, completely or not at all"
-    weights, config = to_layout(net, layout, target)
+def new_folder(folder, fill):
+    "Call `fill` on a new folder: it is there completely or not at all"
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"folder: got {folder.name}, which is there already, wanted a new one")
-    def fill(beside):
+    def write(beside):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
+        fill(beside)
+    write_whole(folder, write)
+
+def to_folder(net, layout, folder, target=""):
+    "Store a network in a new `folder` in a public format"
+    weights, config = to_layout(net, layout, target)
+    def fill(beside):
         save_file(weights, beside/layout.files[0], metadata=dict(format="pt"))
         (beside/"config.json").write_text(json.dumps(config, indent=1))
-    write_whole(folder, fill)
+    new_folder(folder, fill)
+
 
 # %% ../../nbs/34a_layouts.ipynb #0eb5dedc
-def convert(drafter, layout, out, target=None):
-    "Store a trained drafter, by its folder or name, in the public format `layout` in a new folder `out`"
-    form = look_up(LAYOUTS, layout=layout)
-    _, model = tokenizer_and_model("target" if target is None else target)
-    to_folder(load_drafter(drafter, model).net, form, out, target or "")
-    print(f"{Path(out)} holds the drafter in the format {layout}")
-
 def load_weights(file):
     "The weights in a file of safetensors, or in torch's own format"
     if file.suffix == ".safetensors": return load_file(file)
@@ -375,3 +382,157 @@ def from_folder(folder, layout, base):
         config = dict(json.loads(config_file.read_text()))
     except Exception as e: raise ValueError(f"folder: cannot be read: {e}") from e
     return from_layout(weights, config, layout, base)
+
+
+# %% ../../nbs/34a_layouts.ipynb #859d5486
+def neighbours(w, heads):  # (heads*size, ...) -> (heads*size, ...)
+    "The rows of each head so that the two numbers of a rotation are neighbours (Proposition neighbours)"
+    return w.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+# %% ../../nbs/34a_layouts.ipynb #c67c09e1
+@dataclass(frozen=True)
+class GgufForm:
+    "What an architecture of llama.cpp reads of a network"
+    arch: str
+    public: Callable = str   # our name of a weight -> the name that `gguf` knows
+    own: dict = field(default_factory=dict)   # their names of weights that it does not know
+    turns_neighbours: bool = False   # or halves
+    reads_text: bool = False         # a drafter is given tokens
+    V: Callable = lambda net: net.base[0].V    # tokens of the target
+    check: Callable = lambda net: None         # raises an error for what the architecture cannot express
+    state: Callable = lambda writer, net: None   # writes what else it wants
+
+def gguf_weights(net, form):  # -> {their name: (...) float32}
+    "The weights under llama.cpp's names"
+    gguf, layers, config = require("gguf"), *layers_of(net)
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)   # it has the norms of queries and keys
+    heads = dict(attn_q=config.num_attention_heads, attn_k=config.num_key_value_heads)
+    moved, found = heads if form.turns_neighbours else {}, {}
+    for name, w in net.named_parameters():   # tied weights once
+        stem, _, kind = form.public(name).rpartition(".")
+        theirs = form.own.get(stem) or known.get_name(stem)
+        if theirs is None: raise ValueError(f"net: got a weight {name}, for which {form.arch} has no name")
+        part, w = theirs.rpartition(".")[2], w.detach().float().cpu()
+        found[f"{theirs}.{kind}"] = neighbours(w, moved[part]) if part in moved else w
+    return found
+
+def layers_of(net):  # -> number of decoder layers, their configuration
+    "Of a target or of a drafter"
+    layers = [m for m in net.modules() if isinstance(m, LlamaDecoderLayer)]
+    return len(layers), layers[0].self_attn.config
+
+
+# %% ../../nbs/34a_layouts.ipynb #86ac07b5
+def add_vocabulary(writer, tok, V, reads_text):
+    "The tokens of a byte-level BPE; an id without a token gets a name"
+    parts, kinds = json.loads(tok.backend_tokenizer.to_str()), require("gguf").TokenType
+    model, splits = parts["model"], (parts["pre_tokenizer"] or {}).get("use_regex")
+    if model["type"] != "BPE" or reads_text and not splits:
+        raise ValueError(f"target: got a tokenizer ({model['type']}) that splits texts in its own way, wanted "
+                         "GPT-2's; llama.cpp's convert_hf_to_gguf.py converts other targets")
+    names = {i: x for x, i in tok.get_vocab().items()}
+    added = {i: kinds.CONTROL if x.special else kinds.USER_DEFINED
+             for i, x in tok.added_tokens_decoder.items()}
+    kind = dict.fromkeys(names, kinds.NORMAL) | added
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([names.get(i, f"[unused {i}]") for i in range(V)])
+    writer.add_token_types([kind.get(i, kinds.UNUSED) for i in range(V)])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    add_ends(writer, tok)
+
+def add_ends(writer, tok):
+    "The first and the last token of a text, and whether the tokenizer adds the first"
+    for add, i in (writer.add_bos_token_id, tok.bos_token_id), (writer.add_eos_token_id, tok.eos_token_id):
+        if i is not None: add(i)
+    writer.add_add_bos_token(tok("a")["input_ids"][0] == tok.bos_token_id)
+
+def add_sizes(writer, net, V):
+    "The numbers of a layer, and how many layers and tokens there are"
+    layers, config = layers_of(net)
+    c = layer_facts(config)
+    if c["rope_scaling"]:
+        raise ValueError(f"net: got rope_scaling {c['rope_scaling']}, wanted a plain rotation; llama.cpp's "
+                         "convert_hf_to_gguf.py writes scaled ones")
+    sizes = dict(
+        context_length=c["max_position_embeddings"], embedding_length=config.hidden_size, block_count=layers,
+        feed_forward_length=c["inner"], vocab_size=V, head_count=c["num_attention_heads"],
+        head_count_kv=c["num_key_value_heads"], layer_norm_rms_eps=c["rms_norm_eps"],
+        rope_freq_base=c["rope_theta"], rope_dimension_count=c["head_dim"], key_length=c["head_dim"],
+        value_length=c["head_dim"], file_type=require("gguf").LlamaFileType.ALL_F32)
+    for name, x in sizes.items(): getattr(writer, f"add_{name}")(x)
+
+
+# %% ../../nbs/34a_layouts.ipynb #83893074
+def check_plain_eagle3(net):
+    "Raise an error for a switch that the architecture does not have"
+    check_vocab_maps(net)
+    if net.norm_output: raise ValueError("net: got norm_output True, wanted False, all that eagle3 can express")
+    if len(net.reads) != 3: raise ValueError(f"reads: got {len(net.reads)} layers, wanted 3, which eagle3 has")
+
+def state_eagle3(writer, net):
+    writer.add_array("eagle3.target_layers", [*net.reads])
+    writer.add_uint32("eagle3.target_hidden_size", net.base[0].d)
+    writer.add_bool("eagle3.norm_before_residual", net.norm_before_residual)
+    writer.add_tensor("d2t", net.ids.cpu().numpy())   # tokens, not offsets
+
+def state_dflash(writer, net):
+    writer.add_array("dflash.target_layers", [*net.reads])
+    writer.add_uint32("dflash.block_size", net.block)
+    writer.add_mask_token_id(net.mask_token)
+    writer.add_causal_attention(False)
+
+BLOCKS = GgufForm("dflash", LAYOUTS["dflash"].public, {
+    "fc": "fc", "hidden_norm": "enc.output_norm", "W1": "markov_w1", "W2": "markov_w2",
+    "confidence": "conf_proj"}, check=check_mask_token, state=state_dflash)
+GGUF_FORMS = {
+    LlamaForCausalLM: GgufForm("llama", turns_neighbours=True, reads_text=True, V=lambda net: net.vocab_size),
+    Eagle3: GgufForm("eagle3", LAYOUTS["speculators/eagle3"].public,
+                     {"fc": "fc", "layers.0.hidden_norm": "blk.0.attn_norm_2"}, turns_neighbours=True,
+                     check=check_plain_eagle3, state=state_eagle3),
+    DFlash: BLOCKS, DSpark: BLOCKS}
+
+def form_for(net):  # -> GgufForm
+    "How llama.cpp reads a network; raises an error for one that it does not read"
+    form = GGUF_FORMS.get(type(net))
+    if form is None:
+        known = ", ".join(make.__name__ for make in GGUF_FORMS)
+        raise ValueError(f"net: got a {type(net).__name__}, wanted one that llama.cpp reads: {known}")
+    form.check(net)
+    return form
+
+def to_gguf(net, folder, target=""):
+    "Store a target or a drafter for llama.cpp as `model.gguf` in a new `folder`"
+    form = form_for(net)
+    weights, V, tok = gguf_weights(net, form), form.V(net), tokenizer_of("target", target or "target")
+    def fill(beside):
+        writer = require("gguf").GGUFWriter(beside/"model.gguf", form.arch)
+        add_sizes(writer, net, V)
+        add_vocabulary(writer, tok, V, form.reads_text)
+        form.state(writer, net)
+        for name, w in weights.items(): writer.add_tensor(name, w.numpy())
+        for write in writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file:
+            write()
+        writer.close()
+    new_folder(folder, fill)
+
+
+# %% ../../nbs/34a_layouts.ipynb #8cf594b2
+WRITERS = {name: partial(to_folder, layout=layout) for name, layout in LAYOUTS.items()} | dict(gguf=to_gguf)
+
+def names_target(name):
+    "Is this an embedded model, or the folder of one that transformers loads?"
+    config = Path(name)/"config.json"
+    return is_embedded(name) or config.is_file() and "model_type" in json.loads(config.read_text())
+
+def convert(drafter, layout, out, target=None):
+    """Store a trained drafter, by its folder or name, in the public format `layout` in a new folder `out`;
+    with `gguf` a target, too"""
+    write, whole = look_up(WRITERS, layout=layout), names_target(drafter)
+    owner = drafter if whole else target
+    _, model = tokenizer_and_model("target" if owner is None else owner)
+    net = model if whole else load_drafter(drafter, model).net
+    write(net, folder=out, target=owner or "")
+    print(f"{Path(out)} holds the {'target' if whole else 'drafter'} in the format {layout}")
+
