@@ -422,17 +422,22 @@ def openvino_models():
 
 def openvino_text_rows():
     make, names = partial(bb.openvino_engine, openvino_models(), stop=(0,)), openvino_names()
-    drafted, ngrams, cut = dict(draft="small"), dict(lookup=dict(max_ngram_size=2)), dict(top_k=20, top_p=.9)
+    drafted, ngrams = dict(draft="small"), dict(lookup=dict(max_ngram_size=2))
+    cut = dict(temperature=.7, top_k=20, top_p=.9)
     cases = {"plain": ({}, 10_000, {}), "draft model": (drafted, 4_000, {}),
              "draft model, no seed": (drafted, 4_000, dict(seeded=False)),
-             "draft model, temperature .7, top-k 20, top-p .9": (drafted | cut | dict(temperature=.7), 4_000, {}),
-             "prompt lookup, temperature .7, top-k 20, top-p .9": (ngrams | cut | dict(temperature=.7), 4_000, {}),
-             "prompt lookup, no seed": (ngrams, 4_000, dict(seeded=False)),
-             "prompt lookup": (ngrams, 90_000, dict(small=.02))}
-    for asked, (how, tokens, more) in cases.items(): yield texts_row((*names, asked), make(**how), tokens, **more)
+             "draft model, temperature .7, top-k 20, top-p .9": (drafted | cut, 4_000, {}),
+             "prompt lookup, temperature .7, top-k 20, top-p .9": (ngrams | cut, 4_000, {}),
+             "prompt lookup, no seed": (ngrams, 4_000, dict(seeded=False))}
+    for asked, (how, tokens, more) in cases.items():
+        yield texts_row((*names, asked), make(**how), tokens, **more)
     plain = bb.transformers_engine("large", stop=(0,), **COLD)
     for asked, how in {"draft model": drafted, "prompt lookup": ngrams}.items():
         yield identity_row((*names, f"{asked}, temperature 0"), make(do_sample=False, **how), plain)
+
+def openvino_long_rows():
+    engine = bb.openvino_engine(openvino_models(), stop=(0,), lookup=dict(max_ngram_size=2))
+    yield texts_row((*openvino_names(), "prompt lookup"), engine, 90_000, small=.02)
 
 def openvino_names(): return "openvino-genai", released("openvino-genai")
 
@@ -445,23 +450,32 @@ def rule(p, q, draft, u):
     return [*draft, choose(p[-1], u)]
 """
 
-def openvino_rule(runs=2000):
-    "Is that what it does? The token after a prompt and a first token, against the target and against the rule"
-    engine, start = bb.openvino_engine(openvino_models(), draft="small"), prompts("code", 1, seed=3)[0]
-    texts = [engine.generate(start, 8, seed)[:2] for seed in range(runs)]
-    first = max({text[0] for text in texts}, key=[text[0] for text in texts].count)
-    text = [*start, first]
-    @torch.inference_mode()
-    def rows(name, texts): return raw_model(name)(input_ids=torch.tensor(texts)).logits[:, -1].double().softmax(-1).numpy()
-    (p,), (q,), after = rows("large", [text]), rows("small", [text]), rows("large", [[*text, x] for x in range(512)])
+@torch.inference_mode()
+def last_rows(name, texts):  # -> (n, V)
+    "The row of a model after each text"
+    return raw_model(name)(input_ids=torch.tensor(texts)).logits[:, -1].double().softmax(-1).numpy()
+
+def emitted_by_rule(text):  # -> rows of the target, of the draft, and what the rule emits
+    "Of the token after a text of the large model, by OPENVINO_RULE"
+    (p,), (q,) = last_rows("large", [text]), last_rows("small", [text])
+    after = last_rows("large", [[*text, x] for x in range(len(p))])
     steps = (np.floor(100*q[:, None]/p) + 1)/101   # its uniform numbers are 0, .01, ..., 1
     accepted = np.minimum(1, steps) @ p
-    stated = q*accepted + (q*(1 - accepted)) @ after
+    return p, q, q*accepted + (q*(1 - accepted)) @ after
+
+def openvino_rule(runs=2000):
+    "Is that what it does? The token after a prompt and a first token, against the target and the rule"
+    engine, start = bb.openvino_engine(openvino_models(), draft="small"), prompts("code", 1, seed=3)[0]
+    texts = [engine.generate(start, 8, seed)[:2] for seed in range(runs)]
+    heads = [text[0] for text in texts]
+    first = max({*heads}, key=heads.count)
+    p, q, stated = emitted_by_rule([*start, first])
     seen = np.bincount([y for x, y in texts if x == first], minlength=len(p))
     found = {name: p_value(seen, row) for name, row in dict(target=p, rule=stated).items()}
-    exactly = judge_rule(OPENVINO_RULE, name="rule")
-    return dict(engine=openvino_names()[0], version=openvino_names()[1], rule=OPENVINO_RULE.strip(), runs=int(seen.sum()),
-                p_values=found, distance=tv(stated, p), distance_of_draft=tv(q, p), judged=str(exactly))
+    name, release = openvino_names()
+    return dict(engine=name, version=release, rule=OPENVINO_RULE.strip(), runs=int(seen.sum()),
+                p_values=found, distance=tv(stated, p), distance_of_draft=tv(q, p),
+                judged=str(judge_rule(OPENVINO_RULE, name="rule")))
 
 def p_value(seen, row, least=20):
     "Of the chi-square test, cells of at least `least` expected tokens"
@@ -685,12 +699,14 @@ def right_text_rows(tokens=640):
 GPU = "a CUDA kernel: no GPU here"
 NOT_RUN = {   # engine, version on the day of the record, what would be asked: the reason
     ("SGLang, tree", "0.5.23", "target-only sampling of a tree (CUDA)"): GPU,
-    ("FlashInfer", "0.7.2.post1", "chain_speculative_sampling"): GPU,
+    ("FlashInfer", "0.7.4", "chain_speculative_sampling"): GPU,
     ("TensorRT-LLM", "1.2.1", "rejection of chains and trees"): "its release was not to be had; CUDA kernels",
     ("vLLM Ascend", "0.23.0.post1", "rejection of chains"): "its source release does not build here",
-    ("exllamav3", "1.6.5", "draft model"): "it runs on a GPU only",
-    ("mistralrs", "0.9.5", "draft model"): "as drafts, its Python interface takes only heads of the model",
-    ("CTranslate2", "4.8.5", "draft model"): "no speculative decoding of language models"}
+    ("exllamav3", "1.6.5", "draft model"): "its import compiles CUDA kernels, and stops here",
+    ("LMDeploy, engine", "0.18.0", "draft model"): "its devices are cuda, ascend, maca and camb: no CPU",
+    ("SGLang, engine", "0.5.23", "draft model"): "no package has its kernels for CPUs (sgl-kernel-cpu)",
+    ("mistralrs", "0.9.5", "draft model"): "installed; its Python interface has no draft model, only heads",
+    ("CTranslate2", "4.8.5", "draft model"): "installed; its generators have no draft"}
 
 def not_run_rows():
     for names, why in NOT_RUN.items():
@@ -721,7 +737,8 @@ def two_texts_of_onnx(folder):
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,
              transformers=transformers_rows, mlx=mlx_rows, transformers_texts=transformers_text_rows,
              transformers_long=transformers_long_rows, onnx_texts=onnx_text_rows, mlx_texts=mlx_text_rows,
-             openvino_texts=openvino_text_rows, llama_rows=llama_row_rows, llama_texts=llama_text_rows,
+             openvino_texts=openvino_text_rows, openvino_long=openvino_long_rows,
+             llama_rows=llama_row_rows, llama_texts=llama_text_rows,
              not_run=not_run_rows)
 
 

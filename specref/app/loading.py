@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy', 'rounding_reach', 'Difference',
-           'text_difference', 'Pair', 'end_tokens', 'end_ids', 'load_pair', 'without_idle_draft', 'load_named',
+           'text_difference', 'Pair', 'end_tokens', 'all_ends', 'load_pair', 'without_idle_draft', 'load_named',
            'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers', 'translates',
            'translators', 'words_of_both', 'text_words', 'source_of', 'source_for_embedded', 'choose_drafter',
            'draft_source', 'build_system', 'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text',
@@ -151,13 +151,13 @@ class Pair:
     @property
     def stop(self):
         "The tokens that end a text"
-        return end_ids(self.tok, self.target.model)
+        return all_ends(self.tok, self.target.model)
 
 def end_tokens(tok):  # -> tokens
     "The tokens that end a text, none where the tokenizer has none"
     return () if tok.eos_token_id is None else (tok.eos_token_id,)
 
-def end_ids(tok, network):  # -> tokens
+def all_ends(tok, network):  # -> tokens
     "The tokens that end a text: the tokenizer's, and those that the network names and the tokenizer added"
     own = getattr(network.generation_config, "eos_token_id", None)
     named = {*(own if isinstance(own, list) else [own])} & tok.added_tokens_decoder.keys()

@@ -110,12 +110,12 @@ class ServedTexts:
         except ValueError as e: raise ValueError(f"{e}: the vocabulary of the target") from None
         if len(new) >= n or new and new[-1] in self.stop: return new
         ends = ", ".join(map(str, self.stop)) or "none is known"
-        raise ValueError(f"server: got {len(new)} tokens, the last of them {[*new[-1:]]}, wanted {n}, or an end "
-                         f"token ({ends}): it left that out, or ends texts by another one (`--stop`)")
+        raise ValueError(f"server: got {len(new)} tokens, the last of them {[*new[-1:]]}, wanted {n}, or an "
+                         f"end token ({ends}): it left that out, or ends texts by another one (`--stop`)")
 
 # %% ../../nbs/65a_judge_engine.ipynb #101d2070
 def compare_rows(texts, network, tok, starts, n):  # -> dict
-    "Texts at temperature 0: how many tokens are the likeliest of their rows, and how far the others are off"
+    "Texts at temperature 0: how many tokens are the likeliest of their rows, and how far others are off"
     from specref.certify.black_boxes import text_logits
     off, spelt = [], []
     for prompt in starts:
@@ -137,8 +137,8 @@ def check_spelling(pairs):
     def letters(text): return "".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split())
     if any(letters(theirs) == letters(ours) for theirs, ours in pairs): return
     theirs, ours = pairs[0]
-    raise ValueError(f"target: got a tokenizer that writes the server's ids as {ours!r:.60}, wanted its own, "
-                     f"which writes {theirs!r:.60}: the vocabulary is another one")
+    raise ValueError(f"target: got a tokenizer that writes the server's ids as {ours!r:.60}, wanted its "
+                     f"own, which writes {theirs!r:.60}: the vocabulary is another one")
 
 # %% ../../nbs/65a_judge_engine.ipynb #4de36853
 def judge_engine(url, target, model=None, draft=None, temperature=1., top_k=None, top_p=None, prompts=None,
@@ -146,11 +146,9 @@ def judge_engine(url, target, model=None, draft=None, temperature=1., top_k=None
                  dtype="float32", as_json=False):  # -> exit status
     "Print the verdict on a server's texts: bets against the rows of the checkpoint `target` that it serves"
     from specref.certify.black_boxes import bet_on_texts
-    from specref.models.embedded import tokenizer_of
     warped = dict(temperature=temperature, top_k=top_k, top_p=top_p)
     check_judge_engine(warped, tokens, n, concurrency, seed, tolerance)
-    tok = tokenizer_of("target", target)
-    starts = start_ids(tok, prompts)
+    tok, starts = start_ids(target, prompts)
     server = connect(url, model, starts[0])
     networks = named_network("target", target, dtype), named_network("draft", draft, dtype)
     box = black_box(server, tok, networks, warped, stop, tolerance, ceil(tokens/n))
@@ -158,8 +156,8 @@ def judge_engine(url, target, model=None, draft=None, temperature=1., top_k=None
     found = bet_on_texts(box, starts, n, tokens, not no_seed, seed=seed, together=concurrency)
     if found.visible == 1. and not found.over:
         raise ValueError(f"tokens: got {tokens}, wanted more: in so few no distance would have been seen")
-    report = report_entries(found, rows, server, seeds=None if no_seed else seed, n=n, target=target, draft=draft,
-                            concurrency=concurrency, tolerance=tolerance, **warped)
+    given = dict(target=target, draft=draft, seeds=None if no_seed else seed, n=n, concurrency=concurrency)
+    report = report_entries(found, rows, server, tolerance=tolerance, **given, **warped)
     print(json.dumps(report) if as_json else "\n".join(judged_words(report)))
     return int(found.over)
 
@@ -167,20 +165,21 @@ def check_judge_engine(warped, tokens, n, concurrency, seed, tolerance):
     "Check the arguments that are numbers"
     check_warp(**warped)
     if not warped["temperature"]:
-        raise ValueError("temperature: got 0, wanted more: at 0 the texts are compared with the rows in any case")
+        raise ValueError("temperature: got 0, wanted more: at 0 texts are compared with the rows in any case")
     check_at_least(1, tokens=tokens, n=n, concurrency=concurrency)
     check_at_least(0, seed=seed)
     check_between(0, .5, tolerance=tolerance)
 
 # %% ../../nbs/65a_judge_engine.ipynb #eef31f35
-def start_ids(tok, file, each=50):  # -> prompts as ids
+def start_ids(target, file, each=50):  # -> tokenizer, prompts as ids
     "The prompts of a file, one a line, or without one held-out texts of this package"
-    from specref.models.embedded import DOMAINS, prompts, tokenizer
+    from specref.models.embedded import DOMAINS, prompts, tokenizer, tokenizer_of
+    tok = tokenizer_of("target", target)
     held_out = zip(*(prompts(domain, each) for domain in DOMAINS))   # of each in turn
     texts = read_text(prompts=file).splitlines() if file else map(tokenizer().decode, chain(*held_out))
     found = [tuple(tok(text)["input_ids"]) for text in texts if text.strip()]
     if not found: raise ValueError(f"prompts: got {file!r} without a text, wanted one prompt a line")
-    return found
+    return tok, found
 
 def named_network(role, name, dtype):
     "The network of a name; an error names its `role`"
@@ -192,12 +191,12 @@ def named_network(role, name, dtype):
 
 def black_box(server, tok, networks, warped, stop, tolerance, texts):  # -> BlackBox
     from specref.app.commands import ProgressLines
-    from specref.app.loading import end_ids
+    from specref.app.loading import all_ends
     from specref.certify.black_boxes import BlackBox
-    ends = end_ids(tok, networks[0]) if stop is None else tuple(stop)
-    sampling = dict(temperature=warped["temperature"], top_k=warped["top_k"] or -1, top_p=warped["top_p"] or 1.)
-    generate = ServedTexts(server, shared_vocabulary(*networks), ends, sampling, ProgressLines("texts", texts))
-    return BlackBox(generate, *networks, warped, ends, tolerance)
+    ends = all_ends(tok, networks[0]) if stop is None else tuple(stop)
+    sampling = warped | dict(top_k=warped["top_k"] or -1, top_p=warped["top_p"] or 1.)
+    V, note = shared_vocabulary(*networks), ProgressLines("texts", texts)
+    return BlackBox(ServedTexts(server, V, ends, sampling, note), *networks, warped, ends, tolerance)
 
 def shared_vocabulary(target, draft):  # -> V
     "The number of tokens of the rows; raises if a draft has another"
@@ -222,7 +221,8 @@ def judged_words(report):  # -> lines
     seeds = "without seeds" if first is None else f"with the seeds {first} to {last}"
     yield line("server", f"{report['url']}{report['path']}, model {report['model']}")
     yield line("rows", row_words(**report["rows"]))
-    yield line("texts", f"{report['texts']:,}, {report['tokens']:,} tokens, {report['concurrency']} at a time, {seeds}")
+    many = f"{report['texts']:,}, {report['tokens']:,} tokens, {report['concurrency']} at a time"
+    yield line("texts", f"{many}, {seeds}")
     yield line("verdict", verdict_words(report))
     yield line("", report["words"])
     if report["differs"]: yield line("witness", witness_words(first, **report["witness"]))
@@ -234,8 +234,8 @@ def row_words(tokens, likeliest, largest_gap):
 def verdict_words(report):
     if report["differs"]: return f"DIFFERS from the target (false-alarm rate {report['alpha']:.0e})"
     towards = "the row before" if report["draft"] is None else "the draft"
-    return (f"no difference; a mean distance of {report['distance']:.3f} towards {towards} would have been seen, "
-            f"with probability {1 - MISS}")
+    return (f"no difference; a mean distance of {report['distance']:.3f} towards {towards} would have been "
+            f"seen, with probability {1 - MISS}")
 
 def witness_words(seed, chance, draft, text, place, token, prompt, new):
     "The text with the least likely token"

@@ -47,7 +47,8 @@ def network_of(model, dtype=torch.float32):  # -> a causal language model in tor
     from specref.models.embedded import is_embedded, raw_model
     from specref.models.transformer import read_checkpoint
     if not isinstance(model, (str, PathLike)): return model
-    return raw_model(model, dtype) if is_embedded(model) else read_checkpoint(AutoModelForCausalLM, model, dtype)
+    if is_embedded(model): return raw_model(model, dtype)
+    return read_checkpoint(AutoModelForCausalLM, model, dtype)
 
 
 # %% ../../nbs/64c_black_boxes.ipynb #dfc70420
@@ -63,8 +64,9 @@ class TextBets:
         self.limit = SharedLevel(alpha, distribution=1, noise=1).limit   # of each wealth
         self.target, self.rival = network_of(engine.target), network_of(engine.rival)
         self.engine, off, self.texts, self.rarest = engine, engine.tolerance, 0, dict(chance=np.inf)
-        sets = dict(groups=group_bets(off)) | (dict(stop=stop_bets(engine.stop, off)) if engine.stop else {})
-        self.claim = Claim("draft", "before", tolerance=off, starts=STARTS, sets=sets)
+        stop = dict(stop=stop_bets(engine.stop, off)) if engine.stop else {}
+        self.claim = Claim("draft", "before", tolerance=off, starts=STARTS,
+                           sets=dict(groups=group_bets(off)) | stop)
         self.noise, self.ends = NoiseBets(off), TextCheck(engine.stop, n)
         self.apart = dict(draft=0., before=0.)   # sums of distances from the rows
     def rows(self, network, text, first):  # -> rows (n, V) in float64, or Nones without a network
@@ -74,14 +76,15 @@ class TextBets:
         return [self.engine.law(row, text[:first+i]) for i, row in enumerate(logits)]
     def observe(self, prompt, new):
         "One text: its prompt, and the tokens that the engine returned"
-        if not len(new): raise ValueError(f"engine: got no token after the prompt {prompt!r:.60}, wanted some")
+        if not len(new): raise ValueError(f"engine: got no token after {prompt!r:.60}, wanted some")
         text, before = [*prompt, *new], None
         p, q = (self.rows(network, text, len(prompt)) for network in (self.target, self.rival))
         for i, x in enumerate(new):
             rivals = dict(draft=q[i], before=before)
             self.claim.observe(p[i], x, at=i, **rivals)
             self.noise.observe(self.texts, [cells_of(p[i], x, q[i])], i, (*prompt, *new[:i])[-4:])
-            for name, row in rivals.items(): self.apart[name] += 0. if row is None else 1 - overlap(p[i], row)
+            for name, row in rivals.items():
+                if row is not None: self.apart[name] += 1 - overlap(p[i], row)
             if p[i][x] < self.rarest["chance"]: self.rarest = self.case(prompt, new, i, p[i], q[i])
             before = p[i]
         self.ends.observe(self.texts, new)
@@ -121,7 +124,7 @@ def threaded_answers(generate, asked, together):
 def bet_on_texts(engine, starts, n, tokens, seeded=True, alpha=ALPHA, small=0., seed=0,
                  together=1):  # -> TextBets
     """Texts of `n` tokens after the prompts `starts` in turn, over and over, until `tokens`, an error, or a
-    visible distance of `small`; text k has the seed `seed` + k, or none; `together` are asked for at a time"""
+    visible distance of `small`; text k has the seed `seed` + k, or none; `together` at a time"""
     check_at_least(1, n=n, tokens=tokens, together=together)
     found = TextBets(engine, alpha, n)
     asked = ((prompt, n, seed + k if seeded else None) for k, prompt in enumerate(cycle(starts)))
