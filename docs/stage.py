@@ -358,8 +358,8 @@ def every_name(nbs):
 def theorems(nbs):
     "The page of every statement"
     yield ('# Theorems\n\nEvery numbered statement of the book. Its address (the link) stays the same in '
-           'every version, and its number need not. A title names the paper that a statement is from; the '
-           "others are common knowledge or this book's.")
+           'every version, and its number need not. A title names the paper that a statement is from. The '
+           'others are proved here without a source: some are common knowledge, and none is claimed to be new.')
     for nb in nbs:
         found = [s for s in statements(nb) if not s[2].startswith('def-')]
         if found: yield f'\n## {nb.title}\n\n| | |\n|---|---|'

@@ -480,13 +480,26 @@ def unrecorded(root=ROOT):
     yield from (f'{f.name}: no record' for f in others)
 
 def stale(root=ROOT):
-    "Scripts of records that import from the package a name that no module has: nothing runs most of them"
+    "Records' scripts, and the Makefile, that import from the package a name that no module has"
     there = {'specref', *(dotted(f, root).removesuffix('.__init__') for f in (root/'specref').rglob('*.py'))}
     for f in modules(root):
         there |= {f'{dotted(f, root)}.{name}' for n in ast.parse(f.read_text()).body for name in bound(n)}
-    for f in sorted((root/'records').glob('*.py')):
-        for name in imported(ast.walk(ast.parse(f.read_text()))):
-            if name.startswith('specref.') and name not in there: yield f'{f.name}: there is no {name}'
+    sources = {f.name: f.read_text() for f in sorted((root/'records').glob('*.py'))}
+    for make in root.glob('Makefile'):
+        lines = re.findall(r'from specref[\w.]* import \w+(?:, \w+)*', make.read_text())
+        sources[make.name] = '\n'.join(lines)
+    for file, source in sources.items():
+        for name in imported(ast.walk(ast.parse(source))):
+            if name.startswith('specref.') and name not in there: yield f'{file}: there is no {name}'
+
+def remeasured(root=ROOT):
+    "Cells tagged `measured` that read a record: what they print is the record's, and is compared"
+    for nb in notebooks(root):
+        lines = (names for c in nb.code
+                 for names in re.findall(r'^ *([\w, ]+?) = .*read_record', c['source'], re.M))
+        names = '|'.join(['read_record', *(name for line in lines for name in line.split(', '))])
+        read = [c['id'] for c in nb.code if measured(c) and re.search(rf'\b({names})\b', c['source'])]
+        yield from (f'{nb.path.name} cell {id}' for id in read)
 
 def numbers_in(x):
     "The numbers in nested lists and dictionaries"

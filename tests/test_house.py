@@ -10,7 +10,8 @@ from specref.core.check import provenance_of_run
 RULES = (house.mirror, house.upward, house.downward, house.ambiguous, house.wide, house.linted,
          house.multiplied, house.untidy,
          house.machine_words, house.unproved, house.unfaithful, house.heavy, house.outside,
-         house.unprepared, house.unrecorded, house.stale, house.typed, house.cluttered, house.ungraded)
+         house.unprepared, house.unrecorded, house.stale, house.remeasured, house.typed, house.cluttered,
+         house.ungraded)
 
 def none(found, hint=''):
     found = list(found)
@@ -220,6 +221,10 @@ PLANTS = {
     'a command whose script is not there': (house.unrecorded, stored(command='make record-one')),
     'a script of a record whose import is gone': (
         house.stale, file('records/one.py', 'from specref.core.law import thrice\n')),
+    'an import of the Makefile that is gone': (
+        house.stale, file('Makefile', 'one:\n\tpython -c "from specref.core.law import thrice; thrice()"\n')),
+    'a record printed by a measured cell': (house.remeasured, read(
+        code('print(read_record("one")["date"])', tags=['measured']))),
     'data without a record': (house.unrecorded, file('records/two.npz', '')),
     'a number of a record, rounded, in prose': (house.typed, read(prose('So it is 1.25 tokens.'))),
     'a number that a cell prints, in prose': (

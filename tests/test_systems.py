@@ -1,5 +1,6 @@
 "Chapter 60: the table of systems and its certificates"
 from fractions import Fraction
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -77,6 +78,16 @@ def test_the_certificate_of_the_automaton_copies():
     sam = SYSTEMS["SAM"](random_table(3, 1), gamma=2, exact=True).drafter.first
     assert sam.threshold == 2 and len(sam((0, 1, 2, 0, 1), Seeded(0).at(0).draft)) == 3
     assert SYSTEMS["SAM"](random_table(3, 1)).drafter.first.threshold == 5
+
+def test_a_certificate_names_the_shapes_that_were_verified():
+    "Sequoia's has siblings, at the options that its chapter declares; with two nodes it would be a chain"
+    sequoia, plain = SYSTEMS.entry("Sequoia"), SYSTEMS["speculative sampling"]
+    assert certificate(sequoia.build, **sequoia.certified, n=2).trees == "a tree of 4 nodes"
+    assert certificate(sequoia.build).shapes == certificate(plain).shapes == {(-1, 0, 1)}
+    found = certificate(plain)
+    def words(*shapes): return replace(found, shapes=frozenset(shapes)).trees
+    assert (found.trees, words((-1,))) == ("a chain of 2", "no tree")
+    assert words((-1,), (-1, 0)) == "2 shapes, up to 1 node" and words((-1, 0, 0)) == "a tree of 2 nodes"
 
 def test_a_wrong_system_is_not_certified():
     "A verifier that accepts every draft"

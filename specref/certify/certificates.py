@@ -56,6 +56,7 @@ class Certificate:
     ctx: tuple = ()           # the context; of several, that of the worst text
     lengths: tuple = ()       # of the contexts, if there are several
     block: int = 0            # tokens of the longest block that the drafts allow
+    shapes: frozenset = frozenset()   # of the drafts that were verified: the parents of their nodes
     @property
     def passes(self): return self.exact
     @property
@@ -64,6 +65,14 @@ class Certificate:
         equal = "output distribution equals the target distribution: total variation 0"
         if self.exact: return f"{equal}{f' on texts of {self.n} tokens{short}' if short else ''}"
         return f"{DIFFERS}: total variation {in_words(self.tv)}"
+    @property
+    def trees(self):
+        "The shapes of the drafts, in words"
+        most = max(map(len, self.shapes), default=1) - 1
+        if not most: return "no tree"
+        if len(self.shapes) > 1: return f"{len(self.shapes)} shapes, up to {most} node{'s'[:most-1]}"
+        chain = self.shapes == {tuple(range(-1, most))}
+        return f"a chain of {most}" if chain else f"a tree of {most} nodes"
     def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict} (exact: {self.texts} texts, {self.paths} paths)"
     @property
@@ -113,9 +122,10 @@ def check_verdict(verdict, tree, V):  # -> Verdict
 
 class CheckedVerifier:
     "`verify` with checked verdicts, and an error in words where it writes into the target's rows"
-    def __init__(self, verify): self.verify, self.deepest = verify, 0   # the depth of the deepest draft
+    def __init__(self, verify): self.verify, self.shapes, self.deepest = verify, set(), 0   # of the drafts
     def __call__(self, p, tree, rng):
         self.deepest = max(self.deepest, *tree.depth)
+        self.shapes.add(tuple(tree.parent))
         try: verdict = self.verify(p, tree, rng)
         except ValueError as e:
             if "read-only" not in str(e): raise
@@ -161,7 +171,8 @@ def certificate_of(system, target, ctx, n, stop, want, limit, progress, seeded=T
     if seeded: check_seeded(got, rows, drafter, verify, ctx, n, stop)
     y = max({**want, **got}, key=lambda y: abs(got.get(y, 0) - want.get(y, 0)))
     worst, off = (y, got.get(y, 0), want.get(y, 0)), tv_outcomes(got, want)
-    return Certificate(off == 0, got.paths, len(want), off, worst, n=n, ctx=ctx, block=verify.deepest + 1)
+    return Certificate(off == 0, got.paths, len(want), off, worst, n=n, ctx=ctx, block=verify.deepest + 1,
+                       shapes=frozenset(verify.shapes))
 
 DRAWS = "; an rng has pick(law), coin(a, of) and at(round), and no other draws"
 FRACTIONS = "; the rows here are fractions, which numpy's functions of floats do not take"
@@ -394,7 +405,8 @@ def worst_of(found):  # certificates -> Certificate
     return replace(max(found, key=lambda c: c.tv), exact=all(c.exact for c in found),
                    paths=sum(c.paths for c in found), texts=sum(c.texts for c in found),
                    tokens=found[-1].tokens, n=min(c.n for c in found),
-                   lengths=tuple(len(c.ctx) for c in found), block=max(c.block for c in found))
+                   lengths=tuple(len(c.ctx) for c in found), block=max(c.block for c in found),
+                   shapes=frozenset().union(*(c.shapes for c in found)))
 
 # %% ../../nbs/17_certify.ipynb #fd3a19b8
 def sparse_table(V, seed, most=2):

@@ -10,7 +10,7 @@ __all__ = ['DECLARED', 'NOTEBOOK', 'SYSTEMS', 'TRAINED', 'LOSSY', 'BYTE_SYSTEMS'
 # %% ../../nbs/04a_registry.ipynb #dcac6ff9
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import NamedTuple
 from .. import require
@@ -82,6 +82,7 @@ class Declared:
     near: Callable = itself        # of a lossy rule: target -> what its output approximates
     recipe: object = None          # how its network is trained
     over: tuple = ()               # systems that emit fewer tokens a round, by its paper
+    certified: dict = field(default_factory=dict)   # options of its certificate, where trees need more nodes
     long: bool = False             # a trained drafter for long texts, raced on them
     @property
     def module(self): return declarations().get(self.name, ("", "__main__"))[1]

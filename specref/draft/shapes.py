@@ -366,7 +366,7 @@ def ddtree_points(setup):
     counts = SkipGrams(setup.past_tokens(), setup.draft.V, 4, exact=setup.exact)
     return ParallelHeadTree(counts, setup.gamma, setup.exact)
 
-SYSTEMS.declare("Sequoia", sequoia_system, "chen2024sequoia")
+SYSTEMS.declare("Sequoia", sequoia_system, "chen2024sequoia", certified=dict(gamma=4))
 SYSTEMS.declare("EAGLE-2 tree", drafter_system(eagle2_points, reject, 12), "li2024eagle2")
 SYSTEMS.declare("OPT-Tree", drafter_system(opt_tree_points, reject, 12), "wang2025opttree", tour=True)
 SYSTEMS.declare("DDTree", drafter_system(ddtree_points, reject, 12, "DDTree on counts, {gamma}"),

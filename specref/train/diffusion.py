@@ -334,8 +334,8 @@ def slot_overlap(B, gap, tail, phase, k, order):  # -> Fraction
     return Fraction(1, B) if f > gap and k > f and not seen else Fraction(1)
 
 def order_tokens(B, gap, tail, gamma, order):  # -> Fraction
-    """Mean tokens of a round of `gamma` slots that read `order` draft tokens each, if the phase of the anchor
-    is uniform (Theorem correction-order)"""
+    """Mean tokens of a round of `gamma` slots that read `order` draft tokens each and have the distributions
+    of Theorem correction-order, if the phase of the anchor is uniform"""
     check_at_least(1, B=B, tail=tail, gamma=gamma)
     check_at_least(0, gap=gap, order=order)
     period = 1 + gap + tail

@@ -263,4 +263,4 @@ def falcon_tree(setup):
     return StaticTree(model, block_tree((max(1, setup.gamma // (2*k)), 1), k), draw)
 
 TRAINED.declare("Falcon", drafter_system(falcon_tree, reject, 24), "gao2025falcon",
-                recipe=Recipe("falcon", Falcon, BlockDraft, 1e-2, dict(inner=128)))
+                recipe=Recipe("falcon", Falcon, BlockDraft, 1e-2, dict(inner=128)), certified=dict(n=5))

@@ -179,5 +179,5 @@ def space_source(target, _):
     return Source(tuned, tuned, dict(drafts=lambda setup: Space(tuned.V, setup.gamma)))
 
 SYSTEMS.declare("SPACE", drafter_system(mask_groups, reject, 5), "yi2024space", source=space_source,
-                for_embedded=True, own_target=space_model)
+                for_embedded=True, own_target=space_model, certified=dict(n=5))
 TRAININGS.declare("space", just(train_space))

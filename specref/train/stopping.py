@@ -297,6 +297,7 @@ def predicted_lengths(target, _, network, rule):
         drafts=lambda setup: ScheduledChain(setup.draft, rule(net, draft), setup.gamma)))
 
 SYSTEMS.declare("SpecDec++", scheduled_system(by_head), "huang2024specdecpp", for_embedded=True,
+                certified=dict(gamma=3),
                 source=partial(predicted_lengths, network="specdec++", rule=trained_head))
 SYSTEMS.declare("DISCO", scheduled_system(by_classifier), "mamou2024disco", for_embedded=True,
                 source=partial(predicted_lengths, network="disco", rule=trained_classifier))
