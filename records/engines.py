@@ -581,26 +581,31 @@ ASKED = {   # beside temperature 1
 
 def llama_cases():
     "{what is asked: (options of the engine, tokens, options of `texts_row`)}"
-    main, sampled = dict(small=.02), "draft model, sampled"
-    cases = {"plain": ({}, 90_000, main), sampled: (dict(server=SAMPLED), 90_000, main),
-             f"{sampled}, no seed": (dict(server=SAMPLED), 8_000, dict(seeded=False)),
-             f"{sampled}, prompt cache": (dict(server=SAMPLED, cache_prompt=True), 8_000, dict(each=5)),
-             "draft model": (dict(server=SMALL), 8_000, {}),
-             "draft model, penalties": (dict(server=SMALL, **ASKED["penalties"]), 8_000, {}),
-             "draft model, a grammar": (dict(server=SMALL, **ASKED["a grammar"]), 8_000, {})}
-    cases |= {f"{sampled}, {what}": (dict(server=SAMPLED, **how), 8_000, {}) for what, how in ASKED.items()}
-    cases |= {what: (dict(server=how), 8_000, {}) for what, how in LOOKUPS.items()}
-    return cases | {f"trained drafter, {name}": (dict(target="target", server=how), 8_000, {})
+    sampled = "draft model, sampled"
+    cases = {"draft model": (dict(server=SMALL), 5000, {}),
+             "draft model, penalties": (dict(server=SMALL, **ASKED["penalties"]), 5000, {}),
+             "draft model, a grammar": (dict(server=SMALL, **ASKED["a grammar"]), 5000, {}),
+             f"{sampled}, no seed": (dict(server=SAMPLED), 5000, dict(seeded=False)),
+             f"{sampled}, prompt cache": (dict(server=SAMPLED, cache_prompt=True), 5000, dict(each=5))}
+    cases |= {f"{sampled}, {what}": (dict(server=SAMPLED, **how), 5000, {}) for what, how in ASKED.items()}
+    cases |= {what: (dict(server=how), 5000, {}) for what, how in LOOKUPS.items()}
+    return cases | {f"trained drafter, {name}": (dict(target="target", server=how), 4000, {})
                     for name, (how, _) in TRAINED_DRAFTERS.items()}
 
+def llama_row(asked, how, tokens, more):
+    "The row of some texts, with the draft tokens of all of them"
+    replies = []
+    engine = bb.llama_engine(llama_files(), watch=replies.append, **how)
+    row = texts_row((*llama_names(), asked), engine, tokens, **more)
+    return row | {key: sum(reply["timings"].get(name, 0) for reply in replies)
+                  for key, name in dict(drafted="draft_n", accepted="draft_n_accepted").items()}
+
 def llama_text_rows():
-    for asked, (how, tokens, more) in llama_cases().items():
-        replies = []
-        engine = bb.llama_engine(llama_files(), watch=replies.append, **how)
-        row = texts_row((*llama_names(), asked), engine, tokens, **more)
-        yield row | {key: sum(reply["timings"].get(name, 0) for reply in replies)
-                     for key, name in dict(drafted="draft_n", accepted="draft_n_accepted").items()}
-    yield from llama_identity_rows()
+    for asked, case in llama_cases().items(): yield llama_row(asked, *case)
+
+def llama_long_rows():
+    for asked, server in {"plain": {}, "draft model, sampled": SAMPLED}.items():
+        yield llama_row(asked, dict(server=server), 90_000, dict(small=.02))
 
 def llama_identity_rows():
     "Temperature 0; and temperature 1 with the seeds of plain decoding, where drafts are only compared"
@@ -671,7 +676,7 @@ def llama_mistakes():
     plain, swapped = bb.llama_engine(llama_files()), ["top_p", "temperature"]
     def repeated(prompt, n, seed): return plain.generate(prompt, n, 0)
     return {"temperature .8 instead of 1": replace(make(temperature=.8), warped={}),
-            "top-k 20, not stated": replace(make(top_k=20), warped={}),
+            "top-k 10, not stated": replace(make(top_k=10), warped={}),
             "penalties, not stated": make(**PENALTIES),
             "top-p before the temperature": make(temperature=.5, top_p=.8, samplers=swapped),
             "texts of the draft model": replace(bb.llama_engine(llama_files(), "small"), target="large"),
@@ -682,13 +687,13 @@ def convicts(engine, tokens, seed):
     asked = prompts(("english", "code")[seed % 2], -(-tokens//64), seed=1000 + seed)
     return bb.bet_on_texts(engine, asked, 64, tokens, seed=10_000*seed).over
 
-def planted_text_rows(seeds=10, tokens=6000):
+def planted_text_rows(seeds=10, tokens=12_000):
     "How many of the seeds convict an engine with a mistake"
     found = {what: sum(convicts(engine, tokens, seed) for seed in range(seeds))
              for what, engine in llama_mistakes().items()}
     yield dict(engine=LLAMA, version=llama_names()[1], runs=tokens, seeds=seeds, convicted=found)
 
-def right_text_rows(tokens=640):
+def right_text_rows(tokens=320):
     "How many of the seeds convict an engine without one"
     engine = bb.llama_engine(llama_files(), server=SAMPLED)
     alarms = sum(convicts(engine, tokens, seed) for seed in range(SEEDS))
@@ -740,8 +745,8 @@ PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, ex
              transformers=transformers_rows, mlx=mlx_rows, transformers_texts=transformers_text_rows,
              transformers_long=transformers_long_rows, onnx_texts=onnx_text_rows, mlx_texts=mlx_text_rows,
              openvino_texts=openvino_text_rows, openvino_long=openvino_long_rows,
-             llama_rows=llama_row_rows, llama_texts=llama_text_rows,
-             not_run=not_run_rows)
+             llama_rows=llama_row_rows, llama_texts=llama_text_rows, llama_long=llama_long_rows,
+             llama_identity=llama_identity_rows, not_run=not_run_rows)
 
 
 # -- Reported bugs ------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def eager(tree):
         yield n
         if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): yield from eager(n)
 
-OPTIONAL = 'tqdm', 'matplotlib', 'accelerate', 'triton'   # required where one asks for what they do
+OPTIONAL = 'tqdm', 'matplotlib', 'accelerate', 'triton', 'gguf'   # required where one asks for what they do
 
 def needs(root=ROOT, later=False):  # -> {module: packages}
     "The packages of others that importing a module imports; `later`: or that its functions do"

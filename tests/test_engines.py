@@ -1,6 +1,9 @@
 "Chapters 64b, 64c, 65: the record of engines, and the adapters that need none but transformers"
-import sys
+import json, sys
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from hypothesis import given, strategies as st
@@ -11,6 +14,7 @@ from specref.certify import black_boxes as bb, engines as en, released as rs
 from specref.certify.counts import ALPHA
 from specref.certify.samplers import CASES, Interface
 from specref.core.check import read_record
+from specref.core.law import warp
 from specref.models.embedded import raw_model, sample_texts
 
 RECORD = read_record("engines")
@@ -38,11 +42,21 @@ def test_small_distances_would_have_been_seen():
     assert len({row["engine"] for row in near if row["how"] == "black box"}) >= 2
 
 def test_planted_mistakes_are_convicted_and_right_samplers_not():
-    assert all(found["alarms"] == 0 and found["seeds"] >= 200 for found in RECORD["right"])
-    assert {found["engine"] for found in RECORD["right"]} <= {found["engine"] for found in RECORD["planted"]}
-    for found in RECORD["planted"]:
+    right = RECORD["right"] + RECORD["right_texts"]
+    assert all(found["alarms"] == 0 and found["seeds"] >= 200 for found in right)
+    wrong = RECORD["planted"] + RECORD["planted_texts"]
+    assert {found["engine"] for found in right} <= {found["engine"] for found in wrong}
+    for found in wrong:
         assert found["convicted"] and set(found["convicted"].values()) == {found["seeds"]}
     assert all(found["equal"] == found["rows"] for found in RECORD["interpreter"])
+
+def test_our_drafters_draft_the_same_in_engines():
+    "Each text and the rounds of each; with queries and keys in another order there are more rounds"
+    assert {"eagle3", "dflash", "dspark"} == {row["drafter"] for row in RECORD["served"]}
+    for row in RECORD["served"]:
+        assert row["same_texts"] == row["our_texts"] == row["texts"] == len(row["rounds_here"]) >= 10
+        assert row["rounds_there"] == row["rounds_here"]
+        assert sum(row["rounds_in_another_order"]) > 1.1*sum(row["rounds_here"])
 
 def test_reported_bugs_have_an_answer():
     assert len(RECORD["reported"]) >= 6
@@ -137,6 +151,55 @@ def test_repeated_noise_and_a_missed_stop_token_are_convicted(texts):
     stop = texts[0][1][3]
     found = bets(texts[:1], target="small", rival="large", stop=(stop,))
     assert found.over and "after a stop token" in found.words
+
+def test_a_law_may_depend_on_the_text(texts):
+    "A law in which no token stands twice in a row, stated for texts in which some do"
+    def unrepeated(logits, text): return warp(np.where(np.arange(len(logits)) == text[-1], -np.inf, logits))
+    assert bb.BlackBox(None, warped=unrepeated).law(np.zeros(3), [1]).tolist() == [.5, 0, .5]
+    assert bets(texts, target="small", rival="large", warped=unrepeated).texts < 10
+
+class Settings:
+    "Options that are set by name, with options of their own"
+    def __getattr__(self, name): return self.__dict__.setdefault(name, Settings())
+
+class Named:
+    "Constants by name"
+    def __getattr__(self, name): return name
+
+class Reply(BaseHTTPRequestHandler):
+    "What was asked, and the beginning of the prompt as tokens"
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        reply = dict(asked=asked, tokens=asked["prompt"][:asked["n_predict"]])
+        self.wfile.write(json.dumps(reply).encode())
+    def log_message(self, *args): pass
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    "A stand-in of llama.cpp's package: it keeps the settings, and its server answers with what it was asked"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Reply) as http:
+        Thread(target=http.serve_forever).start()
+        address = "http://%s:%d" % http.server_address
+        def serve(params): return SimpleNamespace(listening_address=address, of=params)
+        names = dict.fromkeys(("ggml_type", "llama_flash_attn_type", "common_speculative_type"), Named())
+        monkeypatch.setitem(sys.modules, "xllamacpp", SimpleNamespace(
+            CommonParams=Settings, Server=serve, **names))
+        yield
+        http.shutdown()
+
+def test_llama_cpp_is_given_the_question(stand_in):
+    "Its files and settings, then one request for each text and for each neighbour"
+    set_to = bb.llama_server("in", "large", "small", "DRAFT_SIMPLE", draft=dict(probabilistic=True)).of
+    draft = set_to.speculative.draft
+    assert set_to.model.path == "in/large/model.gguf" and draft.mparams.path == "in/small/model.gguf"
+    assert (draft.probabilistic, draft.n_max, set_to.n_ctx, draft.cpuparams.n_threads) == (True, 4, 512, 1)
+    seen = []
+    engine = bb.llama_engine("in", slots=2, watch=seen.append, temperature=.7)
+    assert engine.generate((5, 6, 7), 2, None) == [5, 6] and engine.warped == dict(temperature=.7)
+    (asked,) = (reply["asked"] for reply in seen)
+    assert asked["seed"] == -1 and asked["samplers"] == bb.SAMPLERS and not asked["ignore_eos"]
 
 @proves("prop-part-of-draft")
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=5)

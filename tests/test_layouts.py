@@ -1,26 +1,32 @@
 "34a_layouts: round trips, checkpoints with public names alone, and invalid checkpoints"
 import json
+from copy import deepcopy
 
-import pytest, torch
+import numpy as np, pytest, torch
+from gguf import GGUFReader
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from helpers import examples, proves, refuses
 from networks import small_llama
+from specref.models.embedded import raw_model, tokenizer
 from specref.train import checkpoints
-from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, fill_form, from_folder,
-                                       from_layout, read_form, to_folder, to_layout)
+from specref.train.checkpoints import (EMBEDDING_NAME, LAYOUTS, Constant, Field, add_vocabulary, convert,
+                                       fill_form, from_folder, from_layout, neighbours, read_form, to_folder,
+                                       to_gguf, to_layout)
 from specref.train.diffusion import DFlash
 from specref.train.eagle import Eagle
 from specref.train.eagle3 import Eagle3, Hass, vocab_maps
 from specref.train.features import DraftLayer
 from specref.train.harness import TargetModel, StateDataset, load_checkpoint, save_network
 from specref.train.medusa import Medusa
+from specref.train.registry import load_drafter
 
 every = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 three = pytest.mark.parametrize("layout", [l for l in LAYOUTS.values() if l.make is Eagle3],
@@ -508,3 +514,73 @@ def test_broken_folders(tmp_path):
         if content is None: file.unlink()
         else: file.write_bytes(content)
         refuses("folder", from_folder, tmp_path/str(k), layout, base)
+
+# Files for llama.cpp
+
+def score(q, k, places, at):
+    "The attention score of whole numbers at two positions: the pairs at `places` turn by (3, 4), (4, 3)"
+    turn = np.array([3+4j, 4+3j])
+    first, second = ((x[places[0]] + 1j*x[places[1]])*np.prod([turn]*n, 0) for x, n in zip((q, k), at))
+    return (first*second.conj()).sum().real
+
+HALVES, BESIDE = np.array([[0, 1], [2, 3]]), np.array([[0, 2], [1, 3]])
+head = st.lists(st.integers(-9, 9), min_size=4, max_size=4).map(np.array)
+
+@proves("prop-neighbours")
+@given(head, head, st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_rows_of_neighbours_have_the_scores_of_halves(q, k, at):
+    "In whole numbers; and without the other order a score changes"
+    moved = [neighbours(torch.tensor(x), 1).numpy() for x in (q, k)]
+    assert score(*moved, BESIDE, at) == score(q, k, HALVES, at)
+    one = np.array([1, 2, 3, 4])
+    assert score(one, one, HALVES, (1, 2)) != score(one, one, BESIDE, (1, 2))
+
+def in_gguf(name, folder):  # -> entries, tensors
+    convert(name, "gguf", folder/name)
+    file = GGUFReader(folder/name/"model.gguf")
+    tensors = {t.name: np.array(t.data) for t in file.tensors}
+    return {k: f.contents() for k, f in file.fields.items()}, tensors
+
+def test_a_target_for_llama_cpp(tmp_path):
+    "Entries, vocabulary, and the order of queries and keys; a tied head is stored once"
+    own, (facts, w) = raw_model("small").state_dict(), in_gguf("small", tmp_path)
+    assert facts["general.architecture"] == "llama" and "output.weight" not in w
+    sizes = "block_count", "context_length", "vocab_size"
+    assert [facts[f"llama.{name}"] for name in sizes] == [1, 512, 512]
+    assert facts["tokenizer.ggml.tokens"] == tokenizer().convert_ids_to_tokens(range(512))
+    assert facts["tokenizer.ggml.token_type"][:2] == [3, 1] and facts["tokenizer.ggml.eos_token_id"] == 0
+    assert np.array_equal(w["token_embd.weight"], own["model.embed_tokens.weight"])
+    size = facts["llama.attention.key_length"]
+    for ours, theirs in ("q_proj", "attn_q"), ("k_proj", "attn_k"):
+        rows = own[f"model.layers.0.self_attn.{ours}.weight"].numpy()
+        assert np.array_equal(w[f"blk.0.{theirs}.weight"][:4], rows[[0, size//2, 1, size//2 + 1]])
+
+def test_drafters_for_llama_cpp(tmp_path):
+    "Entries and names; rows are moved for EAGLE-3 and not for DSpark; `d2t` has tokens, not offsets"
+    net, (facts, w) = load_drafter("eagle3").net, in_gguf("eagle3", tmp_path)
+    assert facts["eagle3.target_layers"] == list(net.reads) and facts["eagle3.norm_before_residual"] is False
+    assert np.array_equal(w["d2t"], np.flatnonzero(net.t2d)) and len(w) == len([*net.parameters()]) + 1
+    assert np.array_equal(w["blk.0.attn_norm_2.weight"], net.midlayer.hidden_norm.weight.detach())
+    assert np.array_equal(w["blk.0.attn_q.weight"][1], net.midlayer.self_attn.q_proj.weight[16].detach())
+    net, (facts, w) = load_drafter("dspark").net, in_gguf("dspark", tmp_path)
+    assert facts["dflash.block_size"] == net.block and facts["dflash.attention.causal"] is False
+    assert facts["tokenizer.ggml.mask_token_id"] == net.mask_token and len(w) == len([*net.parameters()])
+    assert np.array_equal(w["blk.1.attn_k.weight"], net.decoder[1].self_attn.k_proj.weight.detach())
+    assert np.array_equal(w["markov_w2.weight"], net.W2.weight.detach())
+
+def test_what_llama_cpp_does_not_read(tmp_path):
+    "A network without an architecture, a switch, a rotation, an activation, a tokenizer; a target elsewhere"
+    base, other = TargetModel(tiny()), deepcopy(tokenizer())
+    other.backend_tokenizer.pre_tokenizer = Whitespace()
+    cases = {"wanted one that llama.cpp reads: LlamaForCausalLM": example(LAYOUTS["medusa"], base),
+             "norm_output": on_some_tokens(base, 9, fc_norm=True, norm_output=True),
+             "for which eagle3 has no name": on_some_tokens(base, 9, norm_before_fc=True),
+             "trained vector": random(DFlash, base),
+             "rope_scaling": tiny(rope_parameters=dict(rope_type="linear", factor=2., rope_theta=1e4)),
+             "hidden_act": tiny(hidden_act="gelu")}
+    for words, net in cases.items():
+        with pytest.raises(ValueError, match=words): to_gguf(net, tmp_path/"x")
+    with pytest.raises(ValueError, match="target: got a tokenizer"): add_vocabulary(None, other, 512, True)
+    for words, layout in ("net: got a LlamaForCausalLM", "medusa"), ("layout: .*gguf", "ggml"):
+        with pytest.raises(ValueError, match=words): convert("small", layout, tmp_path/"x")
+    assert not [*tmp_path.iterdir()]

@@ -48,7 +48,8 @@ def test_every_extra_installs_what_it_is_named_for():
 OF_MODELS = ' '.join(PYPROJECT['optional-dependencies']['models'])
 INCLUDED = re.search(r'specref\[([\w,]+)\]', OF_MODELS)[1].split(',')   # other extras
 EXTRA = {p for extra in ('models', *INCLUDED) for p in specref.EXTRAS[extra].split()}
-BESIDE = {'IPython': 'skips cells, in a notebook', 'accelerate': 'joins processes; its absence has a hint'}
+BESIDE = {'IPython': 'skips cells, in a notebook', 'accelerate': 'joins processes; its absence has a hint',
+          'gguf': 'files for llama.cpp; its absence has a hint'}
 
 def test_the_extra_models_is_all_that_the_commands_import():
     "And each package of it is imported; an import in a function counts"

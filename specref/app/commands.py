@@ -580,10 +580,10 @@ def add_trained(add):
     add("--target", help="the path or name of the checkpoint that it was trained for")
 
 def add_convert(commands):
-    does = "store a trained drafter in the format that another library or a server reads"
+    does = "store a trained drafter (with gguf a target, too) in the format that another library reads"
     add = add_command(commands, "convert", "train.checkpoints:convert", does)
     add_trained(add)
-    add("--layout", required=True, help="medusa, eagle, eagle3, specforge, speculators/eagle, ...")
+    add("--layout", required=True, help="medusa, eagle, eagle3, specforge, dflash, gguf, ...")
 
 def add_export(commands):
     does = "store a trained drafter for a server, with the server's configuration"

@@ -211,7 +211,7 @@ def set_options(part, options):
         else: setattr(part, name, value)
 
 def llama_server(folder, target, drafter="", kind="", slots=1, cache="F32", flash="DISABLED", **options):
-    "llama.cpp's server of a file of `specref convert`, and of a drafter that `kind` and `options` say how to use"
+    "llama.cpp's server of a file of `specref convert`, and of a drafter, used as `kind` and `options` say"
     from specref.models.embedded import raw_model
     x, one = import_module("xllamacpp"), dict(n_threads=1)
     full, params = getattr(x.ggml_type, f"GGML_TYPE_{cache}"), x.CommonParams()

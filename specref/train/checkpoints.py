@@ -11,8 +11,8 @@ __all__ = ['LAYER_NUMBERS', 'LAYER_FORM', 'EMBEDDING_NAME', 'OWN_ENTRY', 'SWITCH
            'without_copy', 'check_names_and_shapes', 'from_layout', 'check_vocab_maps', 'check_reads',
            'check_mask_token', 'maps_if_missing', 'bias_if_missing', 'speculators_form', 'new_folder', 'to_folder',
            'load_weights', 'from_folder', 'neighbours', 'GgufForm', 'gguf_weights', 'layers_of', 'add_vocabulary',
-           'add_ends', 'add_sizes', 'check_plain_eagle3', 'state_eagle3', 'state_dflash', 'form_for', 'to_gguf',
-           'names_target', 'convert']
+           'add_ends', 'check_plain_layer', 'add_sizes', 'check_plain_eagle3', 'state_eagle3', 'state_dflash',
+           'form_for', 'to_gguf', 'names_target', 'convert']
 
 # %% ../../nbs/34a_layouts.ipynb #564a0e54
 import inspect
@@ -429,8 +429,8 @@ def add_vocabulary(writer, tok, V, reads_text):
     parts, kinds = json.loads(tok.backend_tokenizer.to_str()), require("gguf").TokenType
     model, splits = parts["model"], (parts["pre_tokenizer"] or {}).get("use_regex")
     if model["type"] != "BPE" or reads_text and not splits:
-        raise ValueError(f"target: got a tokenizer ({model['type']}) that splits texts in its own way, wanted "
-                         "GPT-2's; llama.cpp's convert_hf_to_gguf.py converts other targets")
+        raise ValueError(f"target: got a tokenizer ({model['type']}) that splits texts in its own way, "
+                         "wanted GPT-2's; llama.cpp's convert_hf_to_gguf.py converts other targets")
     names = {i: x for x, i in tok.get_vocab().items()}
     added = {i: kinds.CONTROL if x.special else kinds.USER_DEFINED
              for i, x in tok.added_tokens_decoder.items()}
@@ -448,13 +448,18 @@ def add_ends(writer, tok):
         if i is not None: add(i)
     writer.add_add_bos_token(tok("a")["input_ids"][0] == tok.bos_token_id)
 
+def check_plain_layer(**facts):
+    "Raise an error for a rotation or an activation that is not a plain Llama's"
+    for k, x in facts.items():
+        if x not in (None, "silu"):
+            raise ValueError(f"net: got {k} {x}, wanted that of a plain Llama; llama.cpp's "
+                             "convert_hf_to_gguf.py writes other ones")
+
 def add_sizes(writer, net, V):
     "The numbers of a layer, and how many layers and tokens there are"
     layers, config = layers_of(net)
     c = layer_facts(config)
-    if c["rope_scaling"]:
-        raise ValueError(f"net: got rope_scaling {c['rope_scaling']}, wanted a plain rotation; llama.cpp's "
-                         "convert_hf_to_gguf.py writes scaled ones")
+    check_plain_layer(rope_scaling=c["rope_scaling"], hidden_act=config.hidden_act)
     sizes = dict(
         context_length=c["max_position_embeddings"], embedding_length=config.hidden_size, block_count=layers,
         feed_forward_length=c["inner"], vocab_size=V, head_count=c["num_attention_heads"],
@@ -468,8 +473,8 @@ def add_sizes(writer, net, V):
 def check_plain_eagle3(net):
     "Raise an error for a switch that the architecture does not have"
     check_vocab_maps(net)
-    if net.norm_output: raise ValueError("net: got norm_output True, wanted False, all that eagle3 can express")
-    if len(net.reads) != 3: raise ValueError(f"reads: got {len(net.reads)} layers, wanted 3, which eagle3 has")
+    if net.norm_output: raise ValueError("net: got norm_output True, wanted False, which eagle3 has")
+    if len(net.reads) != 3: raise ValueError(f"reads: got {len(net.reads)} layers, wanted 3 for eagle3")
 
 def state_eagle3(writer, net):
     writer.add_array("eagle3.target_layers", [*net.reads])
