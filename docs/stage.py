@@ -4,8 +4,8 @@ pyproject.toml; `stage.py PLACE` builds the site too.
 Each notebook of nbs/ becomes one page, named as the chapter without its number: directives become cell tags,
 blockquoted theorems into numbered ones, `@proves` into a line below the theorem and the code that cites it.
 conf.py reads `book.json` for the rest."""
-import ast, gc, json, math, re, shutil, sys, tomllib
-from functools import partial
+import ast, gc, json, math, re, shutil, symtable, sys, tomllib
+from functools import cache, partial
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -21,7 +21,9 @@ PARTS = {   # the last chapter of each
 FIGURES = 'laws', 'cost', 'batch'   # those of figures.js
 FRONT = 'index', 'first_hour'   # what stands before the parts
 LOOK_UP = 'questions', 'bring_your_own', 'words', 'symbols', 'theorems', 'api', 'every_name', 'bibliography'
-AMBIGUOUS = 'draw', 'gate', 'law', 'peak', 'point', 'states', 'system', 'top'   # often used as everyone does
+# often used as everyone does
+AMBIGUOUS = ('draft tree', 'draw', 'gate', 'lap', 'law', 'lossless', 'peak', 'plain', 'point', 'stand-in',
+             'states', 'system', 'top')
 ENVS = 'Theorem', 'Lemma', 'Corollary', 'Proposition', 'Definition', 'Remark', 'Example', 'Algorithm'
 KINDS = dict(thm='Theorem', lem='Lemma', cor='Corollary', prop='Proposition') | {'def': 'Definition'}
 EXPORTS, HIDDEN = {'export', 'exports', 'exporti'}, {'default_exp', 'hide', 'solution'}
@@ -192,21 +194,36 @@ PROTECTED = re.compile(   # what is no running prose
     |!?\[[^\]]*\]\([^)]*\)|<[^>]*>|^[#|>:].*?$|\*+[^*\n]+\*+|"[^"\n]*"|“[^”]*”""",
     re.M | re.S | re.X)
 
+LINKED = re.compile(r'^## (.+)\n(?:<!-- linked in: (.*) -->\n)?(?:<!-- not in: (.*) -->\n)?', re.M)
+
+def in_sense(md, word, only, never):
+    "Where a text uses a word of the book in the sense that the page of words gives it"
+    spans = [[m.span() for m in re.finditer(rf'\b(?:{x})\b', md, re.I)] if x else [] for x in (only, never)]
+    for use in re.finditer(rf'(?<!in a )\b{word}s?\b', md):
+        meant, other = (any(a <= use.start() < b for a, b in found) for found in spans)
+        if not other and (meant or not only): yield use
+
 def first_uses(cells, words):
-    "The cells of a page, the first use of each of the book's `words` in prose leading to its meaning"
-    left = {word: re.compile(rf'(?<!in a )\b{word}s?\b') for word in words if word not in AMBIGUOUS}
+    """The cells of a page, the first use of each of the book's words in prose leading to its meaning
+    (`words`: {word: (the phrases in which alone it has that meaning, those in which it has another)})"""
+    left = {word: phrases for word, phrases in words.items() if word not in AMBIGUOUS}
     for cell in cells:
         if cell['cell_type'] != 'markdown':
             yield cell
             continue
         md = cell['source']
-        for word, said in [*left.items()]:
+        for word, phrases in [*left.items()]:
             safe = [m.span() for m in PROTECTED.finditer(md)]
-            use = next((m for m in said.finditer(md) if not any(a <= m.start() < b for a, b in safe)), None)
+            uses = in_sense(md, word, *phrases)
+            use = next((m for m in uses if not any(a <= m.start() < b for a, b in safe)), None)
             if not use: continue
             md = f'{md[:use.start()]}[{use[0]}](words.md#{word.replace(" ", "-")}){md[use.end():]}'
             del left[word]
         yield cell | dict(source=md)
+
+def book_words(root=ROOT):  # -> {word: phrases of its meaning, phrases of others}
+    "The words of the book, with the phrases that the page of words gives in comments"
+    return {m[1]: (m[2], m[3]) for m in LINKED.finditer((root/'docs/words.md').read_text(encoding='utf-8'))}
 
 def linked(output):
     "An output whose Markdown links lead to pages"
@@ -217,11 +234,13 @@ def linked(output):
 def folded(cell):
     "The words on the fold of a cell that a reader may open, and the tag that folds it; None for an open one"
     dirs = directives(cell['source'])
-    nodes = ast.parse(re.sub(r'^[%!].*', 'pass', cell['source'], flags=re.M)).body
-    imports = nodes and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
+    nodes = ast.parse(without_magics(cell['source'])).body
+    imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
     if 'solution' in dirs: return 'Solution', 'hide-cell'
-    if 'hide' in dirs and imports: return 'Imports', 'hide-cell'
+    if 'hide' in dirs and nodes: return 'Imports' if imports else 'Set-up', 'hide-cell'
     return ('Library code', 'hide-input') if 'fold' in dirs else None
+
+def without_magics(source): return re.sub(r'^(\s*)[%!].*', r'\1pass', source, flags=re.M)
 
 def metadata(cell, nb):
     "The metadata that myst-nb reads: tags, the words for pictures and for a fold, the names it defines"
@@ -248,26 +267,70 @@ def staged(cell, nb, book):
     line = dict(cell_type='markdown', id=f'{cell["id"]}p', metadata={}, source=proved(tests))
     return [shown, line] if tests else [shown]
 
-def imports(cell): return cell.get('metadata', {}).get('mystnb', {}).get('code_prompt_show') == 'Imports'
+def fold_of(cell): return cell.get('metadata', {}).get('mystnb', {}).get('code_prompt_show')
 
 def shown(cell): return cell['cell_type'] == 'code' and 'remove-input' not in cell['metadata']['tags']
 
-def joined(cells):
-    "The cells of a page, imports as one cell before the first shown code that uses them, or left out"
+@cache
+def scopes(source):  # -> bound, read, called
+    "The global names that a cell binds, those it reads from earlier cells, and those its functions read"
+    bound, read, called = set(), set(), set()
+    for node in ast.parse(without_magics(source)).body:
+        names, now, later = globals_of(ast.unparse(node))
+        read |= now - bound - (set() if isinstance(node, (ast.Assign, ast.AugAssign)) else names)
+        bound |= names
+        called |= later
+    return bound, read, called - bound
+
+COMPREHENSIONS = 'listcomp', 'setcomp', 'dictcomp', 'genexpr'
+
+def globals_of(statement):
+    "The global names that a statement binds, that it reads, and that functions inside it read"
+    top = symtable.symtable(statement, '', 'exec')
+    symbols, inner = top.get_symbols(), [(top, 0)]
+    reads = {s.get_name() for s in symbols if s.is_referenced()}, set()
+    for table, when in inner:
+        below = [(t, int(when or t.get_name() not in COMPREHENSIONS)) for t in table.get_children()]
+        for t, later in below:   # of a function called `top` symtable takes the locals for globals too
+            reads[later].update(s.get_name() for s in t.get_symbols() if s.is_global() and not s.is_local())
+        inner += below
+    return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}, *reads
+
+def needed(cells):
+    "The cells of a page without the hidden ones that define nothing for a shown one; the others on a fold"
+    kept, later = [], set()
+    for cell in reversed([*cells]):
+        if cell['cell_type'] == 'code':
+            bound, read, called = scopes(text(cell['source']))
+            used, plain = bound & later, shown(cell)
+            if not used and fold_of(cell) in ('Imports', 'Set-up'): continue
+            if used and not plain: cell = opened(cell)
+            if used or plain: later = later - bound | read | called
+        kept.append(cell)
+    return kept[::-1]
+
+def opened(cell):
+    "A cell of which only the outputs are shown, with its code on a fold"
+    meta = cell['metadata']
+    tags = [*({*meta['tags']} - {'remove-input'}), 'hide-input']
+    words = dict(code_prompt_show='Code of this output', code_prompt_hide='Code of this output')
+    return cell | dict(metadata=meta | dict(tags=tags, mystnb=meta['mystnb'] | words))
+
+def page_cells(nb, book):
+    "The cells of a page, imports as one cell before the first shown code that uses them"
     held = []
-    for cell in cells:
-        if imports(cell): held.append(cell)
-        elif shown(cell) and (used := [c for c in held if uses(cell['source'], text(c['source']))]):
+    for cell in needed(s for c in nb.cells for s in staged(c, nb, book)):
+        if fold_of(cell) == 'Imports': held.append(cell)
+        elif shown(cell) and (used := [c for c in held if uses(cell, c)]):
             held = [c for c in held if c not in used]
             yield used[0] | dict(source='\n'.join(text(c['source']) for c in used))
             yield cell
         else: yield cell
 
-def uses(source, imports):
-    "Whether one of the imported names is in the source, below its own imports"
-    source = re.sub(r'^(from|import) .*$', '', source, flags=re.M)
-    names = (a.asname or a.name for node in ast.parse(imports).body for a in node.names)
-    return any(re.search(rf'\b{name.split(".")[0]}\b', source) for name in names)
+def uses(cell, imports):
+    "Whether one of the imported names is read by the cell"
+    (names, *_), (_, read, called) = (scopes(text(c['source'])) for c in (imports, cell))
+    return bool(names & (read | called))
 
 def wordless(nbs):
     "Pictures without a text for readers who do not see them"
@@ -358,8 +421,9 @@ def every_name(nbs):
 def theorems(nbs):
     "The page of every statement"
     yield ('# Theorems\n\nEvery numbered statement of the book. Its address (the link) stays the same in '
-           'every version, and its number need not. A title names the paper that a statement is from. The '
-           'others are proved here without a source: some are common knowledge, and none is claimed to be new.')
+           'every version, and its number need not. A title names the paper that a statement is from. '
+           'The others are proved here without a source: some are common knowledge, and none is claimed to '
+           'be new.')
     for nb in nbs:
         found = [s for s in statements(nb) if not s[2].startswith('def-')]
         if found: yield f'\n## {nb.title}\n\n| | |\n|---|---|'
@@ -405,12 +469,12 @@ def stage(out, root=ROOT):
     "Write the sources of the site and say what is wrong with them"
     nbs, pages = notebooks(root), {p.stem: p for p in (root/'docs').glob('*.md')}
     book = yield from make_book(nbs, pages.keys(), root)
-    words = re.findall('^## (.+)$', ''.join(p.read_text() for p in pages.values() if p.stem == 'words'), re.M)
+    words = book_words(root) if 'words' in pages else {}
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for nb in nbs: yield from complaints(nb)
     for nb in nbs:
-        cells = first_uses(joined([s for c in nb.cells for s in staged(c, nb, book)]), words)
+        cells = first_uses(page_cells(nb, book), words)
         if nb.path.stem == 'index': cells = [*cells, contents_cell(nbs, pages)]
         staged_nb = out/f'{page(nb.path.stem)}.ipynb'
         staged_nb.write_text(json.dumps(nb.raw | dict(cells=[*cells])), encoding='utf-8')

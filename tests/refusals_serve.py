@@ -37,7 +37,8 @@ KINDS = [   # what is wrong, and each call with the arguments for which it is
         (partial(smc, FREE, rng=Seeded(0)), "particles"), (partial(steer, FREE, rng=Seeded(0)), "particles"),
         (partial(survivors, [1, 2], rng=Seeded(0)), "n"),
         (partial(smc_speculative, FREE, TABLE, 1, rng=Seeded(0)), "gamma"),
-        (partial(smc_speculative, FREE, TABLE, gamma=1, rng=Seeded(0)), "particles"),
+        (partial(smc_speculative, FREE, TABLE, gamma=1, rng=Seeded(0)), "particles")),
+    ([x for x in at_least(1) if x is not None],   # without it the drafter's own length
         (partial(export_drafter, "eagle", "vllm", "nowhere"), "gamma")),
     (at_least(64), (partial(ServingEngine, len), "tokens")),
     (number(0), (partial(touched_experts, 4, 2), "tokens"), (partial(pays, SIZE, DEVICE, Workload()), "rest"),

@@ -387,7 +387,7 @@ def test_refusals(tmp_path):
                         temperature=0.).items():
         refuses(name, DistilRecipe, **{name: x})
     refuses("temperature", log_laws, torch.zeros(2), -1)
-    refuses("beta", jensen_shannon, torch.zeros(2), torch.zeros(2), 1)
+    refuses("w", jensen_shannon, torch.zeros(2), torch.zeros(2), 1)
     held = HeldOutTexts.of(source(seed=9), 2)
     refuses("gamma", held.accepted, a_draft(), 9)
     run(tmp_path/"run", until=8)

@@ -30,6 +30,13 @@ def test_export(server, name, tmp_path, capsys):
     mine = load_network(name).state_dict()
     assert all(torch.equal(w, mine[k].to(w.dtype)) for k, w in net.state_dict().items())
 
+def test_a_block_is_exported_whole(tmp_path):
+    "The length is by default that of the block of masks, and not more"
+    export_drafter("dflash", "vllm", tmp_path/"out")
+    assert '\\"num_speculative_tokens\\": 7' in (tmp_path/"out/serve.yaml").read_text()
+    with pytest.raises(ValueError, match="^gamma: got 8"):
+        export_drafter("dflash", "vllm", tmp_path/"longer", gamma=8)
+
 def prometheus(engine, **counts):
     def line(name, value, more=""):
         return f'vllm:spec_decode_num_{name}_total{{engine="{engine}"{more}}} {value}.0\n'

@@ -1,12 +1,12 @@
 "The book, built once and opened in a Chromium without network: complete, linked, typeset, accessible"
-import ast, fcntl, json, os, re, shutil, subprocess, sys
+import ast, builtins, fcntl, json, os, re, shutil, subprocess, sys
 from collections import Counter
 from html import unescape
 from urllib.parse import urljoin
 
 import pytest, yaml
 from browser import Browser
-from book import public
+from book import Notebook, public
 from house import PLAIN, ROOT, anchors, marked, modules, notebooks
 
 from specref.speed.cost import best_gamma, speedup
@@ -266,15 +266,40 @@ def test_every_chapter_is_linked_from_the_front():
     linked = set(re.findall(r'\]\(nbs/(\w+)[.]ipynb', stage.readme()['README.md']))
     assert {nb.path.stem for nb in notebooks()} <= {*linked, 'index'}
 
+def test_the_next_chapter_is_the_next():
+    "A link called the next or the last chapter leads to it, whatever chapters were added"
+    order = [nb.path.stem for nb in notebooks()]
+    links = re.compile(r'\[(?:[Tt]he )?((?:next|last) chapter|chapter before)\]\((\w+)[.]ipynb')
+    for i, nb in enumerate(notebooks()):
+        said = ''.join(c['source'] for c in nb.cells if c['cell_type'] == 'markdown')
+        for name, page in links.findall(said):
+            assert page == order[i + (1 if name == 'next chapter' else -1)], (nb.path.stem, name, page)
+
 def test_first_uses_lead_to_the_meaning_of_a_word():
     "In running prose: not in headings, code, formulas, links, quotations and tables, nor \"in a row\""
     def cell(source, kind='markdown'): return dict(cell_type=kind, source=source)
     unread = '# A round\n`round`, $round$, [round](a.ipynb), *round*, "a round"\n| round |\nthree in a row'
     cells = (cell(unread), cell('a round', 'code'), cell('Rounds, rounds and rounds. A bonus token.'),
              cell('rounds'))
-    found = [c['source'] for c in stage.first_uses(cells, ['round', 'row', 'bonus token'])]
+    words = dict.fromkeys(('round', 'row', 'bonus token'), ('', ''))
+    found = [c['source'] for c in stage.first_uses(cells, words)]
     assert found == [unread, 'a round', 'Rounds, [rounds](words.md#round) and rounds. '
                      'A [bonus token](words.md#bonus-token).', 'rounds']
+
+OTHER_SENSES = ('On a machine that rounds', 'does not contract them', 'The chain rule', 'a Markov chain',
+                'In all twelve rows', 'Leaves stand on rows', '$B$ rows at the positions', 'ten rounds',
+                'What a compiler contracts', 'rows of a table', 'its residual stream', 'a round trip')
+OWN_SENSES = ('after each round', 'fewer rounds', 'A contract is kept', 'a chain of two',
+              "the target's rows", 'a row of $q$', 'the residual of $p$')
+
+def test_words_lead_to_their_meaning_where_they_have_it():
+    "Not the verb, nor the rows of a table: phrases on the page of words say where a word has another sense"
+    def links(said):
+        cells = [dict(cell_type='markdown', source=said)]
+        return re.findall(r'\[([\w ]+)\]\(words', next(stage.first_uses(cells, stage.book_words()))['source'])
+    none((said, links(said)) for said in OTHER_SENSES if links(said))
+    none(said for said in OWN_SENSES if len(links(said)) != 1)
+    assert {*stage.book_words()} == {*re.findall('^## (.+)$', (ROOT/'docs/words.md').read_text(), re.M)}
 
 def test_addresses_are_filled_in_everywhere(tmp_path):
     "From one table of pyproject.toml: README.md, CITATION.cff, BibTeX; without it no address is written"
@@ -337,17 +362,42 @@ def test_every_public_name_is_found(site):
     assert '<span class="pre">mean_acceptance_length</span>' in api
 
 
+def code_shown(nb):
+    "The code that a page shows, open or on a fold"
+    return [c for c in stage.page_cells(nb, dict(proofs={}, statements={})) if stage.shown(c)]
+
+def undefined(nb):
+    "The names that the code on a page uses and no code on it defines: for functions anywhere, else before"
+    found = [stage.scopes(stage.text(c['source'])) for c in code_shown(nb)]
+    before = {*dir(builtins), 'display', 'get_ipython', '__file__'}
+    everywhere = before.union(*(f[0] for f in found))
+    for bound, read, called in found:
+        yield from read - before | called - everywhere
+        before |= bound
+
+def test_code_that_is_shown_runs_without_what_is_hidden():
+    "Whoever copies the code of a page, folds included, copies the imports and definitions that it needs"
+    none((nb.path.stem, sorted(names)) for nb in notebooks() if (names := {*undefined(nb)}))
+
+def test_hidden_cells_are_shown_on_a_fold_where_shown_code_needs_them(tmp_path):
+    cells = ('#| hide\nfrom math import pi', '#| hide\nr = 2*pi', '#| hide\nassert r',
+             '#| echo: false\ns = r', '#| hide\ndef twice(x): return x * a',
+             '#| export\na = s', '#| export\ntwice(a) + unknown')
+    page = Notebook(small(tmp_path/'folds', *cells)/'nbs/00_law.ipynb')
+    folds = [stage.fold_of(c) for c in code_shown(page)]
+    assert folds == ['Imports', 'Set-up', 'Code of this output', 'Set-up', None, None]
+    assert [*undefined(page)] == ['unknown']
+
 def test_hidden_code_is_hidden(site):
-    "Set-up and drawing code stay in the notebook; exported code is shown below its module's name"
+    "Checks and drawing code stay in the notebook; exported code is shown below its module's name"
     for nb in notebooks():
         page, defining = html(site, stage.page(nb.path.stem)), 0
-        shown = unescape(re.sub('<[^>]*>', '', page))
+        shown, kept = unescape(re.sub('<[^>]*>', '', page)), ''.join(c['source'] for c in code_shown(nb))
         assert '#|' not in shown, nb.path.stem
         for c in nb.code:
             dirs, source = stage.directives(c['source']), stage.DIRECTIVE.sub('', c['source']).strip()
             unnamed, last = bool(stage.HIDDEN & dirs.keys()), source.rpartition('\n')[2]
-            removed = unnamed and not stage.folded(c)
-            hidden = removed or dirs.get('echo') == 'false'
+            hidden = (unnamed or dirs.get('echo') == 'false') and source not in kept
             if hidden and len(last) > 40: assert last not in shown, f'{nb.path.stem}: {last}'
             if c not in nb.exported: continue
             assert hidden or source in shown, f'{nb.path.stem}: {c["id"]}'

@@ -187,10 +187,11 @@ ORDERS = {   # steps, and pairs of recipes of which papers put the first ahead
     1800: (("hass", "eagle"), ("eagle3", "hass"), ("eagle31", "eagle3"))}
 
 def equal_training(rows, steps, name, seed):  # -> row
-    """The run of `rows` with so many steps and this seed, at the learning rate that every seed has; of several
-    such rates at the one that is best with seed 0"""
+    """The run of `rows` with so many steps and this seed, at the learning rate that every seed has; of
+    several such rates at the one that is best with seed 0"""
     some = [r for r in rows if (r["name"], r["steps"]) == (name, steps)]
-    shared = set.intersection(*({r["peak"] for r in some if r["seed"] == s} for s in {r["seed"] for r in some}))
+    seeds = {r["seed"] for r in some}
+    shared = set.intersection(*({r["peak"] for r in some if r["seed"] == s} for s in seeds))
     first = [r for r in some if r["seed"] == 0 and r["peak"] in shared]
     peak = max(first, key=lambda row: row["tokens"])["peak"]
     return next(r for r in some if (r["seed"], r["peak"]) == (seed, peak))

@@ -28,14 +28,14 @@ def engine_line(row):
     return f"  {runs:>8}{distance:>10}  {found:30}{row['asked']}"
 
 def engine_summary(record):
-    """A line for each engine and way of asking: in how many rows, the smallest distance that one of them would
-    have seen, and in how many a difference was found that nobody asked for"""
+    """A line for each engine and way of asking: in how many rows, the smallest distance that one of them
+    would have seen, and in how many a difference was found that nobody asked for"""
     groups = {}
     for row in asked_rows(record):
         engine = f"{row['engine'].split(', ')[0]} {row['version']}"
         groups.setdefault((engine, row["how"]), []).append(row)
     out = [f"{'':40}{'asked as':13}{'rows':>4}{'distance':>10}  found"]
-    for (engine, how), rows in sorted(groups.items(), key=lambda group: (group[0][0].lower(), group[0][1])):
+    for (engine, how), rows in sorted(groups.items(), key=lambda group: [x.lower() for x in group[0]]):
         seen = [row["distance"] for row in rows if row["distance"] and row["verdict"] == "no difference"]
         wrong = sum(row["verdict"] == "differs" and not row.get("by_design") for row in rows)
         found = f"differs in {wrong} of {len(rows)}" if wrong else "no difference"
@@ -46,9 +46,9 @@ def asked_rows(record): return [row for row in record["rows"] if row["verdict"] 
 
 def unasked(record):
     "What was not run, and why"
-    rows = sorted((row for row in record["rows"] if row["verdict"] == "not run"), key=lambda row: row["engine"])
+    rows = [row for row in record["rows"] if row["verdict"] == "not run"]
     lines = (f"{row['engine']} {row['version']}, {row['asked']}: {row['reason']}" for row in rows)
-    return "\n".join(fill(line, 100, subsequent_indent="    ") for line in lines)
+    return "\n".join(fill(line, 100, subsequent_indent="    ") for line in sorted(lines))
 
 def engine_table(record):
     "The rows of a record that were run, engine by engine"

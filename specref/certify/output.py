@@ -63,9 +63,9 @@ def words_of_power(found, what, runs):  # -> passes, words, is it too weak?
     if blind: return None, ("no difference detected, but more runs are needed: no distance is detectable "
                             f"in the case '{blind[0]}' with {runs:,} runs"), True
     cells, hidden = max(e.test.cells for e in found.values()), max(shared.values())
-    tv = max(e.test.tv for e in found.values())
-    return True, (f"no difference detected in {what}; detectable distance: total variation {tv:.3f} on "
-                  f"the rows of each case, power {1 - MISS} (up to {cells} cells of classes, "
+    tv, visible = (max(x) for x in zip(*((e.test.tv, e.distance_visible) for e in found.values())))
+    return True, (f"no difference detected in {what}; visible distance {visible:.3f} on the rows of "
+                  f"each case, power {1 - MISS} (total variation {tv:.3f} on up to {cells} cells of classes, "
                   f"up to {hidden:.0%} of the probability in cells of several texts)"), False
 
 def compare_blocks(calls, level):

@@ -38,6 +38,7 @@ STATUS_SHAPE = {
     "Y": '<path d="M0-16 16 0 0 16-16 0Z" fill="#dfe6fa" stroke="{c}" stroke-width="2"/>',
     "C": '<rect x="-16" y="-12" width="32" height="24" rx="6" fill="#eee" stroke="{c}"/>',
 }
+for table in STATUS_COLOUR, STATUS_SHAPE: table["B"] = table["Y"]   # the target adds both
 
 # %% ../../nbs/02a_picture.ipynb #05721fc6
 def draw_edge(a, b, status):  # -> svg
@@ -55,7 +56,7 @@ def as_xml(text):
 
 def draw_node(at, status, label):  # -> svg
     "A node at the point `at`, its shape by its status, its label beside or inside"
-    letter, label, colour = status if status in "ARY" else "", as_xml(label), STATUS_COLOUR[status]
+    letter, label, colour = status if status in "ARYB" else "", as_xml(label), STATUS_COLOUR[status]
     beside = f'<text x="17" y="-10" fill="currentColor">{label}</text>' if letter else ""
     inside = f'<text text-anchor="middle" y="4" font-weight="bold" fill="{colour}">{letter or label}</text>'
     shape = STATUS_SHAPE[status].format(c=colour)
@@ -113,14 +114,14 @@ def draw_tree(tree: Any, verdict: Any = None, show: Callable[[int], str] = str) 
     status = ["C", *node_status(tree, verdict and verdict.node)[1:]]
     edges = [draw_edge(at[tree.parent[i]], at[i], status[i]) for i in range(1, n)]
     nodes = [draw_node(at[i], status[i], names[i]) for i in at]
-    became = "; ".join(f"{names[i]} {STATUS_WORD[status[i]]}" for i in range(1, n))
-    title = f"Draft tree of {n - 1} nodes: {became}"
+    became = [f"{names[i]} {STATUS_WORD[status[i]]}" if verdict else names[i] for i in range(1, n)]
+    title = f"Draft tree of {n - 1} nodes: {'; '.join(became)}"
     if verdict:
         x, y = at[verdict.node]
         name, rejected = show(verdict.token), tree.children(verdict.node)
         end = x + 96, low + 40 if rejected else y
         edges.insert(0, draw_edge((x, y), end, "Y"))
-        nodes.append(draw_node(end, "Y", name))
+        nodes.append(draw_node(end, "Y" if rejected else "B", name))
         title += f"; then {name}"
     return svg(96*(max(tree.depth) + 2), low + 70, title, edges + nodes)
 

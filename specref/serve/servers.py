@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['VLLM', 'SGLANG', 'SERVERS', 'COUNTED', 'SGLANG_MEANS', 'LINE', 'ServerForm', 'eagle_entries', 'forms', 'vllm_options',
-           'sglang_options', 'write_yaml', 'export_drafter', 'read_counts', 'read_metrics', 'print_metrics']
+           'sglang_options', 'write_yaml', 'draft_length', 'export_drafter', 'read_counts', 'read_metrics',
+           'print_metrics']
 
 # %% ../../nbs/50b_servers.ipynb #978881ad
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from ..core.check import check_at_least, look_up, read_text, write_whole
+from ..core.check import check_at_least, check_between, look_up, read_text, write_whole
 from ..core.loop import COUNTERS
 
 # %% ../../nbs/50b_servers.ipynb #ffc2a967
@@ -54,20 +56,26 @@ def write_yaml(path, entries):
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in entries.items()]
     write_whole(path, lambda file: file.write_text("".join(lines)))
 
-def export_drafter(drafter, server, out, target=None, gamma=3):
+def draft_length(net, gamma):  # -> draft tokens a round
+    "`gamma`; without it a whole block, and 3 tokens of a drafter of any length"
+    if gamma is None: return net.depth if net.depth < inf else 3
+    check_between(1, net.depth, gamma=gamma)
+    return gamma
+
+def export_drafter(drafter, server, out, target=None, gamma=None):
     "Store a drafter in a server's format in a new folder `out`, with its configuration; print the command"
     from specref.train import checkpoints, registry
     recipes, options, command = look_up(SERVERS, server=server)
-    check_at_least(1, gamma=gamma)
+    check_at_least(1, **({} if gamma is None else dict(gamma=gamma)))
     out = Path(out).resolve()
     if out.exists(): raise ValueError(f"out: got {out.name}, which is there already, wanted a new folder")
     _, model = registry.tokenizer_and_model("target" if target is None else target)
-    recipe = registry.load_drafter(drafter, model).recipe
+    trained = registry.load_drafter(drafter, model)
+    recipe, gamma = trained.recipe, draft_length(trained.net, gamma)
     if recipe not in recipes:
         raise ValueError(f"drafter: got {recipe}, wanted one that {server} reads: {', '.join(recipes)}")
-    how = recipes[recipe]
-    checkpoints.convert(drafter, how.layout, out/"drafter", target)
-    write_yaml(out/"serve.yaml", options(how, str(target or "TARGET"), str(out/"drafter"), gamma))
+    checkpoints.convert(drafter, recipes[recipe].layout, out/"drafter", target)
+    write_yaml(out/"serve.yaml", options(recipes[recipe], str(target or "TARGET"), str(out/"drafter"), gamma))
     print(f"{command} {out/'serve.yaml'}")
 
 # %% ../../nbs/50b_servers.ipynb #14ec0fb3

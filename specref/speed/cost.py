@@ -82,7 +82,7 @@ class Costs:
     def c(self) -> float: return self.draft / self.plain()
 
     def seconds(self, m: float) -> float:
-        "Seconds of a target call on `m` tokens: linear between and beyond the measured sizes, never falling"
+        "Seconds of a target call on `m` tokens: linear between the measured sizes, and beyond if rising"
         check_between(1, inf, m=m)
         sizes = sorted(self.reading)
         slopes = [(self.reading[b] - self.reading[a]) / (b - a) for a, b in zip(sizes, sizes[1:])]

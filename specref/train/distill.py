@@ -53,11 +53,11 @@ def reverse_kl(a, b):  # ln p, ln q: (..., V), (..., V) -> (...)
     "KL(q, p) = Σ q ln(q/p)"
     return forward_kl(b, a)
 
-def jensen_shannon(a, b, beta=.5):  # ln p, ln q: (..., V), (..., V) -> (...)
-    "β KL(p, m) + (1 - β) KL(q, m) with m = β p + (1 - β) q (Agarwal et al. 2024)"
-    check_rate(beta=beta)
-    m = torch.logaddexp(a + log(beta), b + log1p(-beta))
-    return beta * forward_kl(a, m) + (1 - beta) * forward_kl(b, m)
+def jensen_shannon(a, b, w=.5):  # ln p, ln q: (..., V), (..., V) -> (...)
+    "w KL(p, m) + (1 - w) KL(q, m) with m = w p + (1 - w) q (Agarwal et al. 2024)"
+    check_rate(w=w)
+    m = torch.logaddexp(a + log(w), b + log1p(-w))
+    return w * forward_kl(a, m) + (1 - w) * forward_kl(b, m)
 
 def total_variation(a, b):  # ln p, ln q: (..., V), (..., V) -> (...)
     """1 - Σ min(p, q), one minus the acceptance rate (Leviathan et al. 2023, Theorem 3.5)
