@@ -586,6 +586,8 @@ def llama_cases():
              "draft model, penalties": (dict(server=SMALL, **ASKED["penalties"]), 5000, {}),
              "draft model, a grammar": (dict(server=SMALL, **ASKED["a grammar"]), 5000, {}),
              f"{sampled}, no seed": (dict(server=SAMPLED), 5000, dict(seeded=False)),
+             f"{sampled}, p_min .5": (
+                 dict(server=SMALL | dict(draft=dict(probabilistic=True, p_min=.5))), 12_000, {}),
              f"{sampled}, prompt cache": (dict(server=SAMPLED, cache_prompt=True), 5000, dict(each=5))}
     cases |= {f"{sampled}, {what}": (dict(server=SAMPLED, **how), 5000, {}) for what, how in ASKED.items()}
     cases |= {what: (dict(server=how), 5000, {}) for what, how in LOOKUPS.items()}
