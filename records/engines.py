@@ -22,6 +22,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from scipy.stats import chi2
 
 import engines_exact as ee
 from specref.certify import black_boxes as bb, engines as en, released as rs
@@ -30,10 +31,11 @@ from specref.models.embedded import generation_view
 from specref.certify.counts import ALPHA
 from specref.certify.rows import CASES, RowCase
 from specref.certify.calls import Interface
+from specref.certify.judge import judge_rule
 from specref.certify.samplers import certify_sampler
 from specref.core.check import provenance_of_run, write_json, write_record
 from specref.core.drafters import Chain
-from specref.core.law import normalize, warp
+from specref.core.law import normalize, tv, warp
 from specref.core.loop import generate, match
 from specref.core.rng import Seeded, numpy_generator
 from specref.core.target import TableModel, random_table
@@ -347,12 +349,18 @@ def transformers_text_rows():
     yield refused_row((*names, "assistant model, two texts at once"), two_texts_of_transformers)
 
 @cache
+def whole_checkpoint(name):
+    "A shipped model as a checkpoint with the tokenizer's files, for engines that export it"
+    raw_model(name).save_pretrained(FOLDER/name)
+    shutil.copytree(DATA/"tokenizer", FOLDER/name, dirs_exist_ok=True)
+    return FOLDER/name
+
+@cache
 def onnx_models():
     "The large and the small model for onnxruntime-genai, and a folder with one as the draft of the other"
     from peers import put_head_last
     for name in ("large", "small"):
-        raw_model(name).save_pretrained(FOLDER/name)
-        shutil.copytree(DATA/"tokenizer", FOLDER/name, dirs_exist_ok=True)
+        whole_checkpoint(name)
         build = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
         build += ["-i", FOLDER/name, "-o", FOLDER/f"onnx-{name}"]
         subprocess.run(build, check=True, capture_output=True)
@@ -398,6 +406,88 @@ def mlx_text_rows():
     for asked, (engine, tokens, how) in cases.items(): yield texts_row((*names, asked), engine, tokens, **how)
     plain = bb.transformers_engine("large", **COLD)
     yield identity_row((*names, "draft model, temperature 0"), make(temp=0.), plain, 20)
+
+
+# -- OpenVINO GenAI -----------------------------------------------------------------------------------
+
+@cache
+def openvino_models():
+    "The large and the small model as OpenVINO's, by its exporter, which has an environment of its own"
+    export = [SOURCES.parent/"exporter"/"bin"/"optimum-cli", "export", "openvino", "--weight-format", "fp32",
+              "--task", "text-generation-with-past"]
+    for name in ("large", "small"):
+        named = "--model", whole_checkpoint(name), FOLDER/"openvino"/name
+        subprocess.run([*export, *named], check=True, capture_output=True)
+    return FOLDER/"openvino"
+
+SEED_0 = "a request without a seed has the seed 0, its default, so texts share their random numbers"
+
+def openvino_text_rows():
+    make, names = partial(bb.openvino_engine, openvino_models(), stop=(0,)), openvino_names()
+    drafted, ngrams = dict(draft="small"), dict(lookup=dict(max_ngram_size=2))
+    cut = dict(temperature=.7, top_k=20, top_p=.9)
+    cases = {"plain": ({}, 10_000, {}), "draft model": (drafted, 4_000, {}),
+             "draft model, temperature .7, top-k 20, top-p .9": (drafted | cut, 4_000, {}),
+             "prompt lookup, temperature .7, top-k 20, top-p .9": (ngrams | cut, 4_000, {}),
+             "prompt lookup, no seed": (ngrams, 4_000, dict(seeded=False, by_design=True,
+                                                            approximations=SEED_0))}
+    for asked, (how, tokens, more) in cases.items():
+        yield texts_row((*names, asked), make(**how), tokens, **more)
+    plain = bb.transformers_engine("large", stop=(0,), **COLD)
+    for asked, how in {"draft model": drafted, "prompt lookup": ngrams}.items():
+        yield identity_row((*names, f"{asked}, temperature 0"), make(do_sample=False, **how), plain)
+
+def openvino_long_rows():
+    engine = bb.openvino_engine(openvino_models(), stop=(0,), lookup=dict(max_ngram_size=2))
+    yield texts_row((*openvino_names(), "prompt lookup"), engine, 90_000, small=.02)
+
+def openvino_names(): return "openvino-genai", released("openvino-genai")
+
+OPENVINO_RULE = """
+def rule(p, q, draft, u):
+    for i, x in enumerate(draft):
+        y = choose(p[i], u)                       # the target's own token
+        if u() < q[i][x] / p[i][y]: continue      # its probability, and the draft token's under q
+        return [*draft[:i], choose(p[i + 1], u)]  # from the row after the rejected token
+    return [*draft, choose(p[-1], u)]
+"""
+
+@torch.inference_mode()
+def last_rows(name, texts):  # -> (n, V)
+    "The row of a model after each text"
+    return raw_model(name)(input_ids=torch.tensor(texts)).logits[:, -1].double().softmax(-1).numpy()
+
+def emitted_by_rule(text):  # -> rows of the target, of the draft, and what the rule emits
+    "Of the token after a text of the large model, by OPENVINO_RULE"
+    (p,), (q,) = last_rows("large", [text]), last_rows("small", [text])
+    after = last_rows("large", [[*text, x] for x in range(len(p))])
+    steps = (np.floor(100*q[:, None]/p) + 1)/101   # its uniform numbers are 0, .01, ..., 1
+    accepted = np.minimum(1, steps) @ p
+    return p, q, q*accepted + (q*(1 - accepted)) @ after
+
+def openvino_rule(runs=2000):
+    "Is that what it does? The token after a prompt and a first token, against the target and the rule"
+    engine, start = bb.openvino_engine(openvino_models(), draft="small"), prompts("code", 1, seed=3)[0]
+    texts = [engine.generate(start, 8, seed)[:2] for seed in range(runs)]
+    heads = [text[0] for text in texts]
+    first = max({*heads}, key=heads.count)
+    p, q, stated = emitted_by_rule([*start, first])
+    seen = np.bincount([y for x, y in texts if x == first], minlength=len(p))
+    found = {name: p_value(seen, row) for name, row in dict(target=p, rule=stated).items()}
+    name, release = openvino_names()
+    return dict(engine=name, version=release, rule=OPENVINO_RULE.strip(), runs=int(seen.sum()),
+                p_values=found, distance=tv(stated, p), distance_of_draft=tv(q, p),
+                judged=str(judge_rule(OPENVINO_RULE, name="rule")))
+
+def p_value(seen, row, least=20):
+    "Of the chi-square test, cells of at least `least` expected tokens"
+    order, cells, n = np.argsort(-row), [[0, 0.]], seen.sum()
+    for x in order:
+        if cells[-1][1] >= least: cells.append([0, 0.])
+        cells[-1] = [cells[-1][0] + seen[x], cells[-1][1] + n*row[x]]
+    if cells[-1][1] < least: cells[-2:] = [np.sum(cells[-2:], 0)]
+    got, want = np.array(cells).T
+    return float(chi2.sf(((got - want)**2/want).sum(), len(cells) - 1))
 
 
 # -- llama.cpp ----------------------------------------------------------------------------------------
@@ -615,16 +705,17 @@ def right_text_rows(tokens=320):
 
 # -- What was not run ---------------------------------------------------------------------------------
 
-GPU, MODELS = "a CUDA kernel: no GPU here", "it needs models in a format that nothing installed here makes"
+GPU = "a CUDA kernel: no GPU here"
 NOT_RUN = {   # engine, version on the day of the record, what would be asked: the reason
     ("SGLang, tree", "0.5.23", "target-only sampling of a tree (CUDA)"): GPU,
-    ("FlashInfer", "0.7.2.post1", "chain_speculative_sampling"): GPU,
+    ("FlashInfer", "0.7.4", "chain_speculative_sampling"): GPU,
     ("TensorRT-LLM", "1.2.1", "rejection of chains and trees"): "its release was not to be had; CUDA kernels",
     ("vLLM Ascend", "0.23.0.post1", "rejection of chains"): "its source release does not build here",
-    ("exllamav3", "1.6.5", "draft model"): "it runs on a GPU only",
-    ("openvino-genai", "2026.4.1.0", "draft model, prompt lookup"): MODELS,
-    ("mistralrs", "0.9.5", "draft model"): "as drafts, its Python interface takes only heads of the model",
-    ("CTranslate2", "4.8.5", "draft model"): "no speculative decoding of language models"}
+    ("exllamav3", "1.6.5", "draft model"): "its import compiles CUDA kernels, and stops here",
+    ("LMDeploy, engine", "0.18.0", "draft model"): "its devices are cuda, ascend, maca and camb: no CPU",
+    ("SGLang, engine", "0.5.23", "draft model"): "no package has its kernels for CPUs (sgl-kernel-cpu)",
+    ("mistralrs", "0.9.5", "draft model"): "installed; its Python interface has no draft model, only heads",
+    ("CTranslate2", "4.8.5", "draft model"): "installed; its generators have no draft"}
 
 def not_run_rows():
     for names, why in NOT_RUN.items():
@@ -655,6 +746,7 @@ def two_texts_of_onnx(folder):
 PARTS = dict(kernels=kernel_rows, own_drafts=own_draft_rows, trees=tree_rows, exact=exact_rows,
              transformers=transformers_rows, mlx=mlx_rows, transformers_texts=transformers_text_rows,
              transformers_long=transformers_long_rows, onnx_texts=onnx_text_rows, mlx_texts=mlx_text_rows,
+             openvino_texts=openvino_text_rows, openvino_long=openvino_long_rows,
              llama_rows=llama_row_rows, llama_texts=llama_text_rows, llama_long=llama_long_rows,
              llama_identity=llama_identity_rows, not_run=not_run_rows)
 
@@ -699,7 +791,8 @@ def zero_coins():
 
 LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_rows()],
              planted=lambda: [*planted_rows()], reported=reported, served=lambda: [*served_rows()],
-             right_texts=lambda: [*right_text_rows()], planted_texts=lambda: [*planted_text_rows()])
+             right_texts=lambda: [*right_text_rows()], planted_texts=lambda: [*planted_text_rows()],
+             openvino_rule=openvino_rule)
 
 def main(parts, rows=PARTS, lists=LISTS):
     "Make parts of the record anew: those named, or all"

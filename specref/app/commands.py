@@ -10,8 +10,9 @@ __all__ = ['LOG_FORMAT', 'header', 'options_line', 'machine_line', 'json_value',
            'ProgressLines', 'TextCounter', 'certify_words', 'certify_entries', 'indent', 'certify_recorded',
            'judge_command', 'refused', 'check_folder', 'check_file', 'Parser', 'parser', 'add_command', 'add_models',
            'add_report', 'prompt_text', 'file_text', 'add_prompts', 'add_decode', 'add_bench', 'add_certify',
-           'add_judge', 'add_tour', 'add_record', 'add_compare', 'add_train', 'add_own_model', 'add_trained',
-           'add_convert', 'add_export', 'add_metrics', 'main', 'escape_unknown', 'look_for', 'run_command']
+           'add_judge', 'add_tour', 'add_judge_engine', 'add_sampling', 'add_record', 'add_compare', 'add_train',
+           'add_own_model', 'add_trained', 'add_convert', 'add_export', 'add_metrics', 'main', 'escape_unknown',
+           'look_for', 'run_command']
 
 # %% ../../nbs/63_commands.ipynb #f2436d62
 import argparse
@@ -410,17 +411,8 @@ def parser():
     top = Parser(prog="specref", description="Speculative decoding, run and checked for exactness")
     top.add_argument("--version", action="version", version=f"specref {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_tour(commands)
-    add_decode(commands)
-    add_bench(commands)
-    add_certify(commands)
-    add_judge(commands)
-    add_record(commands)
-    add_compare(commands)
-    add_train(commands)
-    add_convert(commands)
-    add_export(commands)
-    add_metrics(commands)
+    for add in (add_tour, add_decode, add_bench, add_certify, add_judge, add_judge_engine, add_record,
+                add_compare, add_train, add_convert, add_export, add_metrics): add(commands)
     return top
 
 def add_command(commands, name, runs, does, function=None, needs=()):  # -> add_argument
@@ -520,6 +512,32 @@ def add_tour(commands):
     add("--target", help="a target of your own, by path or name; then the systems that its draft allows")
     add("--draft", help="the draft model of your own pair")
     add("--drafter", help="a trained drafter to add: the folder that `specref train` wrote")
+
+def add_judge_engine(commands):
+    does = "judge a server's texts by the rows of the checkpoint that it serves"
+    add = add_command(commands, "judge-engine", "app.served:judge_engine", does)
+    add("--url", required=True, help="its address; exit status 0: no difference, 1: differs, 2: not judged")
+    add("--model", help="its name for the model; without it the one that it lists")
+    add("--target", required=True, help="the checkpoint that it serves, by path or name, or an embedded one")
+    add("--draft", help="the same for its draft, which the bets look towards; without it the row before")
+    add_sampling(add)
+    add("--dtype", help="of the rows: float32, bfloat16 or float16")
+    add("--json", dest="as_json", action="store_true", help="print one JSON object and nothing else")
+
+def add_sampling(add):
+    "How a server is asked for texts"
+    add("--temperature", type=float, help="that it is asked for, above 0; 1 without it")
+    add("--top-k", type=int, help="that it is asked for; without it none")
+    add("--top-p", type=float, help="that it is asked for; without it none")
+    add("--prompts", help="a file with one prompt a line; without it held-out texts of this package")
+    add("--tokens", type=int, help="number of tokens, at most")
+    add("--n", type=int, help="tokens per text")
+    add("--concurrency", type=int, help="texts that are asked for at a time")
+    add("--seed", type=int, help="of the first text; each has one more than the text before")
+    add("--no-seed", action="store_true", help="send no seeds")
+    add("--stop", type=int, nargs="*", help="tokens that end a text; without it those of the checkpoint")
+    add("--tolerance", type=float, help="how far a probability of the server may be off by its rounding, as "
+                                        "a share of it, such as .004 for bfloat16")
 
 def add_record(commands):
     does = "measure every system against its baselines"

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['option', 'ModelOptions', 'check_options', 'load_model', 'fresh_copy', 'rounding_reach', 'Difference',
-           'text_difference', 'Pair', 'end_tokens', 'load_pair', 'without_idle_draft', 'load_named', 'check_name',
-           'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers', 'translates', 'translators',
-           'words_of_both', 'text_words', 'source_of', 'source_for_embedded', 'choose_drafter', 'draft_source',
-           'build_system', 'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text',
+           'text_difference', 'Pair', 'end_tokens', 'all_ends', 'load_pair', 'without_idle_draft', 'load_named',
+           'check_name', 'with_drafter', 'load_draft', 'share_vocabulary', 'compare_tokenizers', 'translates',
+           'translators', 'words_of_both', 'text_words', 'source_of', 'source_for_embedded', 'choose_drafter',
+           'draft_source', 'build_system', 'table_system', 'measured_plan', 'measure_pair', 'with_room', 'earlier_text',
            'system_builder', 'encode_prompt', 'encode_chat', 'counted_noun']
 
 # %% ../../nbs/60a_names.ipynb #2c77a47d
@@ -150,14 +150,18 @@ class Pair:
     def own_systems(self): return self.drafter.systems if self.drafter else {}
     @property
     def stop(self):
-        "The tokens that end a text: the tokenizer's, and those that the model names and the tokenizer added"
-        own = getattr(self.target.model.generation_config, "eos_token_id", None)
-        named = {*(own if isinstance(own, list) else [own])} & self.tok.added_tokens_decoder.keys()
-        return tuple({*end_tokens(self.tok), *named})
+        "The tokens that end a text"
+        return all_ends(self.tok, self.target.model)
 
 def end_tokens(tok):  # -> tokens
     "The tokens that end a text, none where the tokenizer has none"
     return () if tok.eos_token_id is None else (tok.eos_token_id,)
+
+def all_ends(tok, network):  # -> tokens
+    "The tokens that end a text: the tokenizer's, and those that the network names and the tokenizer added"
+    own = getattr(network.generation_config, "eos_token_id", None)
+    named = {*(own if isinstance(own, list) else [own])} & tok.added_tokens_decoder.keys()
+    return tuple({*end_tokens(tok), *named})
 
 # %% ../../nbs/60a_names.ipynb #811edb3c
 def load_pair(options, system=None):  # -> Pair
