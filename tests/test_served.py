@@ -79,17 +79,15 @@ def test_texts_of_the_target_pass_and_those_of_its_draft_do_not(capsys, tmp_path
         ("b", 0, None), ("b", .9, None)}
     assert {tuple(body["prompt"]) for body in asked} == starts and found["path"] == "/completion"
 
-def test_answers_come_in_the_order_of_the_calls():
-    "The first call waits for the third; no more than three have begun before it ends"
-    third, begun = threading.Event(), []
-    def generate(k):
-        begun.append(k)
-        if k == 2: third.set()
+def test_answers_come_in_the_order_of_the_requests():
+    "The first request waits for the third, which is answered at the same time"
+    third = threading.Event()
+    def generate(prompt, n, seed):
+        if seed == 2: third.set()
         assert third.wait(5)
-        return -k
-    found = bb.answers(generate, ((k,) for k in range(5)), 3)
-    assert next(found) == ((0,), 0) and {*begun} == {0, 1, 2}
-    assert [*found] == [((k,), -k) for k in range(1, 5)]
+        return [-seed]
+    engine = bb.BlackBox(generate, at_once=3)
+    assert [*engine.texts(((0,), 1, k) for k in range(5))] == [((0,), [-k]) for k in range(5)]
 
 def ids(*new): return completions(lambda body: [*new, *[5]*body["max_tokens"]][:body["max_tokens"]])
 

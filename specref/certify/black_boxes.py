@@ -186,7 +186,7 @@ def vllm_engine(llm, target="target", rival="small", stop=(), at_once=64, **samp
         return [(request[0], [*text.token_ids]) for request, x in zip(requests, found) for text in x.outputs]
     warped = {k: how[k] for k in ("temperature", "top_k", "top_p") if k in how}
     def generate(*request): return together([request])[0][1]
-    return BlackBox(generate, target, rival, warped, stop, at_once, together)
+    return BlackBox(generate, target, rival, warped, stop, at_once=at_once, together=together)
 
 # %% ../../nbs/64c_black_boxes.ipynb #c54f5516
 def openvino_engine(folder, target="large", rival="small", draft="", stop=(), lookup={}, gamma=4,
