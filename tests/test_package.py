@@ -50,7 +50,7 @@ INCLUDED = re.search(r'specref\[([\w,]+)\]', OF_MODELS)[1].split(',')   # other 
 EXTRA = {p for extra in ('models', *INCLUDED) for p in specref.EXTRAS[extra].split()}
 BESIDE = {'IPython': 'skips cells, in a notebook', 'accelerate': 'joins processes; its absence has a hint',
           'gguf': 'files for llama.cpp; its absence has a hint'} | dict.fromkeys(
-    ('mlx', 'mlx_lm', 'onnxruntime_genai', 'openvino', 'openvino_genai', 'xllamacpp'),
+    ('mlx', 'mlx_lm', 'onnxruntime_genai', 'openvino', 'openvino_genai', 'vllm', 'xllamacpp'),
     'engines as black boxes; no command calls them')
 
 def test_the_extra_models_is_all_that_the_commands_import():

@@ -590,7 +590,7 @@ def add_export(commands):
     add = add_command(commands, "export", "serve.servers:export_drafter", does)
     add_trained(add)
     add("--for", dest="server", required=True, help="vllm or sglang")
-    add("--gamma", type=int, help="draft tokens a round; 3 without it")
+    add("--gamma", type=int, help="draft tokens a round; without it a whole block, or 3")
 
 def add_metrics(commands):
     does = "print a server's counts of drafts and acceptances in the names of the ledger"

@@ -56,7 +56,7 @@ class Certificate:
     ctx: tuple = ()           # the context; of several, that of the worst text
     lengths: tuple = ()       # of the contexts, if there are several
     block: int = 0            # tokens of the longest block that the drafts allow
-    shapes: frozenset = frozenset()   # of the drafts that were verified: the parents of their nodes
+    shapes: tuple = ()        # of the drafts that were verified: the parents of their nodes
     @property
     def passes(self): return self.exact
     @property
@@ -71,7 +71,7 @@ class Certificate:
         most = max(map(len, self.shapes), default=1) - 1
         if not most: return "no tree"
         if len(self.shapes) > 1: return f"{len(self.shapes)} shapes, up to {most} node{'s'[:most-1]}"
-        chain = self.shapes == {tuple(range(-1, most))}
+        chain = self.shapes == (tuple(range(-1, most)),)
         return f"a chain of {most}" if chain else f"a tree of {most} nodes"
     def _repr_html_(self): return words_table(self.words, self.passes)
     def __str__(self): return f"{self.verdict} (exact: {self.texts} texts, {self.paths} paths)"
@@ -172,7 +172,7 @@ def certificate_of(system, target, ctx, n, stop, want, limit, progress, seeded=T
     y = max({**want, **got}, key=lambda y: abs(got.get(y, 0) - want.get(y, 0)))
     worst, off = (y, got.get(y, 0), want.get(y, 0)), tv_outcomes(got, want)
     return Certificate(off == 0, got.paths, len(want), off, worst, n=n, ctx=ctx, block=verify.deepest + 1,
-                       shapes=frozenset(verify.shapes))
+                       shapes=tuple(sorted(verify.shapes)))
 
 DRAWS = "; an rng has pick(law), coin(a, of) and at(round), and no other draws"
 FRACTIONS = "; the rows here are fractions, which numpy's functions of floats do not take"
@@ -406,7 +406,7 @@ def worst_of(found):  # certificates -> Certificate
                    paths=sum(c.paths for c in found), texts=sum(c.texts for c in found),
                    tokens=found[-1].tokens, n=min(c.n for c in found),
                    lengths=tuple(len(c.ctx) for c in found), block=max(c.block for c in found),
-                   shapes=frozenset().union(*(c.shapes for c in found)))
+                   shapes=tuple(sorted({shape for c in found for shape in c.shapes})))
 
 # %% ../../nbs/17_certify.ipynb #fd3a19b8
 def sparse_table(V, seed, most=2):

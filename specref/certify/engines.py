@@ -48,7 +48,7 @@ def served_table(record):
     head = f"{'tokens a round':>16}{'rounds there':>14}{'here':>6}  prompt by prompt"
     out = [f"{'':24}{'drafter':10}{'texts':>10}{head}"]
     for x in record["served"]:
-        engine, there = x["engine"] + ", mended" * ("mended" in x), sum(x["rounds_there"])
+        engine, there = x["engine"] + (", mended" if "mended" in x else ""), sum(x["rounds_there"])
         same, texts = x["rounds_there"] == x["rounds_here"], f"{x['same_texts']} of {x['texts']}"
         out.append(f"{engine:24}{x['drafter']:10}{texts:>10}{x['tokens']/there:16.2f}{there:14}"
                    f"{sum(x['rounds_here']):6}  {'equal' if same else 'not equal'}")
