@@ -12,7 +12,7 @@ __all__ = ['SOME', 'DRAWS', 'FRACTIONS', 'HINTS', 'SEEDED', 'NEVER', 'TEXTS', 'L
 
 # %% ../../nbs/17_certify.ipynb #905cc322
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -56,7 +56,7 @@ class Certificate:
     ctx: tuple = ()           # the context; of several, that of the worst text
     lengths: tuple = ()       # of the contexts, if there are several
     block: int = 0            # tokens of the longest block that the drafts allow
-    shapes: tuple = ()        # of the drafts that were verified: the parents of their nodes
+    shapes: tuple = field(default=(), repr=False)   # of the drafts verified: the parents of their nodes
     @property
     def passes(self): return self.exact
     @property
