@@ -1,7 +1,6 @@
 # `make tour` and `make test` do all their own set-up: Python >= 3.11 and make are all they ask for
 PYTHON ?= python3
 GPU_PYTHON ?= python3
-VLLM_PYTHON ?= .venv-vllm/bin/python
 WORKERS ?= 2
 OUT ?= records
 NB ?= $(wildcard nbs/*.ipynb)

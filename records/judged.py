@@ -87,8 +87,9 @@ def main(vllm, llama, *names):
     "Judge the servers, or those of the names, and write the record"
     from specref.core.check import write_record
     write_models()
+    pythons = [Path(python).absolute() for python in (vllm, llama)]   # a server has a folder of its own
     for name in names or SERVERS:
-        found = judged(name, (vllm, llama))
+        found = judged(name, pythons)
         print(found["server"], found["printed"], sep="\n", flush=True)
         runs = json.loads(RECORD.read_text())["runs"] if RECORD.exists() else []
         runs = {run["name"]: run for run in runs} | {name: found}
