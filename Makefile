@@ -97,7 +97,7 @@ peers: .venv-peers/.ready  ## plain and speculative decoding of the embedded tar
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-peers/bin/python -W ignore records/peers.py
 
-engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (an hour or two); recorded
+engines: .venv-engines/.ready  ## the samplers of released engines, tested: what was asked, what was found (half an hour; PART=all: hours); recorded
 	PYTHONPATH=$(CURDIR):$(CURDIR)/models OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 	    .venv-engines/bin/python -W ignore records/engines.py .venv-engines/wheels $(PART)
 

@@ -1,7 +1,8 @@
 """Released samplers and engines, tested: `make engines`
 
-engines.py SOURCES [PART ...]: each part of the record is made anew and written at once; without names
-all of them. SOURCES holds the wheels of engines that are not installed; only their Python files are used."""
+engines.py SOURCES [PART ...]: each part of the record is made anew and written at once; without names those
+that are not long, with `all` all of them. SOURCES holds the wheels of engines that are not installed; only
+their Python files are used."""
 import os
 os.environ["TRITON_INTERPRET"] = "1"   # before triton is imported
 import json
@@ -17,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count, islice
 from pathlib import Path
 from tempfile import gettempdir
+from time import perf_counter
 from types import SimpleNamespace
 from unittest import mock
 
@@ -794,21 +796,37 @@ LISTS = dict(interpreter=lambda: [*interpreter_rows()], right=lambda: [*right_ro
              right_texts=lambda: [*right_text_rows()], planted_texts=lambda: [*planted_text_rows()],
              openvino_rule=openvino_rule)
 
-def main(parts, rows=PARTS, lists=LISTS):
-    "Make parts of the record anew: those named, or all"
+# of many tokens, or of many seeds
+LONG = "transformers_long", "openvino_long", "llama_long", "right", "right_texts", "planted", "planted_texts"
+
+def chosen(names, parts, long=LONG):  # -> names of parts
+    "Those named; without names all that are not long; with `all` all"
+    wrong = {*names} - {*parts, "all"}
+    if wrong: raise SystemExit(f"PART: got {', '.join(wrong)}, wanted some of {', '.join(parts)}")
+    return [*parts] if "all" in names else names or [part for part in parts if part not in long]
+
+def main(names, rows=PARTS, lists=LISTS):
+    "Make parts of the record anew, see `chosen`, and note how long each took"
     quiet()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     own = rows is PARTS
-    for part in parts or [*rows, *lists]:
+    for part in chosen(names, rows | lists):
+        start = perf_counter()
         if part in lists:
             found = lists[part]()
             update(lambda record: {part: merged(record.get(part), found)}, own)
-            continue
-        update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]), own)
-        for row in rows[part]():
-            update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]), own)
-            print(row, flush=True)
+        else: make_rows(part, rows[part], own)
+        took = {part if own else f"vLLM, {part}": round(perf_counter() - start)}
+        update(lambda record: dict(seconds=record.get("seconds", {}) | took), own)
+        print(took, flush=True)
+
+def make_rows(part, make, own):
+    "The rows of a part, in place of those that are recorded"
+    update(lambda record: dict(rows=[row for row in record["rows"] if row["part"] != part]), own)
+    for row in make():
+        update(lambda record: dict(rows=[*record["rows"], dict(part=part) | row]), own)
+        print(row, flush=True)
 
 def merged(old, new):
     "What was found, beside what another run found of other engines or reports"

@@ -1,5 +1,6 @@
 """Milliseconds of a forward pass (`make record-passes`): transformers, `LlamaPass` and its parts, with all
-weights transposed, with all packed, and in bfloat16 where the processor has it. A record has one run for each
+weights transposed, with all packed, and in bfloat16 where the processor has it; and `CompiledPass`, also with
+weights rounded to float16. A record has one run for each
 kind of vectors that torch finds, which decide how the weights are stored"""
 import json
 from copy import deepcopy
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 
 from specref.core.check import provenance_of_run, write_record
 from specref.models import llama as module
-from specref.models.llama import JoinedRows, LlamaPass, packed, transposed
+from specref.models.compiled import CompiledPass
+from specref.models.llama import LlamaPass, packed, transposed
 from specref.models.recipe import llama
 from specref.models.transformer import RowCache, given_cache
 
@@ -39,7 +41,7 @@ def module_pass(model, m):  # -> a function without arguments
 
 def joined_pass(net, m):
     "The same pass by `LlamaPass`"
-    memory, V = JoinedRows(len(net.layers), net.groups, net.width), len(net.embed)
+    memory, V = net.memory(), len(net.embed)
     ids, at = torch.arange(CONTEXT + m) % V, torch.arange(CONTEXT + m)
     net(ids[:CONTEXT], at[:CONTEXT], memory, 1)
     memory.n, mask = CONTEXT, additive(m)
@@ -83,15 +85,21 @@ def bandwidth(size=2**27):  # -> bytes a second
     w = torch.ones(size // 4)
     return size / medians(dict(read=w.sum), 20)["read"] * 1e3
 
-def measured_shape(name, shape, laps):  # -> rows
-    "Every contestant at every number of rows"
-    torch.manual_seed(0)
-    model = llama(*shape).eval()
+def contestants(model):  # -> {way of storing weights: pass}
+    "`LlamaPass` as it is, with all weights stored in one way, and in bfloat16; `CompiledPass` in two types"
     nets = dict(ours=LlamaPass(model))
     for way, stored in dict(transposed=transposed, packed=packed).items():
         with patch.object(module, "stored_for", lambda weight, stored=stored: (stored(weight),)*2):
             nets[way] = LlamaPass(model)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported(): nets["bfloat16"] = LlamaPass(deepcopy(model).bfloat16())
+    rounded = deepcopy(model).half().float()
+    return nets | {"compiled": CompiledPass(model), "compiled, float16": CompiledPass(rounded)}
+
+def measured_shape(name, shape, laps):  # -> rows
+    "Every contestant at every number of rows"
+    torch.manual_seed(0)
+    model = llama(*shape).eval()
+    nets = contestants(model)
     net = nets["ours"]
     size = prod(net.head.shape) + sum(
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))

@@ -62,6 +62,7 @@ from .models.transformer import HFModel as HFModel
 from .models.llama import PackedLlama as PackedLlama
 from .models.encoder_decoder import EncoderDecoderModel as EncoderDecoderModel
 from .models.recurrent import load_served as load_served
+from .models.compiled import CompiledLlama as CompiledLlama
 from .models.embedded import tokenizer as tokenizer
 from .models.embedded import embedded as embedded
 from .models.embedded import prompts as prompts

@@ -12,7 +12,7 @@ from specref import embedded, HFModel, PackedLlama, Tree
 from specref.app.tour import OWN_TARGETS, target_of
 from specref.models import llama
 from specref.models.embedded import DATA, raw_model
-from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, llama_pass, packed_or_plain,
+from specref.models.llama import (JoinedRows, LlamaPass, PackedLinear, has_fast_pass, llama_pass,
                                   packed_product)
 
 SCALED = dict(rope_type="llama3", rope_theta=1e4, factor=8., low_freq_factor=1., high_freq_factor=4.,
@@ -165,10 +165,9 @@ class Adapted(torch.nn.Linear):
 def test_what_no_pass_serves_is_left_to_the_module():
     "An adapter in a projection, double precision, another architecture"
     single, gpt = module().float(), AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1))
-    assert [type(packed_or_plain(m, check=False)) for m in (single, module(), gpt)] == (
-        [PackedLlama, HFModel, HFModel])
+    assert [has_fast_pass(m) for m in (single, module(), gpt)] == [True, False, False]
     single.model.layers[1].mlp.up_proj.__class__ = Adapted
-    assert type(packed_or_plain(single, check=False)) is HFModel
+    assert not has_fast_pass(single)
 
 @pytest.mark.parametrize("name", sorted(OWN_TARGETS))
 def test_the_other_targets_of_the_race(name):
@@ -185,7 +184,7 @@ def test_a_checkpoint_is_loaded_with_the_options_of_a_model():
     assert (loaded.law((1, 2)) > 0).sum() == 3 and loaded.keep == (1,) and loaded.unchecked == loaded.windows
 
 def test_a_copy_shares_the_packed_weights():
-    net = embedded("small").network
+    net = PackedLlama(raw_model("small"), check=False).network
     again = deepcopy(net)
     assert again is not net and again.head is net.head and again.layers[0].qkv is net.layers[0].qkv
 

@@ -566,7 +566,7 @@ def test_one_row_is_compared_once():
     assert len(plain) == 1 and all(m.meter.calls == len(m.trie.edge) == 0 for m in made)
     HFModel(model, check=None)
     assert len(plain) > 1
-    assert PackedLlama in COMPARED[embedded("small").model]
+    assert type(embedded("small")) in COMPARED[embedded("small").model]
 
 # ---- the stored runs of `make record-architectures`, `make record-recurrent` and `make compat-quantised`
 

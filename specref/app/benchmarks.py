@@ -41,7 +41,7 @@ from ..verify.block import block
 from ..verify.traversal import all_donors, traversal
 from ..models.embedded import EMBEDDED, domain_ids, embedded, generation_view, prompts, raw_model
 from ..models.recipe import llama
-from ..models.llama import PackedLlama, llama_pass
+from ..models.compiled import fast_llama, fast_pass
 from ..draft.datastore import Datastore
 from ..draft.length import GoodputLength, ScheduledChain
 from ..draft.lookup import NgramPlaces, IncrementalReader
@@ -77,7 +77,7 @@ class Lap:
 def lap(run, texts, n, temperature, seed):  # run(temperature, prompt, n, seed) -> ledger or None
     "Time `run` on each of `texts`"
     ledgers, clock, modules = [], [perf_counter()], [*map(raw_model, EMBEDDED)]
-    with ModelSeconds(*modules, *map(llama_pass, modules)) as inside:
+    with ModelSeconds(*modules, *map(fast_pass, modules)) as inside:
         for k, prompt in enumerate(texts):
             ledgers.append(run(temperature, prompt, n, seed + k))
             clock.append(perf_counter())
@@ -293,10 +293,10 @@ def large_model_share(turns=8, gamma=4, shape=(24, 1024, 2816), V=32_000):
 
 def round_times(target, draft, build, turns):  # -> [(seconds of a round, those outside the models)]
     "The times of `turns` rounds of speculative sampling on two torch models, after two that are not counted"
-    drafter, seen = build(PackedLlama(draft, check=None)), []
-    running = rounds(PackedLlama(target, check=None), drafter, reject, tuple(range(1, 65)), Seeded(0))
+    drafter, seen = build(fast_llama(draft, check=None)), []
+    running = rounds(fast_llama(target, check=None), drafter, reject, tuple(range(1, 65)), Seeded(0))
     for _ in range(turns + 2):
-        with ModelSeconds(llama_pass(target), llama_pass(draft)) as inside:
+        with ModelSeconds(fast_pass(target), fast_pass(draft)) as inside:
             start = perf_counter()
             next(running)
             seconds = perf_counter() - start

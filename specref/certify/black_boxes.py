@@ -170,7 +170,8 @@ def onnx_engine(folder, target="large", rival="small", stop=(), lookup={}, **sea
         run = genai.Generator(model, params)
         run.append_tokens(np.array(prompt, np.int32))
         while not run.is_done(): run.generate_next_token()
-        return run.get_sequence(0)[len(prompt):].tolist()
+        new = run.get_sequence(0)[len(prompt):].tolist()
+        return new if len(new) == n else [*new, *stop[:1]]   # the token that ends a text is not in it
     warped = {k: how[k] or None for k in ("temperature", "top_k", "top_p")}
     return BlackBox(generate, target, rival, warped if how["do_sample"] else dict(temperature=0), stop)
 

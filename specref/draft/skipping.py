@@ -23,7 +23,8 @@ from ..core.tree import Tree
 from ..core.registry import SYSTEMS, Source, drafter_system
 from .length import Schedule, ScheduledChain, next_threshold
 from ..models.embedded import DOMAINS, domain_ids, embedded, stored, windows
-from ..models.llama import check_llama, llama_pass, stored_rows
+from ..models.compiled import fast_pass
+from ..models.llama import check_llama, stored_rows
 from ..models.recipe import write_card
 from ..models.transformer import HFModel, RowAnswer, RowCache, RowTrie
 from ..models.transformer import common_prefix_len
@@ -47,7 +48,7 @@ class PartialModel(HFModel):
     "Some blocks of a model as a model: `runs` lists (layer, with its attention?, with its MLP?)"
     def __init__(self, model, runs, temperature=1., check=False, **kw):
         check_llama(model)
-        self.network = llama_pass(model.eval())
+        self.network = fast_pass(model.eval())
         super().__init__(model, temperature, check=False, paths=False, **kw)
         self.runs, share = tuple(runs), attention_share(model)
         self.cost = sum(1 if a and m else a*share + m*(1 - share) for _, a, m in self.runs)

@@ -21,7 +21,7 @@ from ..core.tree import Tree
 from ..core.registry import SYSTEMS, Source, drafter_system
 from .cascade import Nested, graft, mean_rounds
 from .skipping import SharedRows, SkippedModel, run_layers, skip_mask
-from ..models.llama import llama_pass
+from ..models.compiled import fast_pass
 from ..models.transformer import RowCache, Unservable
 from ..verify.reject import capped_geometric, chain_system, reject
 from ..core.drafters import Chain
@@ -125,7 +125,7 @@ def turn_rows(model, x, at):  # (1, heads, m, d), (1, m or 1) -> (1, heads, m, d
 
 def last_queries(target, text, w):  # -> (heads, w, d) for each layer
     "The target's queries of the last `w` tokens of `text`, whose rows it has"
-    model, net, end = target.model, llama_pass(target.model), len(text)
+    model, net, end = target.model, fast_pass(target.model), len(text)
     rows, at = SharedRows(target, end - w), target.tensor(range(end - w, end))
     h, queries = net.embed[target.tensor(text[end - w:])], []
     for i, layer in enumerate(model.base_model.layers):

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 from .. import require
 from ..core.check import check_at_least, look_up, package_folder
-from .llama import PackedLlama
+from .compiled import fast_llama
 from .transformer import HFModel, RowCache, given_cache
 
 # %% ../../nbs/08_models.ipynb #8d9d38b7
@@ -64,7 +64,7 @@ def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bo
         dtype: of the weights
         check: compare two small trees with plain passes; None: only if one row differs from a plain pass
         **kw: options of `HFModel`: temperature, top_k, top_p, processors, ...
-    Returns: a `PackedLlama`
+    Returns: a `CompiledLlama`, or a `PackedLlama` where numba is not installed or for another dtype
     Raises: ValueError for another name; ImportError where `specref_models` is not installed
     Source: this book: trained on Python's documentation and its library, distilled from the target
     See also: tokenizer, prompts, HFModel
@@ -74,7 +74,7 @@ def embedded(name: str = "target", dtype: torch.dtype = torch.float32, check: bo
     >>> tokenizer().decode(text)
     'False(hasatt'
     """
-    return PackedLlama(raw_model(name, dtype), check=check, **kw)
+    return fast_llama(raw_model(name, dtype), check=check, **kw)
 
 # %% ../../nbs/08_models.ipynb #e57f0fdb
 def is_embedded(name):

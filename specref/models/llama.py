@@ -6,7 +6,7 @@
 __all__ = ['CACHED', 'FEW', 'FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'worth_packing', 'stored_for', 'PackedLinear',
            'packed', 'packed_product', 'packed_sum', 'product', 'sum_and_product', 'transposed', 'JoinedRows',
            'written_rows', 'stored_rows', 'RMSNorm', 'LlamaLayer', 'LlamaPass', 'why_not_llama', 'plain_linear',
-           'weight_state', 'llama_pass', 'check_llama', 'has_fast_pass', 'packed_or_plain', 'PackedLlama']
+           'weight_state', 'llama_pass', 'check_llama', 'has_fast_pass', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
@@ -111,10 +111,10 @@ class RMSNorm:
 
 class LlamaLayer:
     "The weights of one layer; `head_norm` (heads + kv heads, width) where queries and keys are normalised"
-    def __init__(self, layer, config):
+    def __init__(self, layer, config, linear):
         a, f = layer.self_attn, layer.mlp
-        self.qkv, self.out = PackedLinear(a.q_proj, a.k_proj, a.v_proj), PackedLinear(a.o_proj)
-        self.gate_up, self.down = PackedLinear(f.gate_proj, f.up_proj), PackedLinear(f.down_proj)
+        self.qkv, self.out = linear(a.q_proj, a.k_proj, a.v_proj), linear(a.o_proj)
+        self.gate_up, self.down = linear(f.gate_proj, f.up_proj), linear(f.down_proj)
         norm = partial(RMSNorm, eps=config.rms_norm_eps)
         self.norm = norm(layer.input_layernorm.weight)
         self.mlp_norm = norm(layer.post_attention_layernorm.weight)
@@ -124,19 +124,20 @@ class LlamaLayer:
 
 class LlamaPass(nn.Module):
     "The forward pass of a Llama, Mistral, Qwen2 or Qwen3 module over the rows of a tree"
-    def __init__(self, model):
+    def __init__(self, model, linear=PackedLinear):
         super().__init__()
         c, inner = model.config, model.base_model
         self.heads, self.groups = c.num_attention_heads, c.num_key_value_heads
         shared = {id(x.self_attn.q_proj.weight): x for x in inner.layers}   # a looped model repeats layers
-        made = {key: LlamaLayer(x, c) for key, x in shared.items()}
+        made = {key: LlamaLayer(x, c, linear) for key, x in shared.items()}
         self.layers = [made[id(x.self_attn.q_proj.weight)] for x in inner.layers]
         self.embed = model.get_input_embeddings().weight
         self.norm = RMSNorm(inner.norm.weight, c.rms_norm_eps)
-        self.head, self.rotary = PackedLinear(model.get_output_embeddings()), inner.rotary_emb
+        self.head, self.rotary = linear(model.get_output_embeddings()), inner.rotary_emb
         self.width, self.gqa = inner.layers[0].self_attn.head_dim, self.heads != self.groups
         self.turns, self.later = self.rotations(64), self.causal_strip(64, 256)
 
+    def memory(self): return JoinedRows(len(self.layers), self.groups, self.width)   # an empty one
     def rotations(self, n):  # -> (n, 2, 1, width)
         "Cosines and signed sines of the positions before n (Proposition roll)"
         at = torch.arange(n, device=self.embed.device)
@@ -230,18 +231,18 @@ def plain_linear(model):
     maps = [m for name, m in model.named_modules() if name.split(".")[-1] in LINEAR_MAPS]
     return all(type(m) is nn.Linear and m.weight.is_floating_point() for m in maps)
 
-PASSES = WeakKeyDictionary()   # of each module: the state of its weights, and its pass
+PASSES = WeakKeyDictionary()   # of each module: {class: the state of its weights, its pass}
 
 def weight_state(model):
     "Where the weights of a module lie and how often each was written, which a training step changes"
     return [(w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version) for w in model.parameters()]
 
 @torch.inference_mode()
-def llama_pass(model):  # -> LlamaPass
+def llama_pass(model, kind=LlamaPass):  # -> LlamaPass
     "The pass of a module, packed again where its weights have changed since the last call"
-    now = weight_state(model)
-    if PASSES.get(model, ((), None))[0] != now: PASSES[model] = now, LlamaPass(model)
-    return PASSES[model][1]
+    now, made = weight_state(model), PASSES.setdefault(model, {})
+    if made.get(kind, ((), None))[0] != now: made[kind] = now, kind(model)
+    return made[kind][1]
 
 def check_llama(model):
     "Raise `Unservable`, with the reason, for a module that `LlamaPass` cannot read"
@@ -252,10 +253,6 @@ def check_llama(model):
 def has_fast_pass(model):
     "Can `LlamaPass` read the module, and is it below double precision?"
     return not why_not_llama(model) and model.get_input_embeddings().weight.dtype != torch.float64
-
-def packed_or_plain(model, *args, **options):  # -> HFModel
-    "A `PackedLlama` where there is one for the module; else an `HFModel`"
-    return (PackedLlama if has_fast_pass(model) else HFModel)(model, *args, **options)
 
 class PackedLlama(HFModel):
     """A Llama, Mistral, Qwen2 or Qwen3 whose passes are those of `LlamaPass`; options of `HFModel`
@@ -272,18 +269,16 @@ class PackedLlama(HFModel):
     >>> type(target).__name__, target.law((1, 2, 3)).shape
     ('PackedLlama', (512,))
     """
-    cached = True   # by a memory of its own
+    cached, reader = True, LlamaPass   # the cache is a memory of the pass
     def __init__(self, model: PreTrainedModel, temperature: float = 1., **options):
         check_llama(model)
-        self.network = llama_pass(model.eval())
+        self.network = llama_pass(model.eval(), self.reader)
         super().__init__(model, temperature, **options)
     def __getstate__(self) -> dict: return {k: x for k, x in super().__getstate__().items() if k != "network"}
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self.network = llama_pass(self.model)   # packed weights have no copy
-    def begin(self) -> None:
-        net = self.network
-        self.trie, self.memory = RowTrie(), JoinedRows(len(net.layers), net.groups, net.width)
+        self.network = llama_pass(self.model, self.reader)   # packed weights have no copy
+    def begin(self) -> None: self.trie, self.memory = RowTrie(), self.network.memory()
 
     def run_network(self, x: Sequence[int], at: Sequence[int], end: int, k: int) -> torch.Tensor:  # (k, V)
         mask = self.mask(end - len(x), end)

@@ -1,0 +1,141 @@
+"Chapter 07d: the compiled pass is the module's function, and a row has the same bits alone and in a tree"
+from copy import deepcopy
+
+import numpy as np, pytest, torch
+from hypothesis import given, settings, strategies as st
+
+from helpers import proves, seeds
+from specref import (autoregressive, Branching, CompiledLlama, generate, HFModel, match, PackedLlama, prompts,
+                     Seeded, Tree)
+from specref.models import compiled
+from specref.models.compiled import (AS_BITS, Blocks, CompiledPass, add_narrow, exponential, fast_model,
+                                     fast_pass, smallest_type)
+from specref.models.embedded import raw_model
+from specref.models.llama import stored_rows
+from specref.models.transformer import RowCache, Unservable
+from test_llama import KINDS, deviation, history, module
+
+class DoubleNorm(torch.nn.Module):
+    "transformers' norms are in single precision for every type; this one is not"
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+    def forward(self, x): return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+def double(kind="llama", seed=0, **sizes):
+    made = module(kind, seed, **sizes)
+    for parent in [*made.modules()]:
+        for name, part in [*parent.named_children()]:
+            if hasattr(part, "variance_epsilon"): setattr(parent, name, DoubleNorm(part))
+    return made
+
+@pytest.mark.parametrize("kind, sizes", KINDS, ids=str)
+@given(seed=seeds)
+@settings(max_examples=4)
+def test_the_pass_is_the_module(kind, sizes, seed):
+    made, keep = double(kind, seed, **sizes), (0, 1, 2)
+    ours, theirs = CompiledLlama(made, keep=keep, check=False), HFModel(made, keep=keep, check=False)
+    assert deviation(ours, theirs, np.random.default_rng(seed)) < 1e-12
+    text = theirs.trie.text
+    for k, h in theirs.states(text[:-1]).items(): assert (ours.states(text[:-1])[k] - h).abs().max() < 1e-10
+    memory, n = ours.memory, ours.memory.n
+    for name in ((0, "keys"), (1, "values")):   # the rows that other drafters read
+        mine, own = (m.memory.buffer[name].narrow(-2, 0, n) for m in (ours, theirs))
+        assert (mine - own).abs().max() < 1e-10 and memory.row_bytes == theirs.memory.row_bytes
+    assert torch.equal(memory.joined[:, :2, :n] if sizes.get("num_key_value_heads") != 4 else
+                       memory.joined[:, :4, :n], memory.turned[..., :n].mT)
+
+def same_bits(one, fresh, V):
+    "The share of rows of trees that have the same bits when their text is read alone, by another model"
+    rows = [(z, fresh().logits(Tree(tree.text(i)))[0]) for tree in history(np.random.default_rng(0), V=V)
+            for i, z in enumerate(one.logits(tree))]
+    return np.mean([np.array_equal(a, b) for a, b in rows])
+
+@proves("thm-same-bits")
+@pytest.mark.parametrize("kind, sizes", KINDS, ids=str)
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_row_has_the_same_bits_alone_and_in_a_tree(kind, sizes, width):
+    made = module(kind, **sizes | dict(head_dim=width)).float()
+    assert same_bits(CompiledLlama(made, check=False), lambda: CompiledLlama(made, check=False), 60) == 1
+
+def test_sums_of_the_usual_products_have_other_orders():
+    made = raw_model("large")
+    assert same_bits(PackedLlama(made, check=False), lambda: PackedLlama(made, check=False), 512) < .5
+    assert same_bits(CompiledLlama(made, check=False), lambda: CompiledLlama(made, check=False), 512) == 1
+
+def test_texts_at_temperature_0_are_those_of_plain_decoding():
+    target = CompiledLlama(raw_model("large"), temperature=0, check=False)
+    drafter = Branching(CompiledLlama(raw_model("small"), temperature=0, check=False), (2, 2, 1))
+    for ctx in prompts("english", 2) + prompts("code", 2):
+        plain, drafted = (run(target, *more, ctx, 40, Seeded(0)) for run, more in
+                          ((autoregressive, ()), (generate, (drafter, match))))
+        assert tuple(plain) == tuple(drafted)
+
+@pytest.mark.parametrize("kind", [*AS_BITS, torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 19])
+def test_products_of_any_number_of_rows(kind, m):
+    "Of weights that are exact in half precision: bit for bit those of the same weights as they are"
+    torch.manual_seed(m)
+    real = torch.promote_types(kind, torch.float32)
+    maps = [torch.nn.Linear(37, n, bias=n < 70).to(kind).to(real) for n in (70, 3)]
+    x = torch.randn(m, 37).to(real)
+    with torch.inference_mode():
+        ours, whole = Blocks(*maps, kind=kind), Blocks(*maps, kind=real)
+        want = torch.cat([f(x) for f in maps], 1)
+        assert torch.equal(ours(x), whole(x)) and (ours(x) - want).abs().max() < 1e-5
+        assert (ours.add(want, x) - 2*want).abs().max() < 1e-5
+    narrow = np.zeros((m, 21))
+    add_narrow(x.double().numpy(), w := np.random.default_rng(0).normal(size=(37, 21)), narrow)
+    assert abs(narrow - x.double().numpy() @ w).max() < 1e-12
+
+def test_weights_are_kept_in_the_smallest_type_that_holds_them():
+    made = module().float()
+    assert smallest_type(made) == torch.float32 and smallest_type(module()) == torch.float64
+    for kind, size in zip(AS_BITS, (1, 2**20)):   # beyond the range of float16
+        with torch.no_grad(): made.model.embed_tokens.weight[0, 0] = size
+        rounded = deepcopy(made).to(kind).float()
+        assert smallest_type(rounded) == kind
+        assert CompiledPass(rounded).weights.down.itemsize == 2
+        ours, half = (CompiledLlama(x, check=False) for x in (rounded, deepcopy(made).to(kind)))
+        assert deviation(half, ours, np.random.default_rng(0)) < 1e-5   # but for the rotation's table
+    assert smallest_type(raw_model("target")) == torch.float16
+
+@compiled.compiled
+def one_exponential(x): return exponential(x)
+
+@proves("prop-exponential")
+@given(st.floats(-700, 700))
+def test_the_exponential_is_a_polynomial(x):
+    want = np.exp(np.longdouble(x))
+    assert abs(one_exponential(x)/want - 1) < 5e-16
+    assert one_exponential(2000.) == one_exponential(700.) and one_exponential(-2000.) < 1e-300
+
+@pytest.mark.parametrize("kind, sizes", KINDS[:2] + KINDS[5:], ids=str)
+def test_layers_one_by_one_are_those_of_the_pass(kind, sizes):
+    "Bit for bit, with rows that another memory keeps"
+    made = module(kind, **sizes).float()
+    with torch.inference_mode():
+        net, ids, at = fast_pass(made), torch.tensor([5, 9, 7, 9]), torch.arange(4)
+        whole, other = net.memory(), RowCache()
+        want = net(ids, at, whole, 4, keep=(1, 2))
+        runs = [(i, lambda new, i=i: stored_rows(other, i, new), True) for i in range(2)]
+        x, states = net.run_layers(net.embed[ids], net.turn(at, 4), runs, net.seen(None, 4, 0), keep=(1,))
+        assert torch.equal(net.score(x), want) and torch.equal(states[1], whole.buffer[1][0, :4])
+        assert torch.equal(other.buffer[1, "values"][:, :, :4], whole.buffer[1, "values"][:, :, :4])
+
+def test_what_is_not_compiled(monkeypatch):
+    single = module().float()
+    assert type(fast_model(single, check=False)) is CompiledLlama
+    assert type(fast_model(deepcopy(single).bfloat16(), check=False)) is PackedLlama
+    assert type(fast_model(module(), check=False)) is HFModel
+    with pytest.raises(Unservable, match="wanted a Llama that is compiled: its weights are on meta"):
+        CompiledLlama(module().to("meta"), check=False)
+    monkeypatch.setattr(compiled, "njit", None)
+    with pytest.raises(Unservable, match=r"numba is not installed; `pip install 'specref\[fast\]'`"):
+        CompiledLlama(single)
+    assert type(fast_model(single, check=False)) is PackedLlama
+    assert not isinstance(fast_pass(single), CompiledPass)
+
+def test_a_copy_shares_the_weights():
+    net = fast_pass(module().float())
+    assert deepcopy(net) is net
