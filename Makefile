@@ -153,7 +153,7 @@ $(READY): $(RUN)
 	.venv-compat/bin/python -m pip install -q nbdev==2.4.14 'execnb<0.2' 'fastcore<2'
 	@touch $@
 
-.venv-peers/.ready: OTHERS := tqdm mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
+.venv-peers/.ready: OTHERS := tqdm numba gguf xllamacpp==2026.10.11549 mlx-lm==0.32.2 "mlx[cpu]==0.32.4" onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir==1.1.0
 .venv-triton/.ready: OTHERS := scipy tqdm pytest hypothesis psutil
 .venv-triton/.ready: PINS := triton==3.6.0 transformers==5.17.0   # of the machines with a GPU
 .venv-quantised/.ready: OTHERS := accelerate==1.15.0 bitsandbytes==0.50.2 torchao==0.18.0
