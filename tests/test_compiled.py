@@ -130,6 +130,10 @@ def test_what_is_not_compiled(monkeypatch):
     assert type(fast_model(module(), check=False)) is HFModel
     with pytest.raises(Unservable, match="wanted a Llama that is compiled: its weights are on meta"):
         CompiledLlama(module().to("meta"), check=False)
+    monkeypatch.setattr(compiled, "ALONE", 10)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)   # several threads, and a network that is large
+    assert type(fast_model(single, check=False)) is PackedLlama
+    monkeypatch.undo()
     monkeypatch.setattr(compiled, "njit", None)
     with pytest.raises(Unservable, match=r"numba is not installed; `pip install 'specref\[fast\]'`"):
         CompiledLlama(single)
