@@ -83,9 +83,10 @@ def test_the_summary_counts_differences_that_nobody_asked_for():
     mine = dict(engine="mine", version="1", how="sampler", verdict="no difference", distance=.02)
     one = RECORD["rows"][0] | mine
     rows = [one, one | dict(distance=.01), one | dict(verdict="differs", distance=1e-5),
-            one | dict(verdict="differs", by_design=True), one | dict(verdict="not run", how=None)]
+            one | dict(verdict="differs", by_design=True), one | dict(verdict="other texts", distance=None),
+            one | dict(verdict="not run", how=None)]
     _, line = en.engine_summary(dict(rows=rows)).splitlines()
-    assert line.split() == ["mine", "1", "sampler", "4", "0.01", "differs", "in", "1", "of", "4"]
+    assert line.split() == ["mine", "1", "sampler", "5", "0.01", "differs", "in", "2", "of", "5"]
     assert en.engine_summary(dict(rows=rows[:2])).endswith("no difference")
 
 # Adapters
