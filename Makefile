@@ -136,7 +136,7 @@ INSTALL := $(PY) -m pip install -q --no-compile -c constraints.txt
 $(RUN): pyproject.toml models/pyproject.toml constraints.txt
 	$(venv)
 	$(INSTALL) setuptools torch
-	$(INSTALL) --no-build-isolation -e models -e '.[models]'
+	$(INSTALL) --no-build-isolation -e models -e '.[models,fast]'
 	@touch $@
 
 $(READY): $(RUN)

@@ -7,10 +7,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.candidate_generator import MTPCandidateGenerator, PromptLookupCandidateGenerator
 
-from specref import (autoregressive, certify_sampler, certify_system, Chain, embedded, EncoderDecoderModel,
-                     Engine, Enumerator, generate, generate_law, HFModel, load_served, loop_law, match,
-                     measure, no_draft, PackedLlama, PromptLookup, prompts, random_table, rounds, Seeded,
-                     speculate, SYSTEMS, target_law, Tree)
+from specref import (autoregressive, certify_sampler, certify_system, Chain, CompiledLlama, embedded,
+                     EncoderDecoderModel, Engine, Enumerator, generate, generate_law, HFModel, load_served,
+                     loop_law, match, measure, no_draft, PackedLlama, PromptLookup, prompts, random_table,
+                     rounds, Seeded, speculate, SYSTEMS, target_law, Tree)
 from specref.draft.shapes import measure_rank_acceptance
 from specref.models.bridge import GeneratorDrafter, TorchEnumerator
 from specref.models.embedded import stored
@@ -139,6 +139,7 @@ ROWS = [
     ("model", packed(hidden_act="gelu"), "has gelu"), ("model", packed_with_adapter, "plain linear maps"),
     ("model", packed(rope_parameters=DYNAMIC), "rotation dynamic"),
     ("model", lambda: PackedLlama("gpt2"), "architecture is str"),
+    ("model", lambda: CompiledLlama("gpt2"), "wanted a Llama that is compiled: its architecture is str"),
     # the arguments of `generate`
     ("num_beams", called(num_beams=2)), ("use_cache", called(use_cache=False)),
     ("pad_token_id", called(inputs=IDS.repeat(2, 1), pad_token_id=None)),

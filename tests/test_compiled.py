@@ -12,7 +12,9 @@ from specref.models.compiled import (AS_BITS, Blocks, CompiledPass, add_narrow, 
                                      fast_pass, smallest_type)
 from specref.models.embedded import raw_model
 from specref.models.llama import stored_rows
-from specref.models.transformer import RowCache, Unservable
+from specref.models.transformer import RowCache, Unservable, softmax_row
+from specref.train import features
+from specref.train.registry import load_drafter
 from test_llama import KINDS, deviation, history, module
 
 class DoubleNorm(torch.nn.Module):
@@ -143,3 +145,41 @@ def test_what_is_not_compiled(monkeypatch):
 def test_a_copy_shares_the_weights():
     net = fast_pass(module().float())
     assert deepcopy(net) is net
+
+def draft_rows(made):
+    "After a context, and as rows of a draft"
+    draft, tree = made.draft(made.target(temperature=1.)), Tree(prompts("english", 1)[0])
+    for u, x in (0, 5), (1, 9): tree.add(u, x)
+    found = draft(tree)
+    return np.array([found[i] for i in range(len(found))])
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_layers_of_drafters_are_those_of_transformers(monkeypatch, name):
+    "In inference alone: in training the layer of transformers stays"
+    made, made_of = load_drafter(name), []
+    own = features.compiled_layer
+    def watched(layer, u):
+        made_of.append(own(layer, u))
+        return made_of[-1]
+    monkeypatch.setattr(features, "compiled_layer", watched)
+    fast = draft_rows(made)
+    assert made_of and all(made_of)
+    monkeypatch.setattr(features, "compiled_layer", lambda layer, u: None)
+    assert abs(fast - draft_rows(made)).max() < 1e-5
+    layer = next(m for m in made.net.modules() if isinstance(m, features.DraftLayer))
+    assert own(layer, torch.zeros(1, 2, 8)) is None
+
+@given(st.lists(st.floats(-900, 900, width=32), min_size=1, max_size=70), st.integers(0, 3))
+def test_rows_are_softmaxes(z, hidden):
+    "Also where a processor would have hidden tokens; infinities and what is no number are left to say so"
+    z = torch.tensor([*z, 0.] + hidden*[-np.inf])
+    law, right = compiled.softmax(z.numpy())
+    assert right and abs(law - softmax_row(z, False)).max() < 1e-15 and abs(law.sum() - 1) < 1e-12
+    for wrong in np.nan, np.inf: assert not compiled.softmax(np.append(z.numpy(), np.float32(wrong)))[1]
+    assert not compiled.softmax(np.full(3, -np.inf, np.float32))[1]
+
+def test_a_row_that_is_no_distribution_is_refused():
+    made = module().float()
+    with torch.no_grad(): made.lm_head.weight[3] = np.inf
+    with pytest.raises(ValueError, match="logits: got a largest value of"):
+        CompiledLlama(made, check=False).law((1, 2))

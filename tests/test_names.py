@@ -2,10 +2,11 @@
 import numpy as np, pytest, torch
 
 from checkpoints import folder as folder, pair_of   # noqa: F811  a fixture
-from specref import autoregressive, embedded, HFModel, prompts, Seeded, sequoia, SYSTEMS, Tree, warp
+from specref import (autoregressive, embedded, HFModel, PackedLlama, prompts, Seeded, sequoia, SYSTEMS,
+                     Tree, warp)
 from specref.app import loading, paired
 from specref.app.loading import ModelOptions, text_difference, fresh_copy, rounding_reach
-from specref.models.embedded import corpus
+from specref.models.embedded import corpus, raw_model
 from specref.speed import causes
 from specref.train.consistency import consistency_model
 from specref.train.early_exit import trained_exit
@@ -44,7 +45,7 @@ def test_a_pair_at_another_temperature_shares_the_weights():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounding_reaches_as_far_as_its_type(dtype):
     "A text in one pass and token by token: within the reach, which is at most 100 times as far"
-    target, offs = embedded(dtype=dtype), []
+    target, offs = PackedLlama(raw_model(dtype=dtype), check=False), []   # compiled, both are the same bits
     for ids in prompts("code", 2, 50):
         whole, steps = fresh_copy(target).logits(Tree(ids))[0], fresh_copy(target)
         for end in range(30, 51): last = steps.logits(Tree(ids[:end]))[0]

@@ -49,7 +49,8 @@ OF_MODELS = ' '.join(PYPROJECT['optional-dependencies']['models'])
 INCLUDED = re.search(r'specref\[([\w,]+)\]', OF_MODELS)[1].split(',')   # other extras
 EXTRA = {p for extra in ('models', *INCLUDED) for p in specref.EXTRAS[extra].split()}
 BESIDE = {'IPython': 'skips cells, in a notebook', 'accelerate': 'joins processes; its absence has a hint',
-          'gguf': 'files for llama.cpp; its absence has a hint'} | dict.fromkeys(
+          'gguf': 'files for llama.cpp; its absence has a hint', 'numba': 'compiled passes',
+          'llvmlite': 'comes with numba'} | dict.fromkeys(
     ('mlx', 'mlx_lm', 'onnxruntime_genai', 'openvino', 'openvino_genai', 'vllm', 'xllamacpp'),
     'engines as black boxes; no command calls them')
 

@@ -38,7 +38,7 @@ def engine_summary(record):
     out = [f"{'':40}{'asked as':13}{'rows':>4}{'distance':>10}  found"]
     for (engine, how), rows in sorted(groups.items(), key=lambda group: [x.lower() for x in group[0]]):
         seen = [row["distance"] for row in rows if row["distance"] and row["verdict"] == "no difference"]
-        wrong = sum(row["verdict"] == "differs" and not row.get("by_design") for row in rows)
+        wrong = sum(row["verdict"] in ("differs", "other texts") and not row.get("by_design") for row in rows)
         found = f"differs in {wrong} of {len(rows)}" if wrong else "no difference"
         out.append(f"{engine:40}{how:13}{len(rows):4}{f'{min(seen):.2g}' if seen else '-':>10}  {found}")
     return "\n".join(out)

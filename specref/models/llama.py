@@ -263,11 +263,11 @@ class PackedLlama(HFModel):
         **options: the others of `HFModel`: top_k, top_p, processors, keep, chunk, check, V, paths
     Raises: Unservable, a ValueError, for another architecture
     Source: this book (Theorem masked-pass, Propositions roll, hypotenuse)
-    See also: HFModel, embedded
+    See also: CompiledLlama, HFModel, embedded
 
-    >>> target = embedded("small", temperature=0)   # embedded models are of this class
-    >>> type(target).__name__, target.law((1, 2, 3)).shape
-    ('PackedLlama', (512,))
+    >>> target = PackedLlama(embedded("small").model, temperature=0)
+    >>> target.law((1, 2, 3)).shape
+    (512,)
     """
     cached, reader = True, LlamaPass   # the cache is a memory of the pass
     def __init__(self, model: PreTrainedModel, temperature: float = 1., **options):

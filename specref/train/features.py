@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import (LlamaDecoderLayer, LlamaRo
 from ..core.check import check_at_least
 from ..core.target import Meter, PerThread, Rows, Target
 from .harness import TargetModel, check_same_target
+from ..models.compiled import compiled_layer
 from ..models.transformer import RowAnswer, HFModel, RowCache, RowTrie, raw_weights, tree_mask
 from ..core.tree import Tree
 
@@ -84,7 +85,8 @@ class DraftLayer(LlamaDecoderLayer):
             setattr(self.self_attn, name, nn.Linear(wide, out, bias=False))
     def forward(self, u, residual, at, attend):  # (n, T, wide), (n, T, d), (n, T) -> (n, T, d)
         "`u` is what attention reads, already normed where the family norms it; `residual` is what it adds to"
-        a = self.self_attn
+        a, fast = self.self_attn, compiled_layer(self, u)
+        if fast: return fast(u, residual, at, attend)
         def heads(y): return y.unflatten(-1, (-1, a.head_dim)).transpose(1, 2)
         q, k = apply_rotary_pos_emb(heads(a.q_proj(u)), heads(a.k_proj(u)), *self.rotary(u, at))
         h = residual + a.o_proj(attend(q, k, heads(a.v_proj(u))).transpose(1, 2).flatten(2))
