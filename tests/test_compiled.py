@@ -102,6 +102,13 @@ def test_weights_are_kept_in_the_smallest_type_that_holds_them():
         assert deviation(half, ours, np.random.default_rng(0)) < 1e-5   # but for the rotation's table
     assert smallest_type(raw_model("target")) == torch.float16
 
+def test_without_a_folder_for_machine_code_it_is_compiled_anew(monkeypatch):
+    def unwritable(cache=False, own=compiled.njit, **how):
+        if cache: raise RuntimeError("cannot cache function: no locator available")
+        return own(**how)
+    monkeypatch.setattr(compiled, "njit", unwritable)
+    assert compiled.compiled(lambda x: x + 1)(1) == 2
+
 @compiled.compiled
 def one_exponential(x): return exponential(x)
 

@@ -35,7 +35,10 @@ LANES, BLOCK_OUTPUTS, MOST = 16, 64, 8   # numbers of a vector, outputs of a blo
 def compiled(f=None, **how):
     "A function compiled by numba; as it is where numba is not installed"
     if f is None: return partial(compiled, **how)
-    return njit(error_model="numpy", nogil=True, cache=True, **how)(f) if njit else f
+    if not njit: return f
+    how = dict(error_model="numpy", nogil=True) | how
+    try: return njit(cache=True, **how)(f)
+    except RuntimeError: return njit(**how)(f)   # where no folder can be written
 
 class Vectors:
     "Instructions on vectors of LANES numbers, widened to `real`, in arrays whose rows are contiguous"
