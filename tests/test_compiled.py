@@ -175,6 +175,9 @@ def test_layers_of_drafters_are_those_of_transformers(monkeypatch, name):
     assert abs(fast - draft_rows(made)).max() < 1e-5
     layer = next(m for m in made.net.modules() if isinstance(m, features.DraftLayer))
     assert own(layer, torch.zeros(1, 2, 8)) is None
+    with torch.inference_mode():   # nor where torch rounds by itself, nor for weights of half precision
+        with torch.autocast("cpu", torch.bfloat16): assert own(layer, torch.zeros(1, 2, 8)) is None
+        assert own(deepcopy(layer).bfloat16(), torch.zeros(1, 2, 8)) is None
 
 @given(st.lists(st.floats(-900, 900, width=32), min_size=1, max_size=70), st.integers(0, 3))
 def test_rows_are_softmaxes(z, hidden):

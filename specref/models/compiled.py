@@ -453,12 +453,14 @@ class CompiledLayer:
         y = attend(*torch.from_numpy(z).transpose(0, 1)[None].split(self.kinds, 1))
         x = padded(residual[0].numpy())
         finish(np.ascontiguousarray(y[0].transpose(0, 1).flatten(1).numpy()), self.arrays, self.eps, x)
-        return torch.from_numpy(x)[None, :, :residual.shape[-1]]
+        return torch.from_numpy(np.ascontiguousarray(x[:, :residual.shape[-1]]))[None]
 
 def compiled_layer(layer, u):  # -> CompiledLayer, or None
     "For rows `u` (1, m, wide) that are only decoded, in single precision on a CPU"
-    able = njit and torch.is_inference_mode_enabled() and len(u) == 1 and u.dtype == torch.float32
-    return llama_pass(layer, CompiledLayer) if able and u.device.type == "cpu" else None
+    if not (njit and torch.is_inference_mode_enabled()) or torch.is_autocast_enabled("cpu"): return None
+    weight = layer.post_attention_layernorm.weight
+    single = len(u) == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return llama_pass(layer, CompiledLayer) if single and u.dtype == torch.float32 else None
 
 @compiled(fastmath={"reassoc"})
 def summed(y):
