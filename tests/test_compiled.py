@@ -13,7 +13,7 @@ from specref.models.compiled import (AS_BITS, Blocks, CompiledPass, add_narrow, 
 from specref.models.embedded import raw_model
 from specref.models.llama import stored_rows
 from specref.models.transformer import RowCache, Unservable, softmax_row
-from specref.train import features
+from specref.train import diffusion, features
 from specref.train.registry import load_drafter
 from test_llama import KINDS, deviation, history, module
 
@@ -160,18 +160,18 @@ def draft_rows(made):
     found = draft(tree)
     return np.array([found[i] for i in range(len(found))])
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
-def test_layers_of_drafters_are_those_of_transformers(monkeypatch, name):
+@pytest.mark.parametrize("module, name", [(features, "eagle"), (features, "eagle3"), (features, "mtp"), (diffusion, "dflash")])
+def test_layers_of_drafters_are_those_of_transformers(monkeypatch, module, name):
     "In inference alone: in training the layer of transformers stays"
     made, made_of = load_drafter(name), []
-    own = features.compiled_layer
+    own = module.compiled_layer
     def watched(layer, u):
         made_of.append(own(layer, u))
         return made_of[-1]
-    monkeypatch.setattr(features, "compiled_layer", watched)
+    monkeypatch.setattr(module, "compiled_layer", watched)
     fast = draft_rows(made)
     assert made_of and all(made_of)
-    monkeypatch.setattr(features, "compiled_layer", lambda layer, u: None)
+    monkeypatch.setattr(module, "compiled_layer", lambda layer, u: None)
     assert abs(fast - draft_rows(made)).max() < 1e-5
 
 def test_layers_that_are_not_compiled():

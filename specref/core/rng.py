@@ -286,7 +286,7 @@ def tv_outcomes(a: dict, b: dict) -> Number:  # {outcome: weight}, {outcome: wei
 CELL_BLOCK = 512   # a row of more than 8 blocks is searched in two steps
 
 def cell_ends(weights):
-    return np.cumsum(weights, dtype=object if isinstance(weights[0], Fraction) else float)
+    return np.add.accumulate(weights, dtype=object if isinstance(weights[0], Fraction) else float)
 
 class Uniforms:
     "An rng that uses one number of [0, 1) a draw, found by `uniform(kind, at, key)`"
@@ -297,12 +297,12 @@ class Uniforms:
         if not 0 < total < np.inf:
             raise ValueError(f"law: got weights that sum to {total}, wanted a positive sum")
         mark = self.uniform("pick", at, key) * total
-        k = int(np.searchsorted(ends, mark, side="right"))
+        k = int(ends.searchsorted(mark, side="right"))
         return self.within_block(law, k, mark - (ends[k-1] if k else 0)) if steps else k
     def within_block(self, law: Law, k: int, mark: Number) -> int:
         "The token of block `k` whose cell contains `mark`; the last possible one if rounding puts it beyond"
         block = law[k*CELL_BLOCK:(k + 1)*CELL_BLOCK]
-        i = int(np.searchsorted(cell_ends(block), mark, side="right"))
+        i = int(cell_ends(block).searchsorted(mark, side="right"))
         return k*CELL_BLOCK + (i if i < len(block) else int(np.flatnonzero(block)[-1]))
     def coin(self, a: Number, of: Number = 1, at: Hashable = None) -> bool:
         return bool(self.uniform("coin", at, None) * of < a)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CACHED', 'FEW', 'FAMILIES', 'FIXED_ANGLES', 'LINEAR_MAPS', 'PASSES', 'worth_packing', 'stored_for', 'PackedLinear',
            'packed', 'packed_product', 'packed_sum', 'product', 'sum_and_product', 'transposed', 'JoinedRows',
-           'written_rows', 'stored_rows', 'RMSNorm', 'LlamaLayer', 'LlamaPass', 'why_not_llama', 'plain_linear',
-           'weight_state', 'llama_pass', 'check_llama', 'has_fast_pass', 'PackedLlama']
+           'written_rows', 'stored_rows', 'RMSNorm', 'LlamaLayer', 'rotation_table', 'LlamaPass', 'why_not_llama',
+           'plain_linear', 'weight_state', 'llama_pass', 'check_llama', 'has_fast_pass', 'PackedLlama']
 
 # %% ../../nbs/07a_llama.ipynb #f3a9755d
 from collections.abc import Sequence
@@ -122,6 +122,12 @@ class LlamaLayer:
         found = [getattr(a, name).weight.expand(n, -1) for name, n in heads.items() if hasattr(a, name)]
         self.head_norm = norm(torch.cat(found)) if found else None
 
+def rotation_table(rotary, like, n):  # -> (n, 2, width)
+    "Cosines and signed sines of the positions before n (Proposition roll)"
+    cos, sin = (x[0] for x in rotary(like, torch.arange(n, device=like.device)[None]))
+    a, b = sin.chunk(2, -1)
+    return torch.stack([cos, torch.cat([-a, b], -1)], 1)
+
 class LlamaPass(nn.Module):
     "The forward pass of a Llama, Mistral, Qwen2 or Qwen3 module over the rows of a tree"
     def __init__(self, model, linear=PackedLinear):
@@ -137,13 +143,11 @@ class LlamaPass(nn.Module):
         self.width, self.gqa = inner.layers[0].self_attn.head_dim, self.heads != self.groups
         self.turns, self.later = self.rotations(64), self.causal_strip(64, 256)
 
+    @staticmethod
+    def weights(model): return model.parameters()   # those that a pass is made of
     def memory(self): return JoinedRows(len(self.layers), self.groups, self.width)   # an empty one
     def rotations(self, n):  # -> (n, 2, 1, width)
-        "Cosines and signed sines of the positions before n (Proposition roll)"
-        at = torch.arange(n, device=self.embed.device)
-        cos, sin = (x[0, :, None] for x in self.rotary(self.embed, at[None]))
-        a, b = sin.chunk(2, -1)
-        return torch.stack([cos, torch.cat([-a, b], -1)], 1)
+        return rotation_table(self.rotary, self.embed, n).unsqueeze(2)
 
     def causal_strip(self, m, n):  # -> (m, n + m)
         "0 and the lowest number: of m last rows of any plain text of up to n + m rows, what each attends to"
@@ -233,14 +237,14 @@ def plain_linear(model):
 
 PASSES = WeakKeyDictionary()   # of each module: {class: the state of its weights, its pass}
 
-def weight_state(model):
-    "Where the weights of a module lie and how often each was written, which a training step changes"
-    return [(w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version) for w in model.parameters()]
+def weight_state(weights):
+    "Where weights lie and how often each was written, which a training step changes"
+    return [(w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version) for w in weights]
 
 @torch.inference_mode()
 def llama_pass(model, kind=LlamaPass):  # -> LlamaPass
     "The pass of a module, packed again where its weights have changed since the last call"
-    now, made = weight_state(model), PASSES.setdefault(model, {})
+    now, made = weight_state(kind.weights(model)), PASSES.setdefault(model, {})
     if made.get(kind, ((), None))[0] != now: made[kind] = now, kind(model)
     return made[kind][1]
 

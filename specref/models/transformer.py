@@ -40,10 +40,13 @@ def common_prefix_len(a, b):  # -> length
 # %% ../../nbs/07_transformer.ipynb #33fd69ce
 class RowTrie:
     "Row r holds x below row u when `edge[r] == (u, x)`; the rows of `text`, the last context, come first"
-    def __init__(self): self.text, self.edge, self.row, self.depth, self.answers = (), [], {}, [], {}
+    def __init__(self):
+        self.text, self.edge, self.row, self.depth, self.answers = (), [], {}, [], {}
+        self.tree, self.nodes = None, []   # the last tree whose rows have answers, and the row of each node
 
     def turn(self, tree, with_answers=True):  # -> n, the old rows behind the first n, the row of each node
         "Become the trie of `tree`: shared rows stay, new rows get the last numbers (Theorem cache-looks)"
+        if tree is self.tree and with_answers: return self.grow()
         n = common_prefix_len(self.text, tree.ctx[:-1])
         k = len(tree.ctx) - n
         nodes = zip(tree.parent[1:], tree.token[1:])
@@ -57,7 +60,21 @@ class RowTrie:
             now.append(rows.setdefault((now[u], x), row))
         self.answers = {moved[r]: self.answers[r] for r in moved if r in self.answers}
         self.settle(tree.ctx, n, {**held, **fed})
+        self.tree, self.nodes = tree if with_answers else None, now[k:]
         return n, list(moved), now[k:]
+
+    def grow(self):
+        "The same for the last tree with more nodes: all rows stay where they are"
+        n, tree, nodes = len(self.edge), self.tree, self.nodes
+        start = len(nodes)
+        for u, x in zip(tree.parent[start:], tree.token[start:]):
+            edge = nodes[u], x
+            if edge not in self.row:
+                self.row[edge] = len(self.edge)
+                self.edge.append(edge)
+                self.depth.append(self.depth[nodes[u]] + 1)
+            nodes.append(self.row[edge])
+        return n, [], nodes
 
     def find(self, n, want, k):  # -> old rows
         "The row of each wanted token, or None: not there, or the k-th or later and without an answer"
@@ -292,13 +309,13 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
         if not tree.ctx: raise ValueError("ctx: got an empty context, wanted at least one token")
         self.check_windows(len(tree.ctx) + len(tree) - 1)
         if self.by_paths and len(leaf_paths(tree)) > 1:
-            got = f"{len(leaf_paths(tree))} paths"
-            raise Unservable(f"tree: got {got}, wanted one: this model reads path by path")
+            raise Unservable(f"tree: got {len(leaf_paths(tree))} paths, wanted one: this model reads path by path")
         try:
-            n, old, rows = self.trie.turn(tree, with_answers)
-            self.memory.gather(n, old)
-            for end in (*range(self.memory.n + self.chunk, len(tree.ctx), self.chunk), len(self.trie.edge)):
-                if self.memory.n < end: self.forward(end)
+            trie, memory = self.trie, self.memory
+            n, old, rows = trie.turn(tree, with_answers)
+            memory.gather(n, old)
+            for end in (*range(memory.n + self.chunk, len(tree.ctx), self.chunk), len(trie.edge)):
+                if memory.n < end: self.forward(end)
         except BaseException:
             self.trie, self.memory.n = RowTrie(), 0
             raise
@@ -306,13 +323,14 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
 
     def forward(self, end: int) -> None:
         "Feed the rows up to `end`; store the logits after the last of the context and after every node"
-        fed, trie = self.memory.n, self.trie
+        trie, memory = self.trie, self.memory
+        fed = memory.n
         start, first = fed if self.cached else 0, max(fed, min(len(trie.text), end) - 1)
         x, at = [x for _, x in trie.edge[start:end]], trie.depth[start:end]
         self.check_request(x, max(at) + 1)
         logits = self.run_network(x, at, end, end - first)
-        trie.answers.update((r, RowAnswer(logits[r - end, :self.V])) for r in range(first, end))
-        self.memory.n = end
+        trie.answers.update(zip(range(first, end), map(RowAnswer, logits[first - end:, :self.V].unbind())))
+        memory.n = end
         self.count(start, end - start)
 
     def run_network(self, x: Sequence[int], at: Sequence[int], end: int, k: int) -> torch.Tensor:  # (k, V)

@@ -26,6 +26,7 @@ from ..core.check import check_at_least, check_between, check_function, check_ty
 from ..speed.cost import Costs
 from ..core.registry import TRAINED, drafter_system
 from ..draft.length import Schedule, ScheduledChain, budget_by_goodput, drawn_row
+from ..models.compiled import compiled_layer
 from ..models.transformer import RowAnswer, RowCache, common_prefix_len
 from .features import NetworkDraft, layer_config, to_float32
 from .harness import DraftNetwork, Recipe, StateDataset, evaluate, tokens_a_round
@@ -59,8 +60,11 @@ class InjectedLayer(DecoderLayer):
         a = self.self_attn
         q = self.rotated(self.q_norm(self.heads(a.q_proj(u))), at)
         return a.o_proj(attend(q, *self.rows(u, at)).transpose(1, 2).flatten(2))
+    def compiled(self, h): return compiled_layer(self, h)
     def forward(self, h, at, attend):  # (n, M B, d), (n, M B) -> (n, M B, d)
-        h = h + self.around(0, lambda u: self.attention(u, at, attend), self.input_layernorm(h))
+        u, fast = self.input_layernorm(h), self.compiled(h)
+        if fast: return fast(u, h, at, attend)
+        h = h + self.around(0, lambda u: self.attention(u, at, attend), u)
         return h + self.around(1, self.mlp, self.post_attention_layernorm(h))
     def around(self, i, sublayer, u): return sublayer(u)   # what DFlash 2 changes
 
@@ -255,6 +259,7 @@ class ConvolvedLayer(InjectedLayer):
     def __init__(self, config, block):
         super().__init__(config, block)
         self.convolutions = nn.ModuleList(BlockConvolution(config.hidden_size, block) for _ in range(2))
+    def compiled(self, h): return None   # a convolution stands between the parts of the layer
     def around(self, i, sublayer, u): return self.convolutions[i](sublayer, u)
 
 # %% ../../nbs/33b_diffusion.ipynb #f759d6dd
