@@ -61,8 +61,8 @@ from .speed.causes import explain as explain
 from .models.transformer import HFModel as HFModel
 from .models.llama import PackedLlama as PackedLlama
 from .models.encoder_decoder import EncoderDecoderModel as EncoderDecoderModel
-from .models.recurrent import load_served as load_served
 from .models.compiled import CompiledLlama as CompiledLlama
+from .models.compiled import load_served as load_served
 from .models.embedded import tokenizer as tokenizer
 from .models.embedded import embedded as embedded
 from .models.embedded import prompts as prompts

@@ -84,7 +84,7 @@ def wants_a_model(x):  # -> (argument, call)
     yield name, lambda: generate(p, Chain(x, 2), match, (1,), 1, Seeded(0))
     yield "draft", lambda: measure(p, x, [(1,)])
     yield "draft", lambda: SYSTEMS["prompt lookup"](x)
-INSTEAD = {net: "recurrent import load_served, serve_model`", t5: "import EncoderDecoderModel`",
+INSTEAD = {net: "compiled import load_served, serve_model`", t5: "import EncoderDecoderModel`",
            lambda: "path/or/name": r"load_served\(path\)"}
 
 def compiled(how):

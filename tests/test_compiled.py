@@ -1,15 +1,15 @@
 "Chapter 07d: the compiled pass is the module's function, and a row has the same bits alone and in a tree"
 from copy import deepcopy
 
-import numpy as np, pytest, torch
+import numpy as np, pytest, torch, transformers
 from hypothesis import given, settings, strategies as st
 
 from helpers import proves, seeds
 from specref import (autoregressive, Branching, CompiledLlama, generate, HFModel, match, PackedLlama, prompts,
                      Seeded, Tree)
 from specref.models import compiled
-from specref.models.compiled import (AS_BITS, Blocks, CompiledPass, add_narrow, exponential, fast_model,
-                                     fast_pass, smallest_type)
+from specref.models.compiled import (AS_BITS, Blocks, CompiledPass, add_narrow, exponential, fast_pass,
+                                     serve_model, smallest_type)
 from specref.models.embedded import raw_model
 from specref.models.llama import stored_rows
 from specref.models.transformer import RowCache, Unservable, softmax_row
@@ -134,20 +134,38 @@ def test_layers_one_by_one_are_those_of_the_pass(kind, sizes):
 
 def test_what_is_not_compiled(monkeypatch):
     single = module().float()
-    assert type(fast_model(single, check=False)) is CompiledLlama
-    assert type(fast_model(deepcopy(single).bfloat16(), check=False)) is PackedLlama
-    assert type(fast_model(module(), check=False)) is HFModel
+    def kind(model=single, **kw): return type(serve_model(model, check=False, **kw))
+    assert (kind(), kind(deepcopy(single).bfloat16())) == (CompiledLlama, PackedLlama)
+    assert (kind(module()), kind(paths=True)) == (HFModel, HFModel)
     with pytest.raises(Unservable, match="wanted a Llama that is compiled: its weights are on meta"):
         CompiledLlama(module().to("meta"), check=False)
-    monkeypatch.setattr(compiled, "ALONE", 10)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)   # several threads, and a network that is large
-    assert type(fast_model(single, check=False)) is PackedLlama
-    monkeypatch.undo()
     monkeypatch.setattr(compiled, "njit", None)
     with pytest.raises(Unservable, match=r"numba is not installed; `pip install 'specref\[fast\]'`"):
         CompiledLlama(single)
-    assert type(fast_model(single, check=False)) is PackedLlama
+    assert kind() is PackedLlama
     assert not isinstance(fast_pass(single), CompiledPass)
+
+def test_large_networks(monkeypatch):
+    "Several threads of torch read one faster; and no second copy of one is made unasked"
+    single = module().float()
+    monkeypatch.setattr(compiled, "ALONE", 10)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert type(serve_model(single, check=False)) is PackedLlama
+    monkeypatch.setattr(compiled, "MOST_COPIED", 10)
+    assert type(serve_model(single, check=False)) is HFModel
+
+class Shifted(transformers.LlamaForCausalLM):
+    "A Llama by its configuration, with a forward pass of its own"
+    def forward(self, *args, **kw):
+        out = super().forward(*args, **kw)
+        return type(out)(**out | dict(logits=out.logits.roll(1, -1)))
+
+def test_a_network_with_a_pass_of_its_own_keeps_it():
+    plain = module().float()
+    own = Shifted(plain.config)
+    own.load_state_dict(plain.state_dict())
+    assert type(serve_model(own)) is HFModel and type(serve_model(plain)) is CompiledLlama
+    assert np.allclose(serve_model(own).law((1, 2)), np.roll(serve_model(plain).law((1, 2)), 1), atol=1e-6)
 
 def test_a_copy_shares_the_weights():
     net = fast_pass(module().float())
@@ -160,7 +178,8 @@ def draft_rows(made):
     found = draft(tree)
     return np.array([found[i] for i in range(len(found))])
 
-@pytest.mark.parametrize("module, name", [(features, "eagle"), (features, "eagle3"), (features, "mtp"), (diffusion, "dflash")])
+@pytest.mark.parametrize("module, name", [*((features, name) for name in ("eagle", "eagle3", "mtp")),
+                                          (diffusion, "dflash")])
 def test_layers_of_drafters_are_those_of_transformers(monkeypatch, module, name):
     "In inference alone: in training the layer of transformers stays"
     made, made_of = load_drafter(name), []

@@ -14,9 +14,9 @@ import architectures as sweep
 from helpers import examples, proves, refuses, tiny
 from specref import (block, Branching, Chain, generate, HFModel, loop_law, PromptLookup, reject, Seeded,
                      target_law, Tree)
-from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, load_served,
-                                      recurrent_speedup, refed_a_round, refed_merged, refeeding,
-                                      serve_model, tensors_in)
+from specref.models.compiled import load_served, serve_model
+from specref.models.recurrent import (CachedState, RecurrentModel, keeps_state, recurrent_speedup,
+                                      refed_a_round, refed_merged, refeeding, tensors_in)
 from specref.models.transformer import Unservable, warpers
 from recurrent import CHAINS, deviation, histories, line
 
@@ -252,7 +252,7 @@ def test_who_serves_a_model(tmp_path):
     for name, model, cls in (("a", bare("Mamba2"), RecurrentModel), ("b", tiny(), HFModel)):
         model.save_pretrained(tmp_path/name)
         got = load_served(tmp_path/name, temperature=.5, dtype=torch.float64)
-        assert type(got) is type(serve_model(model)) is cls and got.temperature == .5
+        assert type(got) is type(serve_model(model.double())) is cls and got.temperature == .5
         assert np.allclose(got.logits(line((1, 2)))[0], HFModel.alone(got, (1, 2)), atol=1e-5)
         assert keeps_state(model) == (cls is RecurrentModel)
 

@@ -75,7 +75,7 @@ def check_options(options):
 def load_model(role, name, **warps):
     "An embedded model by its name, or any checkpoint by path or name; an error names the `role`"
     from specref.models.embedded import embedded, is_embedded
-    from specref.models.recurrent import load_served
+    from specref.models.compiled import load_served
     if is_embedded(name): return embedded(name, **warps)
     try: return load_served(name, **warps)
     except ValueError as e:

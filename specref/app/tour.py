@@ -29,7 +29,7 @@ from ..core.target import random_table
 from ..certify.certificates import certificate
 from ..train.registry import SHIPPED_DRAFTERS, load_system
 from ..models.embedded import DOMAINS, embedded, prompts, raw_model, tokenizer
-from ..models.compiled import fast_model
+from ..models.compiled import serve_model
 from ..draft.shapes import measure_rank_acceptance, plan_by
 from ..verify.siblings import drawn_at
 from .loading import ModelOptions, Pair, counted_noun, earlier_text, encode_prompt, end_tokens
@@ -82,7 +82,8 @@ class PlainContestant(Contestant):
 def target_of(recipe, temperature):  # -> HFModel
     "The embedded target, or another: one that was trained to draft for itself, or its rounded weights"
     model = OWN_TARGETS[recipe]() if recipe in OWN_TARGETS else raw_model()
-    return fast_model(model, temperature, check=None, V=raw_model().config.vocab_size)   # no mask
+    V = raw_model().config.vocab_size   # no mask token
+    return serve_model(model, temperature=temperature, check=None, V=V)
 OWN_TARGETS = {entry.name: entry.own_target for entry in SYSTEMS.entries() if entry.own_target}
 OWN_TARGETS |= {"bfloat16": partial(raw_model, "target", torch.bfloat16)}
 

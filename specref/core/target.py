@@ -228,7 +228,7 @@ def pointed_table(V: int, seed: int, peaks: Sequence[int] = (1, 2, 4, 8, 20, 60,
     return TableModel(V, f)
 
 # %% ../../nbs/03_target.ipynb #0f035a5c
-SERVED_BY = ("serve_model(network) or load_served(path), by `from specref.models.recurrent import "
+SERVED_BY = ("serve_model(network) or load_served(path), by `from specref.models.compiled import "
              "load_served, serve_model`")
 SERVED = f"a subclass of Target, such as {SERVED_BY}"
 ENCODED = ("EncoderDecoderModel(network, source) or EncoderDecoderModel.load(path, source), by `from "

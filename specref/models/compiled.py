@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['LANES', 'BLOCK_OUTPUTS', 'AHEAD', 'BITS', 'REGISTERS', 'MOST', 'AS_BITS', 'OCTAVES', 'SHIFT', 'LN2_FIRST', 'LN2_REST',
-           'Layer', 'Ends', 'NO_MASK', 'ALONE', 'is_wide', 'vectors_at_once', 'compiled', 'Vectors', 'tile_code',
-           'tile_function', 'tile', 'add_product', 'tile_rows', 'add_block', 'add_narrow', 'smallest_type',
+           'Layer', 'Ends', 'NO_MASK', 'ALONE', 'MOST_COPIED', 'is_wide', 'vectors_at_once', 'compiled', 'Vectors',
+           'tile_code', 'tile_function', 'tile', 'tile_rows', 'add_block', 'add_narrow', 'add_product', 'smallest_type',
            'state_type', 'padded', 'Blocks', 'exponential', 'square', 'norm', 'norms', 'rotate', 'project', 'largest',
            'weigh', 'attention_of', 'add_mlp', 'finish', 'gate', 'score', 'layer_of', 'seen_rows', 'read_tokens',
            'TurnedRows', 'hidden', 'as_arrays', 'CompiledPass', 'layer_maps', 'CompiledLayer', 'compiled_layer',
-           'summed', 'softmax', 'why_not_compiled', 'gains', 'fast_pass', 'CompiledLlama', 'fast_llama', 'fast_model']
+           'summed', 'softmax', 'why_not_compiled', 'gains', 'fast_pass', 'CompiledLlama', 'fast_llama', 'serve_model',
+           'load_served']
 
 # %% ../../nbs/07d_compiled.ipynb #ba8043f8
+import os
 from collections import namedtuple
 from collections.abc import Sequence
 from functools import partial
@@ -19,12 +21,13 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..core.law import Law
 from ..core.tree import Tree
-from .llama import (JoinedRows, LlamaPass, PackedLlama, has_fast_pass, llama_pass, rotation_table,
-                                  why_not_llama)
-from .transformer import HFModel, RowAnswer, Unservable
+from .llama import (JoinedRows, LlamaPass, PackedLlama, has_fast_pass, llama_pass,
+                                  rotation_table, why_not_llama)
+from .recurrent import RecurrentModel, keeps_state, why_stateless
+from .transformer import HFModel, RowAnswer, Unservable, own_options, read_checkpoint
 try:
     from llvmlite import ir
     from numba import njit, types
@@ -154,12 +157,6 @@ if njit: tile = intrinsic(prefer_literal=True)(tile)
 
 # %% ../../nbs/07d_compiled.ipynb #6e730073
 @compiled
-def add_product(x, w, bias, y):
-    "y (m, N) += x (m, K) @ w + bias, for w (N/64, K, 64)"
-    y += bias
-    for b in range(len(w)): add_block(x[:, 0:], w[b, :, 0:], y[:, b*BLOCK_OUTPUTS:])
-
-@compiled
 def tile_rows(m):
     "Of m rows in as few tiles as possible, all but the last of one size"
     return -(-m // max(1, -(-m // MOST))) or 1
@@ -180,6 +177,12 @@ def add_narrow(x, w, y):
     for r in range(m):
         for k in range(len(w)):
             for i in range(whole, N): y[r, i] += x[r, k]*w[k, i]
+
+@compiled
+def add_product(x, w, bias, y):
+    "y (m, N) += x (m, K) @ w + bias, for w (N/64, K, 64)"
+    y += bias
+    for b in range(len(w)): add_block(x[:, 0:], w[b, :, 0:], y[:, b*BLOCK_OUTPUTS:])
 
 # %% ../../nbs/07d_compiled.ipynb #ddd63f54
 AS_BITS = {torch.float16: torch.int16, torch.bfloat16: torch.uint16}   # numba has no arrays of these
@@ -310,7 +313,8 @@ def attention_of(z, turned, rows, see, n, sizes):  # (m, heads + 2 groups, width
     (m, padded n)
     """
     (heads, groups, width), (m, room) = sizes, see.shape
-    y, ones, scale = np.zeros((m, heads*width), z.dtype), np.ones(LANES, z.dtype), z.dtype.type(1/np.sqrt(width))
+    y, ones = np.zeros((m, heads*width), z.dtype), np.ones(LANES, z.dtype)
+    scale = z.dtype.type(1/np.sqrt(width))
     for h in range(heads):
         g, w, mine = h*groups//heads, np.zeros((m, room), z.dtype), y[:, h*width:(h + 1)*width]
         for c in range(0, room, BLOCK_OUTPUTS): add_block(z[:, h], turned[g, :, c:], w[:, c:])
@@ -482,7 +486,7 @@ class CompiledPass(LlamaPass):
         return torch.from_numpy(z)[:, :x.shape[1]]
 
 def layer_maps(layer):
-    "The linear maps of a decoder layer: those of its attention's input, its output, the MLP's two and its last"
+    "The linear maps of a decoder layer: of its attention's input and output, and of its MLP's"
     a, f = layer.self_attn, layer.mlp
     return (a.q_proj, a.k_proj, a.v_proj), (a.o_proj,), (f.gate_proj, f.up_proj), (f.down_proj,)
 
@@ -593,6 +597,41 @@ def fast_llama(model, *args, **options):  # -> PackedLlama
     "A `CompiledLlama` where there is one for a module in single precision, or a `PackedLlama`"
     return (CompiledLlama if gains(model) else PackedLlama)(model, *args, **options)
 
-def fast_model(model, *args, **options):  # -> HFModel
-    "The same where a pass of chapter 07a or of this one can read the module; else an `HFModel`"
-    return (fast_llama if has_fast_pass(model) else HFModel)(model, *args, **options)
+# %% ../../nbs/07d_compiled.ipynb #5d0f9647
+MOST_COPIED = 10**9   # weights, of which a second copy is made unasked
+
+def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, stepwise: bool = False,
+                **kw) -> HFModel:
+    """The class that reads a network fastest, `kw` as for `HFModel`; `RecurrentModel` for one with a state
+
+    >>> type(serve_model(embedded("small").model)).__name__
+    'CompiledLlama'
+    """
+    if not why_stateless(model) and keeps_state(model):
+        return RecurrentModel(model, lag=lag, slots=slots, stepwise=stepwise, **kw)
+    small = has_fast_pass(model) and sum(w.numel() for w in model.parameters()) <= MOST_COPIED
+    if small and not kw.get("paths"):
+        try: return fast_llama(model, **kw)
+        except Unservable: pass   # a forward pass of its own, or what `HFModel` says
+    return HFModel(model, **kw)
+
+def load_served(path: str | os.PathLike, **kw) -> HFModel:
+    """A checkpoint by path or name, served by the class that reads it fastest
+
+    Args:
+        path: a folder of a checkpoint, or a name of the hub
+        **kw: options of `HFModel.load`: temperature, device, dtype, ...; `lag`, `slots` of a recurrent model
+    Returns: a `CompiledLlama` or `PackedLlama` for a Llama, Mistral, Qwen2 or Qwen3, a `RecurrentModel` for a
+        network that keeps a recurrent state, or an `HFModel`
+    Raises: ValueError for a path that holds no whole checkpoint; Unservable for a network that cannot be
+        served
+    Source: this book (Theorems cache-looks, state-text, same-bits)
+    See also: HFModel, EncoderDecoderModel, embedded
+
+    >>> from specref.models.embedded import DATA
+    >>> target = load_served(DATA/"small", temperature=0)
+    >>> type(target).__name__, target.V
+    ('CompiledLlama', 512)
+    """
+    own, kw = own_options(kw, HFModel, serve_model)
+    return serve_model(read_checkpoint(AutoModelForCausalLM, path, **kw), **own)

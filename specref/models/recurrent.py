@@ -4,24 +4,24 @@
 
 # %% auto #0
 __all__ = ['INSIDE', 'REPLACED', 'keeps_state', 'why_stateless', 'state_holders', 'tensors_in', 'replaced_rows', 'CachedState',
-           'StateCache', 'StatePasses', 'StateReader', 'RecurrentModel', 'serve_model', 'load_served', 'refed_a_round',
-           'refed_merged', 'refeeding', 'recurrent_speedup']
+           'StateCache', 'StatePasses', 'StateReader', 'RecurrentModel', 'refed_a_round', 'refed_merged', 'refeeding',
+           'recurrent_speedup']
 
 # %% ../../nbs/07c_recurrent.ipynb #dcaec9e8
-import os, warnings
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from math import inf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 from ..core.check import as_tokens, check_at_least, check_between
 from ..speed.cost import Number
 from ..core.tree import Tokens, Tree
 from .transformer import (HFModel, RowAnswer, Unservable, cache_name, common_prefix_len,
-                                        leaf_paths, network_lock, own_options, read_checkpoint, why_rowless)
+                                        leaf_paths, network_lock, why_rowless)
 from ..verify.reject import capped_geometric
 
 # %% ../../nbs/07c_recurrent.ipynb #56e26e3d
@@ -272,38 +272,6 @@ class RecurrentModel(StateReader):
             got += [*self.logits(line)[[0, -1]]]
             want += [self.alone(text), self.alone(text + drafted)]
         return np.stack(got), np.stack(want), self.alone((b,))
-
-# %% ../../nbs/07c_recurrent.ipynb #21ba2f35
-def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, stepwise: bool = False,
-                **kw) -> HFModel:
-    """`RecurrentModel` for a model that keeps a recurrent state, `HFModel` for any other; `kw` as for these
-
-    >>> type(serve_model(embedded("small").model)).__name__
-    'HFModel'
-    """
-    stateful = not why_stateless(model) and keeps_state(model)
-    own = dict(lag=lag, slots=slots, stepwise=stepwise) if stateful else {}
-    return (RecurrentModel if stateful else HFModel)(model, **own, **kw)
-
-def load_served(path: str | os.PathLike, **kw) -> HFModel:
-    """A checkpoint by path or name, served by the class that fits it
-
-    Args:
-        path: a folder of a checkpoint, or a name of the hub
-        **kw: options of `HFModel.load`: temperature, device, dtype, ...; `lag`, `slots` of a recurrent model
-    Returns: an `HFModel`, or a `RecurrentModel` for a network that keeps a recurrent state
-    Raises: ValueError for a path that holds no whole checkpoint; Unservable for a network that cannot be
-        served
-    Source: this book (Theorems cache-looks, state-text)
-    See also: HFModel, EncoderDecoderModel, embedded
-
-    >>> from specref.models.embedded import DATA
-    >>> target = load_served(DATA/"small", temperature=0)
-    >>> type(target).__name__, target.V
-    ('HFModel', 512)
-    """
-    own, kw = own_options(kw, HFModel, serve_model)
-    return serve_model(read_checkpoint(AutoModelForCausalLM, path, **kw), **own)
 
 # %% ../../nbs/07c_recurrent.ipynb #a77053e0
 def refed_a_round(alpha: Number, gamma: int) -> Number:

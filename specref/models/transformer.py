@@ -308,8 +308,7 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
         "A row for every node of `tree`: one masked pass over those that are missing (Theorem masked-pass)"
         if not tree.ctx: raise ValueError("ctx: got an empty context, wanted at least one token")
         self.check_windows(len(tree.ctx) + len(tree) - 1)
-        if self.by_paths and len(leaf_paths(tree)) > 1:
-            raise Unservable(f"tree: got {len(leaf_paths(tree))} paths, wanted one: this model reads path by path")
+        if self.by_paths: self.check_path(tree)
         try:
             trie, memory = self.trie, self.memory
             n, old, rows = trie.turn(tree, with_answers)
@@ -320,6 +319,10 @@ class CachedModel(PerThread, Target, each=("trie", "memory")):
             self.trie, self.memory.n = RowTrie(), 0
             raise
         return rows
+
+    def check_path(self, tree: Tree) -> None:
+        paths = len(leaf_paths(tree))
+        if paths > 1: raise Unservable(f"tree: got {paths} paths, wanted one: this model reads path by path")
 
     def forward(self, end: int) -> None:
         "Feed the rows up to `end`; store the logits after the last of the context and after every node"

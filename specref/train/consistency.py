@@ -25,7 +25,7 @@ from ..models.embedded import DOMAINS, bits_per_byte, domain_ids, evenly_spaced,
 from ..models.embedded import prompts, raw_model, stored, windows
 from ..models.recipe import fit, save_model
 from ..models.transformer import HFModel, RowCache, given_cache
-from ..models.compiled import fast_model
+from ..models.compiled import serve_model
 from ..draft.jacobi import jacobi_points
 from ..draft.skipping import same_warp
 from ..verify.reject import reject
@@ -313,7 +313,7 @@ def consistency_model(dtype=torch.float32):
 # %% ../../nbs/30a_consistency.ipynb #f52d6f38
 def consistency_source(target, _):
     "The model that was tuned to decode by Jacobi's iteration, a target of its own"
-    tuned = fast_model(consistency_model(), check=None, **same_warp(target))
+    tuned = serve_model(consistency_model(), check=None, **same_warp(target))
     return Source(tuned, tuned)
 
 SYSTEMS.declare("CLLM", drafter_system(jacobi_points, reject, 16), "kou2024", source=consistency_source,

@@ -31,7 +31,7 @@ from ..models.embedded import tokenizer_of, windows
 # %% ../../nbs/34_drafters.ipynb #1bb726da
 from ..models.encoder_decoder import end_ids
 from ..models.recipe import RunProgress, token_dtype, train_models, training_texts, write_samples
-from ..models.compiled import fast_model
+from ..models.compiled import serve_model
 from ..models.transformer import HFModel, position_limit
 from .harness import (Recipe, TargetModel, read_card, state_dataset, load_checkpoint, evaluate,
                                    file_digest, mixed_precision, save_network, tokens_a_round,
@@ -66,7 +66,7 @@ class TrainedDrafter:
     def target(self, **kw):  # -> HFModel
         "The target that it drafts for; keywords as for `HFModel`"
         model = RECIPES[self.recipe].target_model(self.net)
-        return fast_model(model, keep=self.net.reads, check=None, **kw)
+        return serve_model(model, keep=self.net.reads, check=None, **kw)
     def draft(self, target): return RECIPES[self.recipe].draft_model(self.net, target)
 
 def load_system(system: str, temperature: float = 1., folder: str | Path = SHIPPED_DRAFTERS,

@@ -21,7 +21,7 @@ from ..core.rng import Rng
 from ..core.tree import Tokens, Tree, iid
 from ..draft.skipping import same_warp
 from ..models.embedded import DOMAINS, domain_ids, raw_model, stored, windows
-from ..models.compiled import fast_model
+from ..models.compiled import serve_model
 from ..models.recipe import fit, llama, save_model
 from ..models.transformer import HFModel
 from .features import to_float32
@@ -166,7 +166,7 @@ def space_model(dtype=torch.float32):
 def space_target(dtype=torch.float32, **kw):
     "That model as a target of the 512 tokens; keywords as for `HFModel`"
     model = space_model(dtype)
-    return fast_model(model, V=model.config.vocab_size - 1, check=None, **kw)
+    return serve_model(model, V=model.config.vocab_size - 1, check=None, **kw)
 
 # %% ../../nbs/33d_space.ipynb #fa8c8c06
 def mask_groups(setup):
