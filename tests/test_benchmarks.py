@@ -221,7 +221,7 @@ def test_other_libraries_decode_the_same_prompts():
         assert all(row["equal_texts"] == got["prompts"] for name, row in rows.items() if "specref" in name)
         for name in "transformers, generate", "llama.cpp, plain": assert rows[name]["over"][name] == 1
 
-def test_plain_decoding_is_ahead_of_other_libraries():
+def test_plain_decoding_is_ahead_of_llama_cpp_and_of_generate():
     "On every kind of text, at both temperatures, of all that they offer without a draft"
     for row in read_record("peers")["rows"]:
         if row["contestant"] != "specref, plain": continue
