@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['LANES', 'BLOCK_OUTPUTS', 'AHEAD', 'BITS', 'REGISTERS', 'MOST', 'AS_BITS', 'OCTAVES', 'SHIFT', 'LN2_FIRST', 'LN2_REST',
            'Layer', 'Ends', 'NO_MASK', 'ALONE', 'MOST_COPIED', 'is_wide', 'vectors_at_once', 'compiled', 'Vectors',
-           'tile_code', 'tile_function', 'tile', 'tile_rows', 'add_block', 'add_narrow', 'add_product', 'smallest_type',
-           'state_type', 'padded', 'Blocks', 'exponential', 'square', 'norm', 'norms', 'rotate', 'project', 'largest',
-           'weigh', 'attention_of', 'add_mlp', 'finish', 'gate', 'score', 'layer_of', 'seen_rows', 'read_tokens',
-           'TurnedRows', 'hidden', 'as_arrays', 'CompiledPass', 'layer_maps', 'CompiledLayer', 'compiled_layer',
-           'summed', 'softmax', 'why_not_compiled', 'gains', 'fast_pass', 'CompiledLlama', 'fast_llama', 'serve_model',
-           'load_served']
+           'tile_code', 'tile_function', 'call_tiles', 'tile', 'tile_rows', 'add_block', 'add_narrow', 'add_product',
+           'smallest_type', 'state_type', 'padded', 'Blocks', 'exponential', 'square', 'norm', 'norms', 'rotate',
+           'project', 'largest', 'weigh', 'attention_of', 'add_mlp', 'finish', 'gate', 'score', 'layer_of', 'seen_rows',
+           'read_tokens', 'TurnedRows', 'hidden', 'as_arrays', 'CompiledPass', 'layer_maps', 'CompiledLayer',
+           'compiled_layer', 'summed', 'softmax', 'why_not_compiled', 'gains', 'fast_pass', 'CompiledLlama',
+           'fast_llama', 'serve_model', 'load_served']
 
 # %% ../../nbs/07d_compiled.ipynb #ba8043f8
 import os
@@ -102,20 +102,20 @@ class Vectors:
     def store(self, v, array, number, row, column):
         self.builder.store(v, self.place(array, row, column, self.kind, number.bitwidth//8)).align = 2
 
-def tile_code(builder, arrays, kinds, K, m, outputs):
-    "Instructions for y += x @ w of m rows and the vectors `outputs`, with the sums in registers"
+def tile_code(builder, arrays, kinds, K, m, wide):
+    "Instructions for y += x @ w of m rows and `wide` vectors of outputs, with the sums in registers"
     (x, w, y), (_, stored, real) = arrays, kinds
     single, at = real == types.float32, ir.IntType(64)
     vectors = Vectors(builder, ir.FloatType() if single else ir.DoubleType())
-    cells = {(r, v): (at(r), at(LANES*v)) for r in range(m) for v in outputs}
+    cells = {(r, v): (at(r), at(LANES*v)) for r in range(m) for v in range(wide)}
     sums = {cell: cgutils.alloca_once_value(builder, vectors.load(y, real, *cells[cell])) for cell in cells}
     with cgutils.for_range(builder, K) as loop:
         later = builder.add(loop.index, at(AHEAD))
-        for v in outputs if m > 2 else (): vectors.fetch(w, stored, later, LANES*v)
-        weights = {v: vectors.load(w, stored, loop.index, at(LANES*v)) for v in outputs}
+        for v in range(wide if m > 2 else 0): vectors.fetch(w, stored, later, LANES*v)
+        weights = [vectors.load(w, stored, loop.index, at(LANES*v)) for v in range(wide)]
         for r in range(m):
             number = vectors.spread(x, real, at(r), loop.index)
-            for v, weight in weights.items():
+            for v, weight in enumerate(weights):
                 total = builder.call(vectors.fma, [number, weight, builder.load(sums[r, v])])
                 builder.store(total, sums[r, v])
     for cell, total in sums.items(): vectors.store(builder.load(total), y, real, *cells[cell])
@@ -130,10 +130,17 @@ def tile_function(module, kinds, m, wide):  # -> a function of LLVM
     made.linkage = "internal"
     made.attributes.add("noinline")
     builder = ir.IRBuilder(made.append_basic_block())
-    arrays, n = (made.args[:2], made.args[2:4], made.args[4:6]), vectors_at_once(m, kinds[2], wide)
-    for v in range(0, wide, n): tile_code(builder, arrays, kinds, made.args[6], m, range(v, v + n))
+    tile_code(builder, (made.args[:2], made.args[2:4], made.args[4:6]), kinds, made.args[6], m, wide)
     builder.ret_void()
     return made
+
+def call_tiles(builder, places, kinds, m, wide):
+    "A call for as many vectors as fit at once, and the next for those behind them"
+    (*x, w, w_step, y, y_step, K), n = places, vectors_at_once(m, kinds[2], wide)
+    for v in range(0, wide, n):
+        w_v, y_v = (cgutils.pointer_add(builder, data, ir.IntType(64)(v*LANES*kind.bitwidth//8))
+                    for data, kind in zip((w, y), kinds[1:]))
+        builder.call(tile_function(builder.module, kinds, m, n), [*x, w_v, w_step, y_v, y_step, K])
 
 def tile(context, x, w, y, wide):
     "y += x @ w for x (1 to MOST, K or more), w (K, N) and y (m, N), of the first 16 `wide` columns"
@@ -148,7 +155,7 @@ def tile(context, x, w, y, wide):
         for rows in range(1, MOST + 1):   # a constant of its instructions
             switch.add_case(rows, start := builder.append_basic_block())
             builder.position_at_end(start)
-            builder.call(tile_function(builder.module, kinds, rows, wide.literal_value), [*places, K])
+            call_tiles(builder, [*places, K], kinds, rows, wide.literal_value)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
