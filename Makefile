@@ -6,6 +6,7 @@ OUT ?= records
 NB ?= $(wildcard nbs/*.ipynb)
 OMP_NUM_THREADS ?= 2
 export OMP_NUM_THREADS
+unexport PYTHONDONTWRITEBYTECODE   # else every process compiles torch and transformers again
 PY := .venv/bin/python
 # RUN: what the commands of the package import; READY: what tests and the book need beside it
 RUN := .venv/.run

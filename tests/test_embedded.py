@@ -15,6 +15,7 @@ from specref.core.law import warp
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law
+from specref.models.compiled import CompiledLlama, serve_model
 from specref.models.embedded import DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel, RowCache, RowTrie
 from test_statistical import recovered_from_p
@@ -37,11 +38,11 @@ def greedy_texts(domain):
 def test_greedy_identity(domain, name):
     "At temperature 0, float64: every lossless system returns what transformers' own `generate` returns"
     names = "target", "small"
-    target, draft = (HFModel(raw_model(k, torch.float64), temperature=0, check=False) for k in names)
+    target, draft = (serve_model(raw_model(k, torch.float64), temperature=0, check=False) for k in names)
     system = SYSTEMS[name](draft, past=earlier_text(20_000))
     for p, want in greedy_texts(domain): assert system(target, p, N, Seeded(0), stop=(0,)) == want
 
-class Once(HFModel):
+class Remembers:
     "An embedded model, top 2, that computes each tree once; `parts` replace parts of its cached pass"
     def __init__(self, name, temperature, **parts):
         super().__init__(raw_model(name), temperature, top_k=2, check=False)
@@ -51,6 +52,9 @@ class Once(HFModel):
         key = tree.ctx, *map(tuple, (tree.parent, tree.token))
         if key not in self.given: self.given[key] = super().__call__(tree)
         return self.given[key]
+
+class Once(Remembers, CompiledLlama): pass
+class ByModule(Remembers, HFModel): pass
 
 # Wrong targets
 
@@ -75,9 +79,9 @@ class UnmovedRows(RowCache):
 
 def reuses_rejected(temperature): return Once("target", temperature, trie=StaleRows())
 OF_TREES = {
-    "positions by slot": lambda temperature: Once("target", temperature, trie=SlotPositions()),
-    "accepted rows not moved": lambda temperature: Once("target", temperature, memory=UnmovedRows()),
-    "earlier siblings visible": lambda temperature: Once("target", temperature, mask=lambda *rows: None)}
+    "positions by slot": lambda temperature: ByModule("target", temperature, trie=SlotPositions()),
+    "accepted rows not moved": lambda temperature: ByModule("target", temperature, memory=UnmovedRows()),
+    "earlier siblings visible": lambda temperature: ByModule("target", temperature, mask=lambda *rows: None)}
 
 # Three tokens
 

@@ -354,8 +354,8 @@ def second_module():
 
 def second_draft(**kw):  # -> HFModel
     "The draft model with the second tokenizer, with an empty cache; keywords as for `HFModel`"
-    from specref.models.transformer import HFModel
-    return HFModel(second_module(), check=None, **kw)
+    from specref.models.compiled import serve_model
+    return serve_model(second_module(), check=None, **kw)
 
 # %% ../../nbs/27_vocab.ipynb #ef6438ce
 def string_match(setup):

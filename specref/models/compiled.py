@@ -607,20 +607,20 @@ def fast_llama(model, *args, **options):  # -> PackedLlama
 # %% ../../nbs/07d_compiled.ipynb #5d0f9647
 MOST_COPIED = 10**9   # weights, of which a second copy is made unasked
 
-def serve_model(model: PreTrainedModel, lag: int = 0, slots: int | None = None, stepwise: bool = False,
-                **kw) -> HFModel:
+def serve_model(model: PreTrainedModel, temperature: float = 1., *, lag: int = 0, slots: int | None = None,
+                stepwise: bool = False, **kw) -> HFModel:
     """The class that reads a network fastest, `kw` as for `HFModel`; `RecurrentModel` for one with a state
 
     >>> type(serve_model(embedded("small").model)).__name__
     'CompiledLlama'
     """
     if not why_stateless(model) and keeps_state(model):
-        return RecurrentModel(model, lag=lag, slots=slots, stepwise=stepwise, **kw)
+        return RecurrentModel(model, temperature, lag=lag, slots=slots, stepwise=stepwise, **kw)
     small = has_fast_pass(model) and sum(w.numel() for w in model.parameters()) <= MOST_COPIED
     if small and not kw.get("paths"):
-        try: return fast_llama(model, **kw)
+        try: return fast_llama(model, temperature, **kw)
         except Unservable: pass   # a forward pass of its own, or what `HFModel` says
-    return HFModel(model, **kw)
+    return HFModel(model, temperature, **kw)
 
 def load_served(path: str | os.PathLike, **kw) -> HFModel:
     """A checkpoint by path or name, served by the class that reads it fastest
