@@ -1,12 +1,14 @@
 """Milliseconds of a forward pass (`make record-passes`): transformers, `LlamaPass` and its parts, with all
-weights transposed, with all packed, and in bfloat16 where the processor has it; and `CompiledPass`, also with
-weights rounded to float16. A record has one run for each
-kind of vectors that torch finds, which decide how the weights are stored"""
+weights transposed, with all packed, and in bfloat16 where the processor has it; `CompiledPass`, also with
+weights rounded to float16; and where there is a C++ compiler the pass as torch's AOTInductor compiles it.
+A record has one run for each kind of vectors that torch finds, which decide how the weights are stored"""
 import json
 from copy import deepcopy
 from functools import partial
 from math import prod
 from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from unittest.mock import patch
 
@@ -47,6 +49,45 @@ def joined_pass(net, m):
     memory.n, mask = CONTEXT, additive(m)
     mask = None if mask is None else mask.to(net.embed.dtype)
     return lambda: net(ids[CONTEXT:], at[CONTEXT:], memory, m, mask)
+
+class FixedPass(torch.nn.Module):
+    "The same pass for one number of rows, in operations that torch can export; plain heads, as in `SHAPES`"
+    def __init__(self, model, m):
+        super().__init__()
+        self.inner, self.head, self.m = model.model, model.lm_head, m
+        self.width, config = self.inner.layers[0].self_attn.head_dim, model.config
+        rows = torch.randn(config.num_hidden_layers, config.num_key_value_heads, CONTEXT + m, self.width)
+        turns = self.inner.rotary_emb(rows, torch.arange(CONTEXT, CONTEXT + m)[None])
+        state = dict(keys=rows, values=rows.clone(), turns=torch.stack(turns)[:, 0, :, None])
+        for name, x in (state | dict(seen=additive(m))).items(): self.register_buffer(name, x)
+    def turned(self, x):
+        a, b = x.chunk(2, -1)
+        return x*self.turns[0] + torch.cat([-b, a], -1)*self.turns[1]
+    def attend(self, i, attention, h):
+        q, k, v = (f(h).unflatten(1, (-1, self.width)) for f in
+                   (attention.q_proj, attention.k_proj, attention.v_proj))
+        for memory, new in (self.keys, self.turned(k)), (self.values, v):
+            memory[i, :, CONTEXT:] = new.transpose(0, 1)
+        q = self.turned(q).transpose(0, 1)[None]
+        y = F.scaled_dot_product_attention(q, self.keys[i, None], self.values[i, None], self.seen)
+        return attention.o_proj(y[0].transpose(0, 1).flatten(1))
+    def forward(self, ids):  # (m,) -> (m, V)
+        x = self.inner.embed_tokens(ids)
+        for i, layer in enumerate(self.inner.layers):
+            x = x + self.attend(i, layer.self_attn, layer.input_layernorm(x))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.head(self.inner.norm(x))
+
+def inductor_pass(model, m):
+    "The same pass by AOTInductor, its weights packed for the library's products"
+    net, ids = FixedPass(model, m).eval(), torch.arange(CONTEXT, CONTEXT + m) % model.config.vocab_size
+    with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
+        exported = torch.export.export(deepcopy(net), (ids,))
+        file = torch._inductor.aoti_compile_and_package(
+            exported, package_path=f"{folder}/pass.pt2", inductor_configs=dict(freezing=True))
+        made = torch._inductor.aoti_load_package(file)
+    torch.testing.assert_close(made(ids), net(ids), rtol=1e-3, atol=1e-3)
+    return lambda: made(ids)
 
 def parts(net, m):  # -> {part: function}: what one layer does
     "The operations of one layer for m rows, timed alone; `products` read the weights of all layers in turn"
@@ -105,6 +146,7 @@ def measured_shape(name, shape, laps):  # -> rows
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     for m in ROWS:
         calls = dict(transformers=module_pass(model, m)) | {k: joined_pass(x, m) for k, x in nets.items()}
+        if which("g++"): calls["AOTInductor"] = inductor_pass(model, m)
         runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
         alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
         layer = {part: ms / (len(net.layers) if part == "products" else 50)

@@ -52,14 +52,14 @@ many = st.tuples(models(2), st.integers(4, 5))
 
 @proves("thm-match", "thm-reject", "thm-siblings", "thm-lookup", "thm-merging", "thm-cutting")
 @systems
-@examples(9, few | many, contexts, stops, st.integers(1, 2), shapes)
+@examples(7, few | many, contexts, stops, st.integers(1, 2), shapes)
 def test_merged_loops(name, case, ctx, stop, gamma, shape):
     "Up to three tokens where V = 3, up to five where V = 2: many rounds, equal states merged"
     (target, draft), n = case
     certify(name, target, draft, ctx, n, stop, gamma, shape)
 
 @systems
-@examples(9, models(), contexts, st.integers(1, 4), stops)
+@examples(7, models(), contexts, st.integers(1, 4), stops)
 def test_temperature_zero(name, pair, ctx, n, stop):
     "Target and draft as point masses: one text, the greedy one, with probability 1; and a sampled draft"
     target, draft = map(cold, pair)

@@ -50,7 +50,7 @@ def test_texts_are_exact_while_the_draft_learns(subject):
             found = loop_law(p, system.drafter, system.verify, (0,), 3, careful=True)
             assert found == target_law(p, (0,), 3)
 
-@examples(7, models(3), seeds)
+@examples(6, models(3), seeds)
 @proves("thm-online-exact")
 def test_two_requests_are_independent(pair, seed):
     "The joint distribution of two requests, an update between them, is the product of the target's"

@@ -86,7 +86,7 @@ class ToyPasses(RecurrentModel):
         self.passes.append((start, end))
 
 @proves("thm-state-text")
-@examples(56, st.integers(0, 10**9), st.integers(0, 9), st.sampled_from([None, 2, 3]),
+@examples(41, st.integers(0, 10**9), st.integers(0, 9), st.sampled_from([None, 2, 3]),
           st.sampled_from([1, 3, 99]), st.booleans())
 def test_answers_are_those_of_the_text(seed, lag, slots, chunk, stepwise):
     "Whatever is kept, and wherever passes begin: the answer after a node is that of the node's text"
@@ -160,7 +160,7 @@ def test_every_family_on_any_history(name):
                 kept = [x for x in tensors_in([state.cache, state.inside]) if x.is_floating_point()]
                 assert fresh and all(abs(a - b).max() < 1e-9 for a, b in zip(kept, fresh, strict=True))
 
-@examples(9, st.integers(0, 10**9), st.sampled_from(["Mamba2", "Lfm2", "Rwkv"]), st.integers(0, 6))
+@examples(7, st.integers(0, 10**9), st.sampled_from(["Mamba2", "Lfm2", "Rwkv"]), st.integers(0, 6))
 def test_any_history(seed, name, lag):
     with in_double(): assert deviation(served(name, lag=lag), histories(seed, rounds=5)) < 1e-10
 
