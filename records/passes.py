@@ -54,7 +54,7 @@ class FixedPass(torch.nn.Module):
     "The same pass for one number of rows, in operations that torch can export; plain heads, as in `SHAPES`"
     def __init__(self, model, m):
         super().__init__()
-        self.inner, self.head, self.m = model.model, model.lm_head, m
+        self.inner, self.head = model.model, model.lm_head
         self.width, config = self.inner.layers[0].self_attn.head_dim, model.config
         rows = torch.randn(config.num_hidden_layers, config.num_key_value_heads, CONTEXT + m, self.width)
         turns = self.inner.rotary_emb(rows, torch.arange(CONTEXT, CONTEXT + m)[None])
@@ -79,7 +79,7 @@ class FixedPass(torch.nn.Module):
         return self.head(self.inner.norm(x))
 
 def inductor_pass(model, m):
-    "The same pass by AOTInductor, its weights packed for the library's products"
+    "The same pass by AOTInductor, its weights as constants of the compiled program"
     net, ids = FixedPass(model, m).eval(), torch.arange(CONTEXT, CONTEXT + m) % model.config.vocab_size
     with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
         exported = torch.export.export(deepcopy(net), (ids,))

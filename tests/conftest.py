@@ -30,7 +30,6 @@ gc.disable()   # until all is collected and loaded, which stays as long as the p
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)   # few tests make cycles, and a collection goes through all that lives
     gc.enable()
 
 def pytest_unconfigure(): gc.unfreeze()   # some modules report at exit what was not collected

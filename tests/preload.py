@@ -20,6 +20,5 @@ embedded("large")
 for domain in DOMAINS: domain_ids(domain)
 tokenizer()
 gc.collect()
-gc.set_threshold(100_000, 20, 100)
 gc.freeze()   # else each fork goes through all of it at its first collection
 atexit.register(gc.unfreeze)   # some modules report at exit what was not collected

@@ -83,7 +83,7 @@ class Layer:
 
 # ---- masks and positions
 
-@examples(31, shapes(12), st.randoms(use_true_random=False))
+@examples(60, shapes(12), st.randoms(use_true_random=False))
 def test_ancestors_by_doubling(parent, random):
     "The mask is that of chapter 2, also with nodes in any order, and the depth is its number of ancestors"
     tree = Tree((0,))
@@ -96,7 +96,7 @@ def test_ancestors_by_doubling(parent, random):
     assert (see[1][order][:, order].numpy() == ancestor_mask(tree)).all()
     assert batch_positions(torch.tensor([7, 0]), node_depths(see))[0].tolist() == [7 + d for d in tree.depth]
 
-@examples(31, seeds, st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
+@examples(60, seeds, st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
 def test_the_mask_is_its_definition(seed, B, N, spare):
     "Entry by entry: slot < L, or an ancestor in slot - L; the same with 32-bit lengths"
     lengths = torch.from_numpy(np.random.default_rng(seed).integers(0, 7, B))
@@ -157,7 +157,7 @@ def test_wrong_variants_are_detected(name):
     assert layer.off() < 1e-12 and layer.off(*WRONG[name](layer)) > 1e-2
 
 @proves("cor-node-order")
-@examples(11, seeds, st.randoms(use_true_random=False))
+@examples(20, seeds, st.randoms(use_true_random=False))
 def test_nodes_in_any_order(seed, random):
     "Renumbered nodes give renumbered rows, whether parents come first or not"
     layer = Layer(seed)
@@ -174,7 +174,7 @@ def test_nodes_in_any_order(seed, random):
     assert (moved[:, :, order] - layer.got()).abs().max() < 1e-12 and (at[:, order] == layer.at).all()
 
 @proves("cor-padding")
-@examples(11, seeds, st.integers(0, 8))
+@examples(20, seeds, st.integers(0, 8))
 def test_a_node_affects_its_descendants_alone(seed, i):
     "Another key and value in one node: no bit of another row changes; unused slots change nothing"
     layer = Layer(seed)

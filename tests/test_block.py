@@ -40,13 +40,13 @@ def ratios(p, tree):
 # Exactness
 
 @proves("thm-block")
-@examples(21, models(st.integers(2, 4)), plans(4, k=1), lengths)
+@examples(40, models(st.integers(2, 4)), plans(4, k=1), lengths)
 def test_chains(pair, steps, n):
     "One round and its continuation: edges drawn in every way, probes between them, zeros, ties, p = q"
     verifier_contract(pair[0], Plan(pair[1], steps), block, (0,), n)
 
 @proves("lem-weight")
-@examples(13, models(), lengths, st.integers(0, 3), st.integers(1, 2), st.integers(0, 10**6))
+@examples(25, models(), lengths, st.integers(0, 3), st.integers(1, 2), st.integers(0, 10**6))
 def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
     "Given x^i: at least i tokens are accepted and z follows, with probability w_i P(z | x^i)"
     (p, q), i = pair, min(i, gamma)
@@ -65,7 +65,7 @@ def test_the_weight_of_a_prefix(pair, gamma, i, n, seed):
 # How many tokens
 
 @proves("cor-block-accepted")
-@examples(13, models(st.integers(2, 4)), lengths)
+@examples(25, models(st.integers(2, 4)), lengths)
 def test_accepted_tokens(pair, gamma):
     "E[A], P(A >= i) and P(A = i), by enumeration of rounds, are the means of weights and excess masses"
     p, q = pair
@@ -77,7 +77,7 @@ def test_accepted_tokens(pair, gamma):
         assert got.get(i, 0) == sum(v * excess_mass(p(t), t, i, w.get(i, 0)) for t, v, w in weighed)
 
 @proves("thm-block-above")
-@examples(11, models(st.integers(2, 4)), st.integers(1, 3))
+@examples(20, models(st.integers(2, 4)), st.integers(1, 3))
 def test_never_below_token_by_token_verification(pair, gamma):
     "At every prefix of every chain, and so in the mean; with one token the two are equal"
     p, q = pair
@@ -89,7 +89,7 @@ def test_never_below_token_by_token_verification(pair, gamma):
     assert accepted_at_least(p, q, (0,), 1) == mean_accepted_block(p, q, (0,), 1)
 
 @proves("prop-reflected")
-@examples(21, models(st.integers(2, 4)), st.integers(1, 6), st.integers(0, 10**6))
+@examples(40, models(st.integers(2, 4)), st.integers(1, 6), st.integers(0, 10**6))
 def test_reflected_walk(pair, gamma, seed):
     "w_i = R_i / max(1, R_1, ..., R_i), and 0 from the first ratio of 0 on"
     tree = Chain(pair[1], gamma)((0,), Seeded(seed))
@@ -113,7 +113,7 @@ def either(p, tree, rng): return block(p, tree, rng) if rng.coin(1, of=3) else m
 RULES = dict(reject=reject, match=match, either=either)
 
 @proves("thm-block-optimal")
-@examples(13, models(), st.sampled_from(sorted(RULES)), st.integers(1, 3))
+@examples(25, models(), st.sampled_from(sorted(RULES)), st.integers(1, 3))
 def test_other_rules_stay_below(pair, rule, gamma):
     "Other exact rules: at every string at most Q(s) w(s), which block attains"
     p, q = pair
@@ -143,7 +143,7 @@ def best(p, q, gamma, worth):
     return -found.fun
 
 @proves("thm-block-optimal")
-@examples(5, models(st.integers(2, 3)))
+@examples(8, models(st.integers(2, 3)))
 def test_the_best_rule_by_a_linear_program(pair):
     "Over all rules on chains of two: block has the most accepted tokens and the most full chains"
     p, q = pair
@@ -155,7 +155,7 @@ def ceiling(p, q, i):
     return sum(min(w, Q.get(s, 0)) for s, w in target_law(p, (0,), i).items())
 
 @proves("prop-block-ceiling")
-@examples(11, models(), lengths)
+@examples(20, models(), lengths)
 def test_the_ceiling(pair, gamma):
     "P(A >= i) <= Σ min(P, Q) over strings of i tokens, with equality for the first token"
     got = one_round(*pair, block, gamma)
@@ -175,7 +175,7 @@ def hsd_terms(p, q, x, ctx=(0,)):
         yield min(1, R[t] / max([F(1), *R[:t]])), sum(plus), sum(max(-a, 0) for a in above), plus
 
 @proves("prop-hsd")
-@examples(11, models(), st.integers(1, 3))
+@examples(20, models(), st.integers(1, 3))
 def test_hsd_term_by_term(pair, gamma):
     "Weights, both divergences and the masses of the correction, at every prefix of every chain"
     p, q = pair
@@ -201,7 +201,7 @@ def rest(p, q, verify, gamma):
     return {emitted: {b: w / sum(g.values()) for b, w in g.items()} for emitted, g in groups.items()}
 
 @proves("prop-unseen")
-@examples(13, models(), pairs(st.just(3)), st.integers(2, 3))
+@examples(25, models(), pairs(st.just(3)), st.integers(2, 3))
 def test_the_draft_tokens_after_a_rejection(pair, pq, gamma):
     "If q ignores the text, the draft tokens after a rejection still have q with `reject`, not with `block`"
     p, q = pair[0], constant(*pq[1])
@@ -213,7 +213,7 @@ def test_the_draft_tokens_after_a_rejection(pair, pq, gamma):
 
 # Deterministic proposals
 
-@examples(13, models(), st.lists(st.integers(0, 2), max_size=3))
+@examples(25, models(), st.lists(st.integers(0, 2), max_size=3))
 def test_deterministic_proposals(pair, tokens):
     "Point masses for q: the verdicts of `reject`; against a target at temperature 0, those of `match`"
     tree = Tree((0,))
@@ -224,7 +224,7 @@ def test_deterministic_proposals(pair, tokens):
 
 # Floats
 
-@examples(7, models(), st.integers(1, 2), st.booleans())
+@examples(12, models(), st.integers(1, 2), st.booleans())
 def test_floats(pair, gamma, near):
     "In float64, and with q an ulp from p: the distribution to twelve digits"
     floats = TableModel(3, lambda text: pair[0].law(text).astype(float))

@@ -123,7 +123,7 @@ def plainly(target, ctx, ended):
     return end
 
 @proves("thm-criteria")
-@examples(11, models(), plans(most=2, k=1), st.sampled_from([{2}, {0, 1}, {4, 5}]), st.integers(2, 3))
+@examples(20, models(), plans(most=2, k=1), st.sampled_from([{2}, {0, 1}, {4, 5}]), st.integers(2, 3))
 def test_ended_by_any_function_of_the_text(pair, steps, sums, n):
     "Called after every token, a criterion cuts the text of any system as it cuts plain sampling: exactly"
     ended = lambda text: len(text) == 1 + n or sum(text) in sums or text[-2:] == (1, 1)
@@ -316,7 +316,7 @@ def test_every_refused_option_exists(): assert set(SERVED_CONFIG) <= set(vars(Ge
 
 # ---- random draws through torch
 
-@examples(11, laws(3))
+@examples(20, laws(3))
 def test_a_draw_of_torch_is_a_pick_and_a_uniform_number_a_coin(p):
     w, ratios = torch.tensor(p.astype(float)), torch.tensor([.25, 1.5, 0.])
     def drawn(rng):
@@ -421,7 +421,7 @@ def one_edge(true, stated):
     return as_drafter(draft)
 
 @proves("thm-misstated")
-@examples(13, kinds, seeds, seeds, st.booleans(), st.booleans(), st.sampled_from([reject, match]),
+@examples(25, kinds, seeds, seeds, st.booleans(), st.booleans(), st.sampled_from([reject, match]),
           st.integers(1, 3))
 def test_misstated_rounds_are_off_by_at_most_the_sum(kind, seed, other, zeros, top, verify, R):
     "R rounds continued by the target are off by at most the sum of each round's largest misstatement"

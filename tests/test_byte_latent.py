@@ -63,7 +63,7 @@ def in_one_pass(text, rule):
     return rule.starts(row_entropy(z)).tolist()
 
 @proves("thm-incremental")
-@examples(13, st.lists(texts, min_size=1, max_size=4), st.sampled_from([PatchRule(4.), PatchRule(rise=0.)]))
+@examples(25, st.lists(texts, min_size=1, max_size=4), st.sampled_from([PatchRule(4.), PatchRule(rise=0.)]))
 def test_the_patcher_is_the_pass_over_all(some, rule):
     patcher = Patcher(MODEL, rule)
     for text in some:

@@ -102,7 +102,7 @@ def holds(seed, step, rounds=12):
     return True
 
 @proves("thm-static-cache")
-@examples(31, st.integers(0, 10**9))
+@examples(60, st.integers(0, 10**9))
 def test_every_slot_holds_its_text(seed): assert holds(seed, StaticRows.commit)
 
 def variant(part=..., up=0, grows=1):

@@ -44,7 +44,7 @@ def true_edges(drafter, ctx):
 # The inner decoder
 
 @proves("thm-nested")
-@examples(11, models(), contexts, st.integers(1, 3), kinds, st.integers(1, 2), verifiers)
+@examples(20, models(), contexts, st.integers(1, 3), kinds, st.integers(1, 2), verifiers)
 def test_cut_it_is_the_chain_of_the_middle_model(pair, ctx, gamma, kind, k, verify):
     "The same drafts with the same edges and probabilities, and true edges"
     (v, s) = pair
@@ -54,7 +54,7 @@ def test_cut_it_is_the_chain_of_the_middle_model(pair, ctx, gamma, kind, k, veri
     if kind is Chain: drafter_contract(nested, ctx)
 
 @proves("thm-nested")
-@examples(5, models(), seeds, contexts, st.integers(1, 2), verifiers, st.sampled_from([reject, match]))
+@examples(8, models(), seeds, contexts, st.integers(1, 2), verifiers, st.sampled_from([reject, match]))
 def test_exact_cut_or_whole(pair, seed, ctx, n, inner, outer):
     "Two tokens of three levels, a stateful inner drafter; whole rounds have true edges too"
     target, (v, s) = random_table(3, seed), pair
@@ -76,7 +76,7 @@ def test_other_cuts_anticipate():
     v, s = random_table(3, 1, zeros=False), random_table(3, 2, zeros=False)
     assert not true_edges(only_accepted(v, s), (0,))
 
-@examples(13, models(), contexts, st.integers(1, 5), st.integers(0, 99),
+@examples(25, models(), contexts, st.integers(1, 5), st.integers(0, 99),
           st.sampled_from([Jacobi(3, 3, exact=True), Recycling(3, 2, ((0,), (1,), (0, 0)), exact=True)]))
 def test_inner_drafters_learn_while_drafting(pair, ctx, gamma, seed, inner):
     "The next drafter has the inner state of the inner loop's rounds, cut; it is a value; no draft, no change"
@@ -115,7 +115,7 @@ RULES = {"lenient": lenient(F(1, 3)), "strict": lenient(F(1)), "rollback": bild_
          "redraw from v": AcceptanceRule(np.minimum, lambda v, s: v)}
 
 @proves("prop-lenient-inside")
-@examples(11, models(), seeds, contexts, st.sampled_from(sorted(RULES)), st.integers(1, 2))
+@examples(20, models(), seeds, contexts, st.sampled_from(sorted(RULES)), st.integers(1, 2))
 def test_any_inner_rule_with_its_own_distribution(pair, seed, ctx, name, k):
     "True edges and the target's distribution; the rule that redraws from v included"
     target, nested = random_table(3, seed), Nested(pair[0], 2, Chain(pair[1], k), RULES[name])
@@ -127,7 +127,7 @@ def test_a_rule_inside_needs_chains():
     with pytest.raises(ValueError, match="wanted a chain"):
         Nested(v, 2, fork, bild_rollback(.7))((0,), Seeded(0))
 
-@examples(11, models(), seeds, contexts, st.fractions(1, 9, max_denominator=4))
+@examples(20, models(), seeds, contexts, st.fractions(1, 9, max_denominator=4))
 def test_lenience_inside_never_changes_the_greedy_text(pair, seed, ctx, lenience):
     target, v = GreedyModel(random_table(3, seed)), GreedyModel(pair[0])
     drafter = cs_drafting((v, GreedyModel(pair[1])), K, BOTTOM, lenient_inside(lenience, temperature=0))
@@ -136,7 +136,7 @@ def test_lenience_inside_never_changes_the_greedy_text(pair, seed, ctx, lenience
 # The factors
 
 @proves("thm-nested-cost")
-@examples(8, pairs(st.integers(2, 3)), st.integers(1, 2), st.integers(1, 3))
+@examples(15, pairs(st.integers(2, 3)), st.integers(1, 2), st.integers(1, 3))
 def test_mean_calls_of_the_middle_model(vs, k, gamma):
     "The recursion gives the enumerated number of calls; without inner drafts there is one for each token"
     v, s = vs
@@ -170,7 +170,7 @@ def whole_rounds(p, v, s, n, k):
     return round_tokens(constant(*p), drafter).mean()
 
 @proves("thm-vertical")
-@examples(6, pairs(st.just(3)), laws(3), st.sampled_from([(1, 1), (1, 2), (2, 1)]))
+@examples(10, pairs(st.just(3)), laws(3), st.sampled_from([(1, 1), (1, 2), (2, 1)]))
 def test_whole_rounds_by_enumeration(vs, p, nk):
     "Any distributions with the joint acceptance, as dependent as they are"
     v, s = vs
@@ -178,7 +178,7 @@ def test_whole_rounds_by_enumeration(vs, p, nk):
     assert vertical_speedup(overlap(p, v), overlap(v, s), *nk, 0, 0, joint) == whole_rounds(p, v, s, *nk)
 
 @proves("thm-vertical")
-@examples(3, pairs(st.just(2)), pairs(st.just(2)))
+@examples(5, pairs(st.just(2)), pairs(st.just(2)))
 def test_independent_acceptances(one, two):
     "Tokens (a, b): s and v differ in a, v and p in b; the paper's factor is exact"
     def both(a, b): return exact(*(x * y for x in a for y in b))
@@ -186,7 +186,7 @@ def test_independent_acceptances(one, two):
     assert vertical_speedup(overlap(p, v), overlap(v, s), 2, 1, 0, 0) == whole_rounds(p, v, s, 2, 1)
 
 @proves("thm-horizontal")
-@examples(11, laws(3), laws(3), laws(3), st.integers(1, 2), st.integers(1, 2))
+@examples(20, laws(3), laws(3), laws(3), st.integers(1, 2), st.integers(1, 2))
 def test_places_by_enumeration(p, a, b, i, j):
     drafter = InTurn((Chain(constant(*a), i), Chain(constant(*b), j)))
     alphas = [overlap(p, a)]*i + [overlap(p, b)]*j
@@ -205,7 +205,7 @@ def test_the_best_order_and_the_next_place(places, i):
 
 # CS-Drafting
 
-@examples(31, st.lists(st.integers(0, 3), min_size=1, max_size=14).map(tuple), st.integers(1, 6),
+@examples(60, st.lists(st.integers(0, 3), min_size=1, max_size=14).map(tuple), st.integers(1, 6),
           st.permutations(range(4)))
 def test_max_gram_by_search(text, num, bigrams):
     "The first earlier occurrence of the longest suffix; then successors by the table"
@@ -286,7 +286,7 @@ guesses = st.sampled_from([no_draft, two_paths,
 sibling_draws = st.sampled_from([iid, without_replacement])
 
 @proves("thm-staged")
-@examples(13, models(), contexts, shapes(6), guesses, sibling_draws, st.integers(0, 99))
+@examples(25, models(), contexts, shapes(6), guesses, sibling_draws, st.integers(0, 99))
 def test_the_plain_tree_on_fewer_calls(pair, ctx, parent, guess, draw, seed):
     "The same tree from the same noise, at most as many calls"
     staged, plain = StagedTree(pair[0], parent, draw, guess), StaticTree(pair[0], parent, draw)
@@ -298,7 +298,7 @@ def test_the_plain_tree_on_fewer_calls(pair, ctx, parent, guess, draw, seed):
     if len(parent) < 4: drafter_contract(staged, ctx)
 
 @proves("thm-staged")
-@examples(5, models(), seeds, contexts, guesses)
+@examples(8, models(), seeds, contexts, guesses)
 def test_staged_is_exact(pair, seed, ctx, guess):
     target, drafter = random_table(3, seed), StagedTree(pair[0], (-1, 0, 0, 1), guess=guess)
     assert loop_law(target, drafter, reject, ctx, 2) == target_law(target, ctx, 2)
@@ -367,7 +367,7 @@ def test_a_tree_whose_draft_model_is_accelerated(subject, T):
 
 # Prediction alignment (BiLD)
 
-@examples(6, seeds)
+@examples(10, seeds)
 def test_an_aligned_student_agrees_with_the_large_model(seed):
     "N-grams counted in the large model's own texts predict its tokens where these were seen"
     base = random_table(3, seed, zeros=False)

@@ -28,7 +28,7 @@ def beginnings(table, words, n):  # -> {string of n characters, or one that ende
     return found
 
 @proves("thm-covers")
-@examples(16, vocabularies, seeds, st.integers(1, 3))
+@examples(30, vocabularies, seeds, st.integers(1, 3))
 def test_probabilities_by_enumeration(words, seed, n):
     table = spelled(random_table(words.V, seed, zeros=seed % 2 == 0 and None not in words.strings), words)
     view = CharacterModel(random_table(words.V, seed, zeros=False) if None in words.strings else table, words)
@@ -57,7 +57,7 @@ def test_a_view_without_the_rest_is_another(monkeypatch):
     assert (right.law("ab") != wrong.law("ab")).any()
 
 @proves("thm-tokens-of")
-@examples(8, st.sampled_from(VOCABULARIES[:3]).map(TextTokenizer), seeds)
+@examples(15, st.sampled_from(VOCABULARIES[:3]).map(TextTokenizer), seeds)
 def test_characters_and_then_tokens(words, seed):
     "Two characters, their cover, and a token more if it has but one: the token model's own distribution"
     table = random_table(words.V, seed, zeros=False)
@@ -67,7 +67,7 @@ def test_characters_and_then_tokens(words, seed):
         return tokens if len(tokens) == 2 else (*tokens, rng.pick(table.law((0, *tokens))))
     assert law_of(program) == target_law(table, (0,), 2)
 
-@examples(5, seeds, st.integers(1, 2))
+@examples(8, seeds, st.integers(1, 2))
 def test_two_tokenizers_on_characters(seed, gamma):
     "The loop with the usual verifier emits the target's characters, though the tokens differ"
     target = CharacterModel(random_table(3, seed, zeros=False), TextTokenizer(("a", "b", "ab")))

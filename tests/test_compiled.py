@@ -134,7 +134,10 @@ def test_layers_one_by_one_are_those_of_the_pass(kind, sizes):
 
 def test_what_is_not_compiled(monkeypatch):
     single = module().float()
-    def kind(model=single, **kw): return type(serve_model(model, check=False, **kw))
+    def kind(model=single, **kw):
+        served = serve_model(model, .5, check=False, **kw)
+        assert served.temperature == .5
+        return type(served)
     assert (kind(), kind(deepcopy(single).bfloat16())) == (CompiledLlama, PackedLlama)
     assert (kind(module()), kind(paths=True)) == (HFModel, HFModel)
     with pytest.raises(Unservable, match="wanted a Llama that is compiled: its weights are on meta"):

@@ -35,7 +35,7 @@ class Counting(Target):
         return self.model(tree)
 
 @proves("thm-walltime", "thm-operations")
-@examples(13, pairs(st.integers(2, 4)), st.integers(1, 3), prices)
+@examples(25, pairs(st.integers(2, 4)), st.integers(1, 3), prices)
 def test_walltime_and_operations(pq, gamma, c):
     "Tokens and nodes fed, counted on every path, for distributions rotated by the text at constant overlap"
     def work(rng):
@@ -49,7 +49,7 @@ def test_walltime_and_operations(pq, gamma, c):
     assert spent / emitted == arithmetic_factor(overlap(*pq), gamma, c) >= 1
 
 @proves("thm-walltime", "cor-short-texts")
-@examples(16, shares, lengths, prices, st.integers(1, 40))
+@examples(30, shares, lengths, prices, st.integers(1, 40))
 def test_long_texts_reach_the_walltime(α, gamma, c, N):
     "The mean number of rounds for N tokens, by recursion: from N/τ to (N + γ)/τ, so the speed-up tends to S"
     size = {k + 1: α**k * (1 - α) for k in range(gamma)} | {gamma + 1: α**gamma}
@@ -60,7 +60,7 @@ def test_long_texts_reach_the_walltime(α, gamma, c, N):
     assert S * N / (N + gamma) <= N / (needed[N] * (1 + gamma*c)) <= S
 
 @proves("cor-some-gamma")
-@examples(16, shares, prices)
+@examples(30, shares, prices)
 def test_some_gamma(α, c):
     "Faster for some γ exactly if α > c; then for γ = 1, and below any that gains; the best is found"
     S = [speedup(α, g, c) for g in range(1, 13)]
@@ -87,7 +87,7 @@ def books(g): return st.lists(st.integers(0, g), min_size=2, max_size=12).map(la
 accepts = lengths.flatmap(books)
 
 @proves("thm-cost-curve")
-@examples(16, accepts, machines)
+@examples(30, accepts, machines)
 def test_cost_curve(ledger, costs):
     "Tokens at the cost of a plain one over the seconds of all rounds, each computed from the table"
     (g, *_), τ = ledger.column("drafted"), F(ledger.num_emitted_tokens, len(ledger.rounds))
@@ -95,7 +95,7 @@ def test_cost_curve(ledger, costs):
     assert ledger.num_emitted_tokens * costs.plain() / took == costs.speedup(τ, g)
     assert costs.round(g) / costs.plain() == g * costs.c + costs.curve(g + 1) + costs.rest / costs.plain()
 
-@examples(16, machines, st.fractions(1, 30, max_denominator=4))
+@examples(30, machines, st.fractions(1, 30, max_denominator=4))
 def test_the_curve_passes_its_points(costs, m):
     "The table at its sizes; linear between two; beyond the last the last slope goes on, if it rises"
     sizes, row = sorted(costs.reading), costs.reading
@@ -107,7 +107,7 @@ def test_the_curve_passes_its_points(costs, m):
         assert costs.seconds(m) == row[sizes[-1]]
 
 @proves("thm-best-gamma")
-@examples(13, st.lists(shares, min_size=3, max_size=9), parts_of_12(F(1, 12), 2),
+@examples(25, st.lists(shares, min_size=3, max_size=9), parts_of_12(F(1, 12), 2),
           st.lists(shares, min_size=9, max_size=9), prices)
 def test_best_gamma(a, c, more, rest):
     "Rates that never rise, costs that never fall: the speed-up rises exactly while a/d is above it"
@@ -131,7 +131,7 @@ def test_a_step_makes_two_tops():
 # The glossary of acceptance rates
 
 @proves("prop-rates")
-@examples(13, models(), st.integers(1, 3))
+@examples(25, models(), st.integers(1, 3))
 def test_rates(pair, gamma):
     "Each rate by its own definition, from the distribution of the accepted tokens, along every path"
     got = law_of(lambda rng: next(rounds(pair[0], Chain(pair[1], gamma), reject, (0,), rng)).verdict.node)
@@ -153,7 +153,7 @@ def test_a_cut_round_is_no_rejection():
     assert report.alpha == 1 and report.tokens == 4 and report.gains["rejections"] == 1
 
 @proves("prop-rates")
-@examples(16, shares, st.lists(shares, min_size=1, max_size=6))
+@examples(30, shares, st.lists(shares, min_size=1, max_size=6))
 def test_rates_from_fewer_numbers(α, conditional):
     "One α everywhere gives all the others, and is recovered; so are conditional rates, as far as reached"
     gamma = len(conditional)
@@ -253,7 +253,7 @@ def test_the_cause_is_named(cause, α, gamma, costs, words):
     assert report.cause == cause and words in sentence and f"{report.measured:.2f} times as fast" in sentence
     assert ("no length of draft is faster" in sentence) == (report.best == 0)
 
-@examples(13, st.floats(.02, .98), lengths, st.floats(.01, 2), st.floats(0, 3), st.floats(0, 3))
+@examples(25, st.floats(.02, .98), lengths, st.floats(.01, 2), st.floats(0, 3), st.floats(0, 3))
 def test_the_gains_are_those_of_the_changes(α, gamma, c, more, rest):
     "Each change made on the machine or on the rounds, and the run repriced"
     ledger, costs = like(α, gamma, 200), Costs({1: 1., gamma + 1: 1 + more}, c, rest)
@@ -269,7 +269,7 @@ def test_the_gains_are_those_of_the_changes(α, gamma, c, more, rest):
         assert report.gains["length"] == near(explain(reprice(cut, costs), costs).measured / report.measured)
     assert report.cause == max(report.gains, key=report.gains.get) and min(report.gains.values()) >= 1 - 1e-12
 
-@examples(16, accepts)
+@examples(30, accepts)
 @example(book([0, 0, 2, 2, 2], 2))   # rounding would make the second rate larger than the first
 def test_chains_with_half_the_errors(ledger):
     "Every conditional rate half-way to one, as far as drafts were reached, and the proposition's α"

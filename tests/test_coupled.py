@@ -51,7 +51,7 @@ kinds = pytest.mark.parametrize("kind", DRAFTERS)
 
 @proves("thm-invariant", "cor-keyed")
 @kinds
-@examples(3, models(), st.integers(1, 3))
+@examples(4, models(), st.integers(1, 3))
 def test_all_noise(kind, pair, n):
     "One noise, with a draft and without: on every path the same text, distributed as the target's, unmerged"
     target, draft = pair
@@ -64,7 +64,7 @@ def test_all_noise(kind, pair, n):
 stops = st.sets(st.integers(0, 2), max_size=1)
 
 @proves("thm-invariant")
-@examples(7, models(), noises, seeds, st.integers(1, 5), st.sampled_from([.5, 1, 1.7]), stops)
+@examples(12, models(), noises, seeds, st.integers(1, 5), st.sampled_from([.5, 1, 1.7]), stops)
 def test_same_seed_same_text(pair, noise, seed, gamma, temperature, stop):
     "Any noise, any drafter, any γ, any temperature, with a stop token"
     target, draft = (tempered(m, temperature) for m in pair)
@@ -108,7 +108,7 @@ def test_another_draft_detects_a_wrong_key():
 
 # The drafter
 
-@examples(8, models(), st.integers(1, 2))
+@examples(15, models(), st.integers(1, 2))
 def test_keyed_drafters(pair, gamma):
     "A keyed chain, and keyed chains side by side, satisfy the contract of every drafter"
     drafter_contract(PositionKeyed(Chain(pair[1], gamma)), (0, 1))
@@ -126,7 +126,7 @@ def test_positions_of_nodes():
 # Agreement: cells
 
 @proves("thm-cells")
-@examples(13, pairs())
+@examples(25, pairs())
 def test_cells_are_two_picks_with_one_key(pq):
     "The formula is the distribution of two picks with one key; on each token they agree at most min(p, q)"
     p, q = pq
@@ -136,7 +136,7 @@ def test_cells_are_two_picks_with_one_key(pq):
     assert (J.sum(1) == q).all() and (J.sum(0) == p).all() and all(np.diag(J) <= np.minimum(p, q))
 
 @proves("thm-cells")
-@examples(11, models())
+@examples(20, models())
 def test_a_round_accepts_with_the_trace(pair):
     "The first draft of a round, in the loop"
     target, draft = pair
@@ -153,7 +153,7 @@ def races(p, q, n=100_000, K=1, seed=0):  # -> times (n, K, V), winners under q 
         return E, (E / q.astype(float)).argmin(2), (E.min(1) / p.astype(float)).argmin(1)
 
 @proves("thm-race")
-@examples(13, pairs())
+@examples(25, pairs())
 def test_the_race_in_fractions(pq):
     "The marginals are q and p, exchanging the players transposes, the diagonal is the one-line formula"
     p, q = pq
@@ -175,7 +175,7 @@ def test_the_race_by_counts(pq):
     assert report.fits and report.tv < .03, report
 
 @proves("cor-agreement")
-@examples(13, pairs())
+@examples(25, pairs())
 def test_agreement_lies_between_its_bounds(pq):
     p, q = pq
     agree, d = list_match_prob(p, q), tv(p, q)
@@ -226,7 +226,7 @@ def test_gumbel_max_stays_in_the_support(seed, pq):
 # Lists
 
 @proves("thm-lists")
-@examples(13, pairs(), st.integers(1, 6))
+@examples(25, pairs(), st.integers(1, 6))
 def test_more_lists_are_not_worse(pq, K):
     p, q = pq
     assert list_match_prob(p, q, K) <= list_match_prob(p, q, K + 1) <= p[q > 0].sum()
@@ -253,7 +253,7 @@ def test_lists_by_counts(pq, K):
 leaky = lambda p, tree, rng: reject(p, tree, by_position(tree, rng))
 
 @proves("prop-reused")
-@examples(13, pairs())
+@examples(25, pairs())
 def test_reused_is_reject_with_shared_noise(pq):
     "By enumeration; and the formula gives p where the noises are independent"
     p, q = (TableModel(len(l), lambda text, l=l: l) for l in pq)

@@ -30,7 +30,7 @@ def counted(texts, w, depth):
 # The suffix array
 
 @proves("lem-doubling")
-@examples(51, st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
+@examples(100, st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3))
 def test_suffix_array(text, times):
     "The order of the suffixes is that of Python's sort, on periodic texts too"
     text = text * times
@@ -47,7 +47,7 @@ def test_long_texts():
 # Lookups
 
 @proves("lem-ranges")
-@examples(51, texts, queries)
+@examples(100, texts, queries)
 def test_find_and_children(texts, w):
     "A range holds the places of a string; its children are the ranges of the strings one token longer"
     store, starts = Datastore(texts, V), np.cumsum([0, *(len(t) + 1 for t in texts)])
@@ -57,7 +57,7 @@ def test_find_and_children(texts, w):
     assert store.children((lo, hi, d)) == [child for child in longer if child[0]]
 
 @proves("lem-longest")
-@examples(51, texts, contexts, st.integers(1, 4), st.integers(0, 4))
+@examples(100, texts, contexts, st.integers(1, 4), st.integers(0, 4))
 def test_longest_ending(texts, ctx, shortest, more):
     "Bisection agrees with trying every length, because the endings of a string that occurs occur"
     lengths = range(shortest, min(shortest + more, len(ctx)) + 1)
@@ -95,7 +95,7 @@ class OwnText(Rest):
 
 @faithful("REST", plain={"unranked": drafted(Unranked), "short endings": drafted(ShortEnding),
                          "prompt lookup": drafted(OwnText)})
-@examples(51, texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
+@examples(100, texts, contexts, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12), st.integers(1, 5))
 @example([(0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 1)], (0, 1), 1, 2, 3, 2)
 def test_retrieval_against_brute_force(subject, texts, ctx, shortest, more, most, depth):
     "Weights are the counts of continuations of the longest ending; the heaviest are drafted"
@@ -124,7 +124,7 @@ def off(p, paths, verify):
     return law, tv_outcomes(law, {x: w for x, w in enumerate(p) if w})
 
 @proves("prop-asked")
-@examples(13, laws(4), st.lists(queries.map(lambda w: w[:2]), min_size=1, max_size=3))
+@examples(25, laws(4), st.lists(queries.map(lambda w: w[:2]), min_size=1, max_size=3))
 def test_a_second_draw(p, paths):
     "A token x of no child has mass M p(x): a bound on the distance for a draw a path, equality for one"
     first, tree = {g[0] for g in paths}, path_tree(paths, 4)

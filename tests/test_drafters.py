@@ -21,7 +21,7 @@ from specref.train.registry import TRAINED, load_drafter, train_drafter
 from specref.train.texts import OnlineStates, encode_texts, read_texts
 from specref.verify.siblings import drawn_at
 
-@examples(6, st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
+@examples(10, st.lists(st.integers(-30, 30), min_size=3, max_size=5, unique=True))
 def test_the_draw_at_temperature_0_is_the_limit(z):
     "Of sampling without replacement at a small temperature"
     z, earlier = np.array(z) / 10, ()

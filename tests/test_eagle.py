@@ -112,7 +112,7 @@ def test_noise_is_added_to_inputs_alone():
     assert off.abs().max() <= .1 and abs(off.abs().mean() - .05) < .005 and abs(off.mean()) < .01
 
 @proves("prop-agree")
-@examples(6, seeds)
+@examples(10, seeds)
 def test_both_loss_terms_have_one_minimum(seed):
     "At the true feature the loss is a tenth of the entropy and its gradient is zero"
     net, _, _ = small()
@@ -218,7 +218,7 @@ def test_the_heaviest_of_the_pool(domain, subject):
             assert abs(sum(pool.get(p, 0) for p in mine) - best) < 1e-12
 
 @proves("prop-grown")
-@examples(8, seeds, st.integers(1, 5))
+@examples(15, seeds, st.integers(1, 5))
 def test_a_draft_equal_to_the_target(seed, n):
     """Where the draft is the target: EAGLE-2's weights sum to the mean number of accepted tokens, and no
     static tree has a larger one"""

@@ -117,7 +117,7 @@ vocabularies = st.integers(2, 40).flatmap(lambda V: st.tuples(st.just(V), some_o
 @faithful("EAGLE-3", part="vocab_maps", plain={
     "tokens in place of offsets": lambda ids, V: (ids, vocab_maps(ids, V)[1]),
     "the first tokens": lambda ids, V: vocab_maps(torch.arange(len(ids)), V)})
-@examples(16, vocabularies, **first_failure)
+@examples(30, vocabularies, **first_failure)
 def test_the_maps_agree(subject, some):
     "j + d2t[j] is the j-th token that t2d allows, there and back"
     V, ids = some
@@ -126,14 +126,14 @@ def test_the_maps_agree(subject, some):
     assert t2d.sum() == len(ids)
     assert (d2t.tolist() == ids) == (len(ids) == 1)
 
-@examples(16, st.lists(st.integers(0, 9), min_size=1, max_size=50), st.integers(1, 12))
+@examples(30, st.lists(st.integers(0, 9), min_size=1, max_size=50), st.integers(1, 12))
 def test_the_most_frequent(x, n):
     "No excluded token is more frequent than an included one, ties go to the lower"
     ids = frequent_tokens(np.array([x]), n, 12).tolist()
     assert ids == sorted(sorted(range(12), key=lambda y: (-x.count(y), y))[:n])
 
 @proves("prop-missing")
-@examples(16, st.integers(2, 5).flatmap(lambda V: st.tuples(laws(V), laws(V), some_of(V))))
+@examples(30, st.integers(2, 5).flatmap(lambda V: st.tuples(laws(V), laws(V), some_of(V))))
 def test_missing_tokens_cost_acceptance_only(given):
     "No distribution on D overlaps p by more than p(D), the renormalised p attains it"
     p, w, D = given
@@ -160,7 +160,7 @@ class RandomHead(Eagle3):
 
 @faithful("EAGLE-3", part="Eagle3", plain={
     "the offset as the token": OffsetAsToken, "no mask": ZeroLogits, "an untrained head": RandomHead})
-@examples(6, st.sets(st.integers(0, 31), min_size=1, max_size=20).map(sorted), seeds, **first_failure)
+@examples(10, st.sets(st.integers(0, 31), min_size=1, max_size=20).map(sorted), seeds, **first_failure)
 def test_drafted_tokens_are_in_the_draft_vocabulary(subject, ids, seed):
     "Rows are zero outside the draft vocabulary and the softmax of the short logits within"
     target, net, _ = pair(make=subject, draft=len(ids))
@@ -232,7 +232,7 @@ def renormalised(p, z, k):
 
 @faithful("HASS", part="top_k_loss", plain={"every token": every_token, "renormalised": renormalised})
 @proves("prop-likely")
-@examples(11, st.integers(2, 12), st.integers(1, 14), seeds, **first_failure)
+@examples(20, st.integers(2, 12), st.integers(1, 14), seeds, **first_failure)
 def test_the_gradient_of_the_likeliest(subject, V, k, seed):
     "m q - p on the k likeliest and m q elsewhere: outside it is the normaliser's alone; least at p/m on them"
     g = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from specref.core.law import warp
 from specref.core.loop import loop_law, rounds
 from specref.core.rng import Seeded, tv_outcomes
 from specref.core.target import target_law
-from specref.models.compiled import CompiledLlama, serve_model
+from specref.models.compiled import CompiledLlama
 from specref.models.embedded import DOMAINS, prompts, raw_model
 from specref.models.transformer import HFModel, RowCache, RowTrie
 from test_statistical import recovered_from_p
@@ -38,7 +38,7 @@ def greedy_texts(domain):
 def test_greedy_identity(domain, name):
     "At temperature 0, float64: every lossless system returns what transformers' own `generate` returns"
     names = "target", "small"
-    target, draft = (serve_model(raw_model(k, torch.float64), temperature=0, check=False) for k in names)
+    target, draft = (HFModel(raw_model(k, torch.float64), temperature=0, check=False) for k in names)
     system = SYSTEMS[name](draft, past=earlier_text(20_000))
     for p, want in greedy_texts(domain): assert system(target, p, N, Seeded(0), stop=(0,)) == want
 

@@ -111,7 +111,7 @@ nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6)
 visits = st.tuples(nodes, st.integers(0, 6), st.integers(0, 2), st.integers(4, 11))
 
 @proves("thm-in-blocks")
-@examples(8, st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
+@examples(15, st.integers(1, 3), st.lists(visits, min_size=1, max_size=4))
 def test_any_history(k, history):
     """After any trees, whatever of them was accepted, truncated or restarted, the rows are those of plain
     passes"""
@@ -159,7 +159,7 @@ def test_training_blocks_are_those_of_every_place(subject):
         assert len(z) == 3*k and all((row[0, :k-1] == 0).all() for row in z)
 
 @proves("thm-anywhere")
-@examples(4, st.integers(1, 3), seeds)
+@examples(6, st.integers(1, 3), seeds)
 def test_stored_rows_do_not_depend_on_k(k, seed):
     "Keys, values and states of rows under networks of the same weights and another k are the same"
     (a, target), (b, _) = small(5, k), small(5, k + 1)
@@ -233,7 +233,7 @@ def a_run_of_the_text(wrong, share): return glancing_mask(torch.ones_like(wrong)
     "a coin for each row": a_coin_for_each, "the misses themselves": the_misses,
     "a share of the text": a_run_of_the_text})
 @proves("prop-glances")
-@examples(13, seeds, st.integers(1, 40), st.floats(0, 1), **first_failure)
+@examples(25, seeds, st.integers(1, 40), st.floats(0, 1), **first_failure)
 def test_a_run_of_the_misses(subject, seed, T, share):
     "In every text as many as floor(share x misses), in a row; which places were wrong does not matter"
     torch.manual_seed(seed)
@@ -355,7 +355,7 @@ def test_the_best_distributions_enumerated(B, tail, gamma, k):
     assert sum(means) / Fraction(tail + 1) == block_tokens(B, tail, gamma, k)
 
 @proves("thm-within")
-@examples(13, st.integers(2, 5), st.data())
+@examples(25, st.integers(2, 5), st.data())
 def test_no_better_distributions_for_two(B, data):
     """Any two distributions over the branches in a block of two accept no more than the uniform ones, of one
     draft or of both"""
@@ -410,7 +410,7 @@ def rows_of(q, k=2):
     return TableModel(q.V, law)
 
 @proves("thm-in-blocks")
-@examples(4, seeds)
+@examples(6, seeds)
 def test_tables_of_fractions(seed):
     """Distributions that do not read their own block, as tables: true edges, and one round and its
     continuation have the target's distribution exactly"""

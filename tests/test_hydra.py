@@ -242,7 +242,7 @@ def by_last_token(model, ks, n, exact):
 @faithful("MLP Speculator", part="CandidateTree", plain={
     "every sequence": every_sequence, "the likeliest chain": likeliest_chain,
     "the last token's probability": by_last_token})
-@examples(11, st.integers(0, 10**6), st.integers(1, 6), **first_failure)
+@examples(20, st.integers(0, 10**6), st.integers(1, 6), **first_failure)
 def test_the_best_sequences_are_chosen(subject, seed, n):
     "Against an enumeration of all sequences: the n of largest probability, a shared prefix once"
     model, ks = random_table(4, seed), (3, 2, 2)

@@ -30,7 +30,7 @@ def starts(V, m): return st.lists(st.integers(0, V - 1), min_size=m, max_size=m)
 # The iteration
 
 @proves("thm-jacobi")
-@examples(41, tables, st.integers(1, 6), st.data())
+@examples(80, tables, st.integers(1, 6), st.data())
 def test_the_fixed_point_is_the_greedy_text(target, m, data):
     "A sweep evaluates every equation in one call; from any start the correct prefix grows with each sweep"
     g, start, calls = greedy_text(target, (0,), m), data.draw(starts(target.V, m)), target.meter.calls
@@ -43,7 +43,7 @@ def test_the_fixed_point_is_the_greedy_text(target, m, data):
     assert all(ys[i] != ys[i+1] for i in range(len(ys) - 2))
 
 @proves("thm-jacobi")
-@examples(11, st.integers(2, 3), seeds, st.integers(1, 4))
+@examples(20, st.integers(2, 3), seeds, st.integers(1, 4))
 def test_there_is_no_other_fixed_point(V, seed, m):
     target, every = random_table(V, seed), [tuple(y) for y in np.ndindex(*[V] * m)]
     assert [y for y in every if jacobi_sweep(target, (0,), y) == y] == [greedy_text(target, (0,), m)]
@@ -51,7 +51,7 @@ def test_there_is_no_other_fixed_point(V, seed, m):
 # The same iteration in the loop
 
 @proves("cor-passes")
-@examples(41, tables, st.integers(1, 6), st.sampled_from([reject, match]), kinds, st.data())
+@examples(80, tables, st.integers(1, 6), st.sampled_from([reject, match]), kinds, st.data())
 def test_rounds_are_sweeps(table, m, verify, kind, data):
     "Emitted and drafted tokens are the iterate of each round; the numbers of rounds and sweeps agree"
     target, start = cold(table), data.draw(starts(table.V, m))
@@ -67,7 +67,7 @@ def test_rounds_are_sweeps(table, m, verify, kind, data):
     assert t == next(t for t in range(1, len(ys)) if ys[t][:m-1] == ys[t-1][:m-1])
     assert out == ys[-1] and t <= m and len(ys) - 1 == t + (ys[t] != ys[t-1])
 
-@examples(13, tables, st.integers(1, 4), st.integers(0, 6), st.integers(1, 7), st.data())
+@examples(25, tables, st.integers(1, 4), st.integers(0, 6), st.integers(1, 7), st.data())
 def test_blocks(table, b, h, n, data):
     "Blocks in turn, each from the same start, then plain decoding: the rounds add up"
     target, start = cold(table), data.draw(starts(table.V, b))
@@ -103,7 +103,7 @@ def test_a_round_without_a_draft():
 
 # Exactness
 
-@examples(13, kinds, models(), st.integers(1, 4), st.integers(0, 3), seeds)
+@examples(25, kinds, models(), st.integers(1, 4), st.integers(0, 3), seeds)
 def test_contract(kind, pair, b, k, seed):
     "After any number of rounds the edges state their true distributions; a state is a value"
     drafter, ctx = kind(3, b, (1, 0), exact=True), (0, 1)
@@ -116,7 +116,7 @@ def test_contract(kind, pair, b, k, seed):
     assert hash(drafter) == hash(replace(drafter)) and drafter != replace(drafter, done=drafter.done + 1)
     verifier_contract(pair[0], drafter, reject, ctx, 2)
 
-@examples(13, models(), kinds, st.sampled_from([(2, (0,)), (3, (2, 1))]),
+@examples(25, models(), kinds, st.sampled_from([(2, (0,)), (3, (2, 1))]),
           st.sampled_from([reject, match, block]), st.sampled_from([None, 2]), st.sampled_from([(), (2,)]))
 def test_whole_loops(pair, kind, shape, verify, first, stop):
     "With and without a stop at the end token"

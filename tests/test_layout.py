@@ -61,7 +61,7 @@ def reordered(batch, seed):
 # Round trip
 
 @proves("thm-flat")
-@examples(21, batches())
+@examples(40, batches())
 @example(DEEP)
 def test_pack_then_unpack_in_fractions(trees):
     "Parents, tokens, probes, order and distributions; rows are stored once; bounds are those of the trees"
@@ -73,7 +73,7 @@ def test_pack_then_unpack_in_fractions(trees):
     assert batch.width == max((len(t.children(i)) for t in trees for i in range(len(t))), default=0)
 
 @proves("thm-flat")
-@examples(21, batches())
+@examples(40, batches())
 @example(DEEP)
 def test_pack_then_unpack_in_floats(trees):
     "Shapes and tokens are the same, distributions to the last digits, from fractions and from floats"
@@ -89,7 +89,7 @@ def test_pack_then_unpack_in_floats(trees):
         assert drawn == [i for i in range(len(t)) if s.law[i] is not None]
         assert all(np.allclose(t.law[i].astype(float), s.law[i], rtol=1e-12, atol=0) for i in drawn)
 
-@examples(13, laws(V).filter(lambda q: np.count_nonzero(q) > 2), seeds)
+@examples(25, laws(V).filter(lambda q: np.count_nonzero(q) > 2), seeds)
 def test_how_distributions_are_stored(q, seed):
     "Siblings without replacement share one marked row, independent ones one row, point masses have none"
     def stored(draw, k):
@@ -106,7 +106,7 @@ def test_how_distributions_are_stored(q, seed):
 # Masks, positions, bits
 
 @proves("prop-doubling")
-@examples(21, batches(), st.integers(0, 40))
+@examples(40, batches(), st.integers(0, 40))
 @example(DEEP, 0)
 def test_masks_and_positions(trees, more):
     "Each row is the tree's own ancestor mask, positions are the tree's own, for any N large enough"
@@ -127,7 +127,7 @@ def test_positions_of_padded_trees():
     assert batch_positions(lengths, depth).tolist() == [[5, 6, 7], [0, 1, 1]]
     assert batch_positions(lengths, depth[0]).tolist() == [[5, 6, 7], [0, 1, 2]]
 
-@examples(21, st.integers(1, 130), st.integers(1, 5), seeds)
+@examples(40, st.integers(1, 130), st.integers(1, 5), seeds)
 def test_bits_round_trip(N, n, seed):
     "32 columns to a word, the lowest bit first, any number of columns"
     mask = torch.from_numpy(np.random.default_rng(seed).random((2, n, N)) < .5)
@@ -139,7 +139,7 @@ def test_bits_round_trip(N, n, seed):
 
 # Fixed shapes
 
-@examples(21, batches(), st.integers(0, 9))
+@examples(40, batches(), st.integers(0, 9))
 @example(DEEP, 0)
 def test_padding_changes_nothing(trees, more):
     "The same nodes at N*tree + slot, the rest below its root and never offered, for any N large enough"
@@ -157,7 +157,7 @@ def test_padding_changes_nothing(trees, more):
     def offered(t): return [t.path(i) for i in range(len(t)) if t.law[i] is not None]
     assert [*map(offered, unpack(full, q, contexts(trees)))] == [*map(offered, trees)]
 
-@examples(21, batches(3), st.integers(1, 4), st.booleans())
+@examples(40, batches(3), st.integers(1, 4), st.booleans())
 def test_repeated(trees, B, own):
     "The trees B times over, each time with rows of its own or with the same"
     batch, q = exact_batch(trees)
@@ -169,7 +169,7 @@ def test_repeated(trees, B, own):
 # Encodings
 
 @proves("prop-encodings")
-@examples(21, st.lists(shapes(12), min_size=1, max_size=3), seeds)
+@examples(40, st.lists(shapes(12), min_size=1, max_size=3), seeds)
 def test_links_give_parents_and_order(parents, seed):
     "From the links of SGLang alone, siblings in any order: parents, depths, what is offered, the order"
     N, first = max(map(len, parents)), np.cumsum([0, *map(len, parents)])
@@ -181,7 +181,7 @@ def test_links_give_parents_and_order(parents, seed):
     assert all(torch.equal(x, y) for x, y in zip(again.arrays().values(), batch.arrays().values()))
 
 @proves("prop-encodings")
-@examples(21, shapes(12), seeds)
+@examples(40, shapes(12), seeds)
 def test_masks_and_paths_give_parents_but_no_order(parent, seed):
     "Mask and paths give the parents; another order of siblings, or probes, change the links and no mask"
     batch, N = bare(parent), len(parent)
@@ -190,7 +190,7 @@ def test_masks_and_paths_give_parents_but_no_order(parent, seed):
     assert all(torch.equal(mask, ancestor_slots(check_batch(b), N)) for b in (reordered(batch, seed), probes))
 
 @proves("prop-encodings")
-@examples(21, shapes(12))
+@examples(40, shapes(12))
 def test_choices_links_and_flat_agree(parent):
     "Choices give the shape up to the numbers; flat has the links of `to_links`; a trie merges equal siblings"
     choices, batch = to_choices(parent), bare(parent)
@@ -228,14 +228,14 @@ def redraw(q, how):
 ONE_BELOW = [lambda x: 0, lambda x: int(x == 1)]
 
 @proves("thm-redrawn")
-@examples(5, laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
+@examples(8, laws(3, 4), laws(3, 4), st.sampled_from(["iid", "without replacement"]), st.integers(2, 3),
           st.sampled_from(ONE_BELOW))
 def test_a_redrawn_order_is_exact(p, q, how, k, below):
     "Two tokens, each exactly p, with and without a grandchild that depends on the token of its parent"
     want = {(x, y): p[x]*p[y] for x, y in np.ndindex(3, 3) if p[x]*p[y]}
     assert verified(p, q, how, k, redraw(q, how), below) == want
 
-@examples(21, st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans(), seeds)
+@examples(40, st.lists(st.integers(0, 4), min_size=1, max_size=5), st.booleans(), seeds)
 def test_chains_of_draft_tokens(counts, drawn, seed):
     "Lengths with and without zeros: the batch of `flat`; each node has the row that vLLM's numbers name"
     rng, m = np.random.default_rng(seed), sum(counts)

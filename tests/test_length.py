@@ -44,7 +44,7 @@ schedules = st.one_of(st.sampled_from(SCHEDULES), seeds.map(Arbitrary))
 # A schedule decides before the draw
 
 @proves("thm-non-anticipation")
-@examples(16, models(), schedules, st.sampled_from([reject, block]))
+@examples(30, models(), schedules, st.sampled_from([reject, block]))
 def test_any_schedule_is_exact(pair, schedule, verify):
     "The contract of drafters, one round, and three tokens with all updates of the schedule"
     drafter = ScheduledChain(pair[1], schedule, 2)
@@ -53,7 +53,7 @@ def test_any_schedule_is_exact(pair, schedule, verify):
     assert loop_law(pair[0], drafter, verify, (0,), 3) == target_law(pair[0], (0,), 3)
 
 @proves("prop-drop")
-@examples(21, pairs(st.just(3)), st.lists(st.fractions(0, 1, max_denominator=4), min_size=3, max_size=3))
+@examples(40, pairs(st.just(3)), st.lists(st.fractions(0, 1, max_denominator=4), min_size=3, max_size=3))
 @example((exact(7, 3, 0), exact(1, 1, 0)), [F(1), F(0), F(0)])
 def test_what_dropping_does(pair, s):
     p, q = TableModel(3, lambda text: pair[0]), pair[1]
@@ -176,7 +176,7 @@ def test_the_threshold_of_the_roc(samples):
 # Entropy
 
 @proves("thm-entropy-bound")
-@examples(41, laws(4), laws(4))
+@examples(80, laws(4), laws(4))
 def test_acceptance_from_divergence(p, q):
     p, q = ((x.astype(float) + .01) / (x.astype(float) + .01).sum() for x in (p, q))
     kl = (q * np.log(q / p)).sum()
@@ -231,7 +231,7 @@ def test_the_threshold_stays_where_a_full_draft_was_accepted():
 # The oracle
 
 @proves("thm-bits")
-@examples(8, models(), st.integers(0, 2))
+@examples(15, models(), st.integers(0, 2))
 def test_bits_of_a_text(pair, k):
     "Tokens and accepted count of a round: from the target's text and its bits, or from speculative sampling"
     p, q = pair
@@ -270,7 +270,7 @@ def costs(draw):
     return a, b, d, Costs({1: a + b, 2: a + 2*b}, draft=d)
 
 @proves("thm-goodput")
-@examples(31, costs(),
+@examples(60, costs(),
           st.lists(st.fractions(0, F(19, 20), max_denominator=20), min_size=3, max_size=3).map(sorted))
 @example((F(10), F(1, 10), F(1), Costs({1: F(101, 10), 2: F(102, 10)}, draft=F(1))),
          [F(1, 2), F(4, 5), F(9, 10)])
@@ -363,7 +363,7 @@ BUDGETS = {"stale": lambda drafts: admit([(F(2, 3), F(1, 3)), (F(1, 2), F(1, 2))
 
 @proves("thm-budget")
 @pytest.mark.parametrize("rule", BUDGETS)
-@examples(4, models(2))
+@examples(6, models(2))
 def test_budgets(rule, pair):
     "Two tokens of two requests, jointly"
     want = {(s, t): v*w for s, v in target_law(pair[0], (0,), 2).items()

@@ -38,7 +38,7 @@ def run(target, drafter, ctx, k, seed=0):
 # The window as a tree
 
 @proves("thm-comb")
-@examples(21, st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
+@examples(40, st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_the_window_as_a_tree(R, C, t, data):
     "Mask and position of each cell of the window are those of the paper"
     rows = [data.draw(runs(k)) for k in (C - 1, *[C]*(R - 1))]
@@ -105,7 +105,7 @@ class FromPaper:
             text = (*ctx, *emitted[:i + 1])[-self.N:]
             if len(text) == self.N: self.write(text[0], text[1:])
 
-@examples(16, seeds, sizes, contexts, st.booleans())
+@examples(30, seeds, sizes, contexts, st.booleans())
 def test_window_and_pool_are_the_papers(seed, size, ctx, from_prompt):
     "In each round the same rows, the same n-grams in the same order, at most G; N - 2 passes offer nothing"
     target, (W, N, _) = random_table(3, seed), size
@@ -117,7 +117,7 @@ def test_window_and_pool_are_the_papers(seed, size, ctx, from_prompt):
         assert after.pool == {key: tuple(v) for key, v in paper.pool.items()}
         assert k >= N - 1 or all(q is None for q in round.tree.law)
 
-@examples(13, states(), contexts)
+@examples(25, states(), contexts)
 def test_the_window_and_then_the_pool(drafter, ctx):
     "The window first; then the pool's n-grams of the current token, from a full window only"
     tree, cells = drafter(ctx, Enumerator()), (len(drafter.rows[0]) + 1)*len(drafter.rows)
@@ -146,7 +146,7 @@ class Unshifted(Lookahead):
         return replace(after, rows=((round.tokens[0], *after.rows[0][:-1]),))
 
 @faithful("Lookahead", plain={"the prompt": drafted(Still), "not shifted": drafted(Unshifted)})
-@examples(11, seeds, st.integers(1, 6), contexts)
+@examples(20, seeds, st.integers(1, 6), contexts)
 @example(0, 4, (0, 1))
 def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
     "N = 2: row 0 of the next round is the Jacobi iterate of this one, without the emitted token"
@@ -160,7 +160,7 @@ def test_one_row_is_the_jacobi_window(subject, seed, W, ctx):
 # The distribution
 
 @proves("thm-lookahead")
-@examples(13, models(), states(), contexts, st.sampled_from([reject, match]))
+@examples(25, models(), states(), contexts, st.sampled_from([reject, match]))
 def test_exact_from_any_state(pair, drafter, ctx, verify):
     "One round, and three tokens with all updates of the state; a state is a value"
     verifier_contract(pair[0], drafter, verify, ctx, 3)

@@ -38,7 +38,7 @@ def comparisons(text, fewest, most):
     return Counted.seen
 
 @proves("thm-failure-table")
-@examples(152, st.lists(st.integers(0, 1), max_size=40).map(tuple) | texts, st.integers(1, 8),
+@examples(300, st.lists(st.integers(0, 1), max_size=40).map(tuple) | texts, st.integers(1, 8),
           st.integers(0, 3))
 def test_failure_table(text, most, short):
     "The longest ending within the bounds and its first place, in three comparisons a token"
@@ -55,7 +55,7 @@ def test_failure_table_is_linear_on_hard_texts():
     for text in ("a" * 2000, ("a" * 40 + "b") * 50, "b" + "a" * 2000, b):
         for most in (2, 5, 1000): assert comparisons(text, 1, most) <= 3 * len(text)
 
-@examples(76, texts, st.integers(1, 4), st.integers(1, 6))
+@examples(150, texts, st.integers(1, 4), st.integers(1, 6))
 def test_three_implementations_agree(text, most, wanted):
     "The quadratic search on tuples and strings, the index and brute force give the same draft"
     places = by_search(text, most)[1]
@@ -65,7 +65,7 @@ def test_three_implementations_agree(text, most, wanted):
 
 # The index, read token by token
 
-@examples(76, texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
+@examples(150, texts, st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
           st.sampled_from([(), (0,), (0, 2)]))
 def test_places(text, most, fewest, hits, tail, forbidden):
     "The places of an exhaustive search, with at most `most` n-grams and `most` places a token"
@@ -82,7 +82,7 @@ class Noted:
         self.seen.append(x)
         Noted.work += 1
 
-@examples(31, st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6))
+@examples(60, st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=6))
 def test_the_reader(steps):
     "Texts that continue, go back, fork or repeat: it holds the last; a continued one costs its new tokens"
     reader, before = IncrementalReader(Noted), ()
@@ -102,7 +102,7 @@ def variants(draw):
                         draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 1.5, 10])),
                         draw(st.sampled_from([(), (2,)])), draw(st.sampled_from([(), (0,), (1, 2)])))
 
-@examples(101, variants(), texts)
+@examples(200, variants(), texts)
 def test_variants(d, text):   # noqa: PLR0915  one exhaustive search
     "Every argument, against an exhaustive search; a chain of point masses"
     most, fewest = d.max_matching_ngram_size, d.min_matching_ngram_size
@@ -121,7 +121,7 @@ def test_variants(d, text):   # noqa: PLR0915  one exhaustive search
     assert tree.parent == list(range(-1, cut)) and tuple(tree.token[1:]) == want[:cut]
     assert all(tuple(q) == tuple(one_hot(x, 3)) for q, x in zip(tree.law[1:], tree.token[1:]))
 
-@examples(26, st.lists(st.integers(0, 4), min_size=2, max_size=30).map(tuple), st.integers(1, 4),
+@examples(50, st.lists(st.integers(0, 4), min_size=2, max_size=30).map(tuple), st.integers(1, 4),
           st.integers(1, 8), st.sets(st.integers(0, 4), min_size=1, max_size=2),
           st.sets(st.integers(0, 4), max_size=2))
 def test_transformers_drafts_the_same(text, most, wanted, stop, forbidden):
@@ -147,7 +147,7 @@ def test_a_drafter_is_a_value():
 # The distribution
 
 @proves("thm-lookup")
-@examples(13, models(), contexts, variants(), st.integers(1, 3))
+@examples(25, models(), contexts, variants(), st.integers(1, 3))
 def test_lookup_is_exact(pair, ctx, lookup, n):
     "Under both verifiers the distribution is the target's; a draft token is accepted with its probability"
     target = pair[0]
@@ -162,7 +162,7 @@ def test_lookup_is_exact(pair, ctx, lookup, n):
     assert loop_law(target, lookup, reject, (0, 1, 0) + ctx, n) == target_law(target, (0, 1, 0) + ctx, n)
 
 @proves("thm-lookup")
-@examples(13, models(), seeds)
+@examples(25, models(), seeds)
 def test_any_function_of_the_context(pair, seed):
     "A tree of point masses that is any function of the text: both verifiers give the same distribution"
     def draft(ctx, rng):

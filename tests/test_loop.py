@@ -32,7 +32,7 @@ def wrong_edges(seed):
     return draft
 
 @proves("thm-match")
-@examples(11, models(), seeds, st.integers(1, 4), stops)
+@examples(20, models(), seeds, st.integers(1, 4), stops)
 def test_match_is_exact_for_any_draft(pair, seed, n, stop):
     "Any tree, with wrongly stated edges, probes and equal siblings: the distribution is the target's"
     assert loop_law(pair[0], wrong_edges(seed), match, (0,), n, stop) == target_law(pair[0], (0,), n, stop)
@@ -54,7 +54,7 @@ def offers(*paths):
     return as_drafter(lambda draft, rng: add_paths(Tree(draft), paths, 4, rng, exact=True))   # any name
 
 @proves("thm-cutting")
-@examples(11, models(), names, st.integers(0, 2), st.integers(0, 2), stops)
+@examples(20, models(), names, st.integers(0, 2), st.integers(0, 2), stops)
 def test_cutting_a_longer_text(pair, name, n, more, stop):
     "n tokens with stop tokens have the distribution of a longer text without them, cut"
     target, draft = pair
@@ -77,7 +77,7 @@ def runs(draw):
     assert len(text) == n or text[-1] in stop
     return target, text, seen, again
 
-@examples(13, runs())
+@examples(25, runs())
 def test_the_steps_of_a_generation(run):
     "Token, log-probability, round and status of each step, also in the trace and in a notebook"
     target, text, seen, again = run
@@ -93,7 +93,7 @@ def test_the_steps_of_a_generation(run):
         mine = [str(s.token) for s in text.steps if s.status == status]
         assert " ".join(marked).split() == mine and count.startswith(f"{len(mine)} ")
 
-@examples(13, runs())
+@examples(25, runs())
 def test_the_ledger_counts_the_rounds(run):
     "Every number, computed again from rounds and steps; probes are not counted as drafts"
     _, text, seen, again = run
@@ -117,7 +117,7 @@ def test_what_lies_behind_the_end_does_not_count():
         assert ledger.mean_acceptance_length == ledger.num_accepted_tokens == 3 < ledger.num_draft_tokens == 5
         assert ledger.acceptance_rate_per_position == [1, 1, 1, 0, 0]
 
-@examples(6, runs())
+@examples(10, runs())
 def test_the_ledger_as_json_and_as_metrics(run):
     "The numbers of the ledger through JSON, and under the names of vLLM's metrics"
     ledger, accepted = run[1].ledger, run[1].ledger.column("accepted")
@@ -234,7 +234,7 @@ class Bytes:
     def decode(self, tokens, skip=()):
         return bytes(x for x in tokens if x not in skip).decode(errors="replace")
 
-@examples(16, st.text("aé<&\n\ufffd", max_size=12), st.data())
+@examples(30, st.text("aé<&\n\ufffd", max_size=12), st.data())
 def test_a_text_in_words(words, data):
     "`decode` is the tokenizer's text with its options; shown in parts, escaped, no letter cut in two"
     tokens = words.encode()

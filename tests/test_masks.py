@@ -223,7 +223,7 @@ def test_the_text_of_space_is_its_models(subject):
         assert loop_law(target, system.drafter, system.verify, (0,), 4) == target_law(target, (0,), 4)
 
 @proves("thm-redraw")
-@examples(31, pairs())
+@examples(60, pairs())
 def test_the_distance_of_the_released_rule(pair):
     "The distribution of the token after a rejection or acceptance, enumerated in fractions"
     p, q = pair

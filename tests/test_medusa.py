@@ -44,7 +44,7 @@ def random_batch(base, n=3, T=12): return batch_of(base, np.random.default_rng(0
 # Heads that do not read a token
 
 @proves("thm-blind")
-@examples(13, laws(3), laws(6), st.tuples(*[laws(2)] * 3))
+@examples(25, laws(3), laws(6), st.tuples(*[laws(2)] * 3))
 def test_the_bound_for_heads_that_do_not_read_a_token(P, q, inner):
     "Disjoint next distributions: one that ignores b overlaps by max P at most, n points have the n largest"
     # tokens 2b, 2b + 1
@@ -129,7 +129,7 @@ def test_choices_come_from_the_unwarped_rows():
 
 paths = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
-@examples(13, seeds, st.lists(paths, unique=True, min_size=1, max_size=9), st.booleans())
+@examples(25, seeds, st.lists(paths, unique=True, min_size=1, max_size=9), st.booleans())
 def test_ranks_become_tokens(seed, some, short):
     "A path of ranks is the path of the heads' choices of these ranks"
     choices = sorted({v[:i] for v in some for i in range(1, len(v) + 1)}, key=lambda v: (len(v), v))
@@ -204,7 +204,7 @@ def test_the_threshold_falls_with_the_entropy(subject):
     assert [many(exact(*w)) for w in ((97, 1, 1, 1), (5, 2, 1, 1, 1), [1]*50)] == [1, 5, 50]
 
 @proves("prop-typical")
-@examples(8, models(3), seeds)
+@examples(15, models(3), seeds)
 def test_typical_is_greedy_where_the_target_is(both, seed):
     "Rows that are point masses: the longest typical path is plain greedy decoding"
     target, rows = cold(both[0]), HeadMarginals(Table(3, seed), 2)
@@ -319,7 +319,7 @@ def test_which_weights_are_trained(subject):
     assert abs(got[0] - evaluate(net, b, batch, 2)[0]) > 1e-4
 
 @proves("prop-other")
-@examples(11, models(3))
+@examples(20, models(3))
 def test_distance_of_two_targets_by_their_steps(both):
     "TV of three tokens is at most the mean, over p's texts, of the sum of the steps' TV"
     p, q = both

@@ -50,7 +50,7 @@ def test_texts_are_exact_while_the_draft_learns(subject):
             found = loop_law(p, system.drafter, system.verify, (0,), 3, careful=True)
             assert found == target_law(p, (0,), 3)
 
-@examples(6, models(3), seeds)
+@examples(10, models(3), seeds)
 @proves("thm-online-exact")
 def test_two_requests_are_independent(pair, seed):
     "The joint distribution of two requests, an update between them, is the product of the target's"
@@ -216,7 +216,7 @@ def test_greedy_text_is_plain_text(subject):
 
 # A stream from its texts
 
-@examples(3, models(3))
+@examples(4, models(3))
 @proves("thm-given-text")
 def test_rounds_given_the_text(pair):
     "The joint distribution of text and statuses is that of the loop, for chains of 1 and 2"

@@ -39,7 +39,7 @@ def mean(target, drafter, ctx): return round_tokens(target, drafter, ctx=ctx).me
 # The fast chain
 
 @proves("thm-fast-chain")
-@examples(13, models(), inners(), contexts, st.integers(1, 3), st.integers(0, 999))
+@examples(25, models(), inners(), contexts, st.integers(1, 3), st.integers(0, 999))
 def test_the_same_tree(pair, inner, ctx, gamma, seed):
     "From the same noise the tree of `Chain`, with no more calls; the same distribution"
     draft, chain = pair[1], Chain(pair[1], gamma)
@@ -48,7 +48,7 @@ def test_the_same_tree(pair, inner, ctx, gamma, seed):
     assert law_of(lambda rng: fast(draft, inner, gamma, ctx, rng)) == law_of(lambda rng: chain(ctx, rng))
 
 @proves("thm-fast-chain")
-@examples(13, models(), inners(), contexts, st.integers(1, 3))
+@examples(25, models(), inners(), contexts, st.integers(1, 3))
 def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
     "The inner drafter's state is that of the loop with `match`, cut where the draft ends"
     draft, tree = pair[1], Tree(ctx)
@@ -64,7 +64,7 @@ def test_the_inner_rounds_are_lookahead_by_match(pair, inner, ctx, gamma):
 
 # State after a round
 
-@examples(21, st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4),
+@examples(40, st.lists(st.lists(tokens, max_size=3).map(tuple), max_size=4), st.integers(1, 4),
           st.integers(0, 99))
 def test_target_continuations_and_corrected_phrases(paths, n, seed):
     "A continuation is the greedy path in the tree and one step more; a phrase is corrected place by place"
@@ -90,7 +90,7 @@ class OwnPhrases(Unrecycled):
 
 @faithful("Ouroboros", plain={
     "not recycled": drafted(Unrecycled), "the draft's n-grams": drafted(OwnPhrases)})
-@examples(13, models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
+@examples(25, models(), inners(4), contexts, st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
 @example(killer(), Lookahead(3, 2, 3, 2, False, True, ((0,), (1, 0))), (0,), 3, 1, 0)
 def test_rejected_drafts_become_phrases(subject, pair, inner, ctx, gamma, phrases, seed):
     "Each rejected token gets the target's continuation, at most G phrases; the window is that of drafting"
@@ -120,7 +120,7 @@ def test_a_round_without_a_draft():
 # The distribution
 
 @proves("thm-ouroboros")
-@examples(3, models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2),
+@examples(5, models(), inners(), contexts, st.integers(1, 2), st.integers(0, 2),
           st.sampled_from([reject, match]))
 def test_exact(pair, inner, ctx, gamma, phrases, verify):
     "Correct edges, and three tokens in fractions with all updates of the state"
@@ -129,7 +129,7 @@ def test_exact(pair, inner, ctx, gamma, phrases, verify):
     assert loop_law(pair[0], drafter, verify, ctx, 3) == target_law(pair[0], ctx, 3)
 
 @proves("thm-ouroboros")
-@examples(11, models(), inners(), contexts, st.integers(1, 2), st.integers(1, 3))
+@examples(20, models(), inners(), contexts, st.integers(1, 2), st.integers(1, 3))
 def test_phrases_add_their_weight(pair, inner, ctx, gamma, phrases):
     "The mean of a round is that of speculative sampling and the sum of the theorem"
     (target, draft), gain = pair, 0

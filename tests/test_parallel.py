@@ -38,7 +38,7 @@ def first(target, drafter, verify, ctx, k, seed=0):
 # The distribution
 
 @proves("thm-ahead", "thm-in-flight", "thm-never-slower", "thm-saguaro")
-@examples(21, systems())
+@examples(40, systems())
 def test_exact(system):
     "One round, and three tokens with all that is carried over"
     target, drafter, verify = system
@@ -47,7 +47,7 @@ def test_exact(system):
     assert loop_law(target, drafter, verify, (0, 1), 3) == target_law(target, (0, 1), 3)
 
 @proves("thm-ahead")
-@examples(13, systems())
+@examples(25, systems())
 def test_what_is_prepared_has_the_distribution_that_it_states(system):
     "Given the emitted text, and that something is prepared: the product of the distributions on its edges"
     target, drafter, verify = system
@@ -74,7 +74,7 @@ def test_a_line_is_compared_with_the_text():
 
 @proves("thm-two-clocks", "thm-in-flight")
 @faithful("PEARL", plain={"in turn": "speculative sampling", "a bonus token of its own": verified(reject)})
-@examples(11, pairs(st.just(3)), seeds, st.integers(1, 3), times)
+@examples(20, pairs(st.just(3)), seeds, st.integers(1, 3), times)
 @example(pair=(random_table(3, 0).law((0,)), random_table(3, 1).law((0,))), seed=0, gamma=2, c=F(1, 2))
 def test_pearl(subject, pair, seed, gamma, c):
     """Both devices begin together; the block in flight survives with the overlap of p and q; after a wrong
@@ -94,7 +94,7 @@ def test_pearl(subject, pair, seed, gamma, c):
     assert all(len(round.tokens) == 1 for round in ran if not round.tree.ready)
 
 @proves("thm-pearl-tokens")
-@examples(8, laws(2), laws(2), st.integers(1, 2), st.integers(1, 3))
+@examples(15, laws(2), laws(2), st.integers(1, 2), st.integers(1, 3))
 def test_tokens_of_pearl(p, q, gamma, k):
     "The mean over k rounds of the loop is that of the two modes, whose limit is the formula"
     a, target = overlap(p, q), constant(*p)
@@ -112,7 +112,7 @@ def test_tokens_of_pearl(p, q, gamma, k):
         assert pearl_tokens(a, gamma) == 1 - limit + limit*each
 
 @proves("thm-never-slower")
-@examples(13, models(), times, st.integers(1, 6), seeds)
+@examples(25, models(), times, st.integers(1, 6), seeds)
 def test_never_slower(pair, c, most, seed):
     "Every round takes one target call, so n tokens take at most n; with c = 1/k it is PEARL with k tokens"
     ran = first(pair[0], Amusd(pair[1], c, most), reject_ahead, (0,), 8, seed)
@@ -202,7 +202,7 @@ def test_a_backup_drafts_after_a_miss():
     assert len(tree) == 4 and [len(line) for line in tree.lines] == [2] and tree.ready == 0
 
 @proves("thm-fan-out")
-@examples(16, st.floats(.05, .95), st.integers(1, 4), st.floats(.3, 3), seeds)
+@examples(30, st.floats(.05, .95), st.integers(1, 4), st.floats(.3, 3), seeds)
 def test_fan_out(alpha, gamma, r, seed):
     "The stated ratios and sum, and no other fan-out misses less; the whole numbers are the best ones"
     fan, w = np.array(fan_out(alpha, gamma, 12, r)), outcome_weights(alpha, gamma)
@@ -217,7 +217,7 @@ def test_fan_out(alpha, gamma, r, seed):
     assert sum(whole) == most and np.isclose(misses(whole), min(map(misses, options)))
 
 @proves("thm-saguaro")
-@examples(21, pairs(st.just(4)), st.integers(1, 3))
+@examples(40, pairs(st.just(4)), st.integers(1, 3))
 def test_saguaro(pair, top):
     "The smaller C, the larger the share of the residual on the heaviest tokens; C = 1 changes nothing"
     p, q = pair

@@ -31,13 +31,13 @@ def chain(table, beyond, most=3, draft=LocalDraft):
     return ScheduledChain(draft(table), PatchEnd(table.patcher, beyond), most)
 
 @proves("thm-inside", "def-local")
-@examples(7, seeds, st.integers(0, 3))
+@examples(12, seeds, st.integers(0, 3))
 def test_the_distribution_is_that_of_the_model(seed, beyond):
     table = random_patches(seed)
     assert loop_law(table, chain(table, beyond), reject, (0, 1), 3) == target_law(table, (0, 1), 3)
 
 @proves("thm-inside")
-@examples(16, seeds, seeds)
+@examples(30, seeds, seeds)
 def test_plain_decoding_has_a_round_for_each_patch(seed, draws):
     table, ctx = random_patches(seed), (0, 1)
     run = rounds(table, chain(table, 0, most=50), reject, ctx, Seeded(draws))
@@ -99,7 +99,7 @@ TEXT = tuple(b"a text that is long enough to have some patches in it")
 
 steps = st.tuples(st.integers(0, 40), st.lists(st.integers(0, 255), max_size=4))
 
-@examples(8, st.lists(steps, min_size=1, max_size=5))
+@examples(15, st.lists(steps, min_size=1, max_size=5))
 def test_the_cache_is_the_pass_over_all(steps):
     reading, meter = PatchReading(NET, patcher()), Meter()
     for keep, more in steps:

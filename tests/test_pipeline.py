@@ -33,7 +33,7 @@ def guessed(model, text, exit, k):
     return [y in best[len(CTX) - 1 + i] for i, y in enumerate(text[:-1])]
 
 @proves("thm-flight-exact", "thm-flight-latency")
-@examples(7, st.integers(0, 5), st.integers(1, 4), st.integers(1, 3), st.booleans())
+@examples(12, st.integers(0, 5), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_the_greedy_text_in_the_ticks_of_the_formula(seed, exit, k, shared):
     "Layers of their own or shared, any exit, any number of guesses"
     model = ring(seed) if shared else net(seed)
@@ -99,7 +99,7 @@ def test_speed(subject):
     assert sum(view.meter.layer_tokens for view in (target, line.draft)) == line.passes
 
 @proves("thm-flight-law")
-@examples(7, models(), st.integers(0, 2), st.integers(1, 2))
+@examples(12, models(), st.integers(0, 2), st.integers(1, 2))
 def test_guesses_are_lossless(pair, ahead, k):
     "Tables in fractions: any number of guesses, points or drawn; nothing is offered to the target"
     target, draft = pair
@@ -130,7 +130,7 @@ def test_a_view_reads_any_tree():
     assert tuple(text) == greedy(net(3))
 
 @proves("thm-flight-latency")
-@examples(31, st.lists(st.booleans(), max_size=12), st.integers(1, 8), st.data())
+@examples(60, st.lists(st.booleans(), max_size=12), st.integers(1, 8), st.data())
 def test_the_schedule(hits, stages, data):
     "The formula; no call waits for its device; with one device fewer, one would"
     exit = data.draw(st.integers(1, stages))

@@ -23,7 +23,7 @@ def small(shape, matrix=()): return Recycling(3, 2, shape, exact=True, matrix=ma
 
 # The template and the tree
 
-@examples(21, st.integers(1, 10), st.lists(st.integers(1, 9), min_size=2, max_size=3))
+@examples(40, st.integers(1, 10), st.lists(st.integers(1, 9), min_size=2, max_size=3))
 def test_the_template_has_the_heaviest_paths(n, weights):
     "Against all paths: the same weights, every node with its parent and its earlier siblings"
     ranks = tuple(Fraction(x, 10) for x in sorted(weights, reverse=True))
@@ -36,7 +36,7 @@ def test_the_template_has_the_heaviest_paths(n, weights):
     assert all(not r or (*p, r - 1) in paths for *p, r in shape)
     assert sum(RANK_RATES) <= 1 and Recycling(3, 2, [[0], [0, 1]]) == Recycling(3, 2, ((0,), (0, 1)))
 
-@examples(41, shapes, matrices, st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
+@examples(80, shapes, matrices, st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
 def test_the_tree_is_looked_up(shape, matrix, ctx):
     "Every path of ranks, followed through the matrix by hand; level by level; siblings by rank; point masses"
     tree, want = small(shape, matrix)(ctx, Enumerator()), []
@@ -52,7 +52,7 @@ def test_the_tree_is_looked_up(shape, matrix, ctx):
 
 # State after a round
 
-@examples(21, models(), shapes, matrices, seeds)
+@examples(40, models(), shapes, matrices, seeds)
 def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
     "Against a dictionary: rejected and unreached nodes too, a token's last node, other rows unchanged"
     drafter = small(shape, matrix)
@@ -64,7 +64,7 @@ def test_every_node_overwrites_its_row(pair, shape, matrix, seed):
         drafter = after
 
 @proves("thm-learning")
-@examples(11, models(), shapes, matrices, st.sampled_from([reject, match]))
+@examples(20, models(), shapes, matrices, st.sampled_from([reject, match]))
 def test_the_distribution_is_the_targets(pair, shape, matrix, verify):
     drafter, ctx = small(shape, matrix), (0, 1)
     drafter_contract(drafter, ctx)
@@ -88,7 +88,7 @@ class Anything(Drafter):
         return Anything(hash((self.state, *round.tree.token[1:], verdict.node, verdict.token, *rows)) % 1000)
 
 @proves("thm-learning")
-@examples(8, models(), seeds)
+@examples(15, models(), seeds)
 def test_a_drafters_state_may_be_any_function(pair, seed):
     for verify in (reject, match):
         assert loop_law(pair[0], Anything(seed % 1000), verify, (0,), 3) == target_law(pair[0], (0,), 3)

@@ -23,7 +23,7 @@ def step(p, q, rng):  # -> accepted?, the first token
     return verdict.node, x if verdict.node else verdict.token
 
 @proves("thm-reject")
-@examples(26, pairs())
+@examples(50, pairs())
 def test_one_step(pq):
     "Distribution p, acceptance β; in floats too, also for q one ulp from p"
     p, q = pq
@@ -46,7 +46,7 @@ def accepted(target, draft, gamma):  # -> Outcomes of a round
     return law_of(lambda rng: next(rounds(target, Chain(draft, gamma), reject, (0,), rng)).verdict.node)
 
 @proves("thm-accepted")
-@examples(13, models(), st.integers(1, 3))
+@examples(25, models(), st.integers(1, 3))
 def test_accepted_tokens(pair, gamma):
     "P(at least i accepted), by enumeration, is the sum over texts of the product of the smaller weights"
     got = accepted(*pair, gamma)
@@ -56,7 +56,7 @@ def test_accepted_tokens(pair, gamma):
         assert sum(w for k, w in got.items() if k >= i) == accepted_at_least(*pair, (0,), i) == want
 
 @proves("cor-capped-geometric")
-@examples(11, pairs(st.integers(2, 4)), st.integers(1, 3))
+@examples(20, pairs(st.integers(2, 4)), st.integers(1, 3))
 def test_capped_geometric(pq, gamma):
     "With the same β after every text, rows rotated by it: (1 - α^(γ+1))/(1 - α) tokens a round"
     rotated = [TableModel(len(law), lambda text, law=law: np.roll(law, sum(text))) for law in pq]
@@ -64,7 +64,7 @@ def test_capped_geometric(pq, gamma):
     assert got == capped_geometric(α, gamma) == (gamma + 1 if α == 1 else (1 - α**(gamma + 1)) / (1 - α))
 
 @proves("thm-rejection-sampling")
-@examples(26, pairs())
+@examples(50, pairs())
 def test_rejection_sampling(pq):
     "One try accepts with probability 1/M <= β, and the accepted token has distribution p"
     (p, q), rate = pq, rejection_sampling_rate(*pq)

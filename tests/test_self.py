@@ -181,7 +181,7 @@ def test_the_published_recurrence(subject):
         assert schedule.rate == pytest.approx(rate, abs=1e-12)
         assert schedule.threshold == pytest.approx(threshold, abs=1e-12)
 
-@examples(8, models(), st.sampled_from((0, .2, .4, .6, 1)))
+@examples(15, models(), st.sampled_from((0, .2, .4, .6, 1)))
 def test_a_draft_ends_after_an_unlikely_token(pair, threshold):
     "It keeps the token; no other token is the last but that of a draft of full length"
     drafter = ScheduledChain(pair[1], AdaptiveExit(threshold, most=3), 3)

@@ -70,7 +70,7 @@ def weighted(draw, most=8):
     return weight
 
 @proves("thm-best-first")
-@examples(31, weighted(), st.integers(0, 10))
+@examples(60, weighted(), st.integers(0, 10))
 def test_best_first(weight, n):
     "Connected, the heaviest n of all in order, as heavy as the sorted pool, cut, and as any set"
     children = lambda path: [(w, v[-1], v) for v, w in weight.items() if v[:-1] == path]
@@ -84,7 +84,7 @@ def test_best_first(weight, n):
 # Planned trees
 
 @proves("thm-positional")
-@examples(13, st.integers(2, 4).flatmap(lambda V: st.tuples(laws(V), laws(V))), shapes(4), draws)
+@examples(25, st.integers(2, 4).flatmap(lambda V: st.tuples(laws(V), laws(V))), shapes(4), draws)
 def test_positional(pq, parent, how):
     "Constant rows: the sum over nodes is the enumerated mean, for every draw"
     (p, q), draw = pq, DRAWS[how]
@@ -105,7 +105,7 @@ def balanced_plan(a, n, depth):
 
 @faithful("Sequoia", part="sequoia", plain={"a chain": chain_plan, "a balanced tree": balanced_plan})
 @proves("thm-sequoia")
-@examples(8, rates(), st.integers(1, 6))
+@examples(15, rates(), st.integers(1, 6))
 @example((F(1, 2), F(1, 4)), 6)
 def test_the_recursion_against_exhaustive_search(subject, a, n):
     "All ordered trees of up to n nodes, every depth: the same value, by a tree within the limits"
@@ -126,7 +126,7 @@ def test_the_planned_tree_is_drawn_without_replacement(subject):
         for earlier, c in combinations(tree.children(u), 2): assert tree.law[c][tree.token[earlier]] == 0
 
 @proves("cor-falling")
-@examples(21, rates(4), st.integers(1, 9), st.integers(1, 6))
+@examples(40, rates(4), st.integers(1, 9), st.integers(1, 6))
 def test_falling_rates_need_no_recursion(a, n, depth):
     "The heap finds the value where rates fall, and its paths are a draft; else a bound"
     down = sorted(a, reverse=True)
@@ -147,7 +147,7 @@ def test_measured_rates():
     for other in (given_a_try, rates(iid), rates(likeliest_points)):
         assert (abs(other - a) > 3*seen).any()   # so each of them would be detected
 
-@examples(11, rates(), st.floats(0, .5), st.floats(0, .3), st.tuples(st.floats(1, 4), st.floats(1, 4)),
+@examples(20, rates(), st.floats(0, .5), st.floats(0, .3), st.tuples(st.floats(1, 4), st.floats(1, 4)),
           st.integers(1, 4), st.integers(1, 3))
 def test_best_size_against_exhaustive_search(a, c, rest, ks, most, depth):
     "Every ordered tree up to the limits, each with its own cost: none decodes faster"
@@ -162,7 +162,7 @@ def test_best_size_against_exhaustive_search(a, c, rest, ks, most, depth):
     costly = Costs({1: 1., 2: 3.}, 2.)
     assert best_size(a, costly, most, depth) == (0, 0, 1)   # no tree is faster: plain decoding
 
-@examples(13, models(), shapes(4), draws)
+@examples(25, models(), shapes(4), draws)
 def test_a_static_tree(pair, parent, how):
     "Correct edges; the planned shape, without subtrees that could not be drawn; one call a level; exact"
     drafter, calls = StaticTree(pair[1], parent, DRAWS[how]), pair[1].meter.calls
@@ -176,7 +176,7 @@ def test_a_static_tree(pair, parent, how):
 # Medusa
 
 @proves("prop-ranks")
-@examples(13, st.lists(rates(), min_size=1, max_size=3), st.integers(1, 3))
+@examples(25, st.lists(rates(), min_size=1, max_size=3), st.integers(1, 3))
 def test_the_calibrated_tree_is_the_best(accuracy, n):
     "Every connected set of n paths of ranks: none has a larger sum of products"
     rows = [(*row, *[F(0)]*3)[:3] for row in accuracy]
@@ -186,7 +186,7 @@ def test_the_calibrated_tree_is_the_best(accuracy, n):
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4)
 
-@examples(13, texts, st.integers(1, 3), st.integers(1, 5))
+@examples(25, texts, st.integers(1, 3), st.integers(1, 5))
 def test_skip_accuracy(texts, depth, k):
     "Against counting place by place, with the ranks sorted by hand"
     source = SkipGrams([0, 1, 2, 0, 1, 1, 3, 0, 2], 4, depth)
@@ -235,7 +235,7 @@ class ByToken(Sorted):
 
 @faithful("EAGLE-2 tree", plain={"by layer": drafted(ByLayer), "by token": drafted(ByToken)})
 @proves("prop-pool")
-@examples(13, models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+@examples(25, models(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 @example((constant(1, 1, 1), constant(5, 1, 1)), 2, 3, 3)
 def test_expand_and_rerank(subject, pair, width, depth, n):
     "The pool of the definition, and the best n of it; the sum is the mean when draft is target"
@@ -268,7 +268,7 @@ class Goes(DynamicTree):
 
 @faithful("OPT-Tree", plain={"a fixed width": having(width=lambda n: 2), "no threshold": drafted(Goes)})
 @proves("prop-pool")
-@examples(13, models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
+@examples(25, models(), st.integers(1, 4), st.sampled_from([F(-1), F(0), F(1, 10), F(1, 4), F(1, 2), F(2)]))
 @example((constant(1, 1, 1), constant(1, 1, 1)), 3, F(1, 10))
 def test_opt_tree_is_the_best_tree_of_the_layers_evaluated(subject, pair, n, threshold):
     "No n of *all* paths weigh more; it stops after the first layer that adds no more than the threshold"
@@ -296,7 +296,7 @@ class Levels(ParallelHeadTree):
 
 @faithful("DDTree", plain={"greedy rows": drafted(GreedyRows), "level by level": drafted(Levels)})
 @proves("thm-best-first")
-@examples(13, st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))
+@examples(25, st.lists(laws(3), min_size=1, max_size=3), st.integers(1, 4))
 @example([exact(3, 2, 1), exact(3, 2, 1)], 3)
 def test_slots_against_exhaustive_search(subject, rows, n):
     "The n prefixes with the largest products, none of weight zero; the published heap takes the same weights"
@@ -316,7 +316,7 @@ def test_slots_against_exhaustive_search(subject, rows, n):
         heap += filter(fit, [(*best[:-1], best[-1] + 1), (*best, 0)])
     assert taken == got
 
-@examples(21, st.lists(st.integers(0, 3), max_size=15), st.integers(1, 4), st.integers(0, 3))
+@examples(40, st.lists(st.integers(0, 3), max_size=15), st.integers(1, 4), st.integers(0, 3))
 def test_skip_grams_count(tokens, depth, x):
     "Against counting by hand: only places with all of `depth` tokens after them; none for a new token"
     skips = SkipGrams(np.array(tokens, int), 4, depth, exact=True)

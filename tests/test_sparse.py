@@ -189,7 +189,7 @@ def test_rows_are_chosen_and_shared(subject):
             read.append(draft.meter.kv_bytes - before)
         assert read == [8*target.memory.row_bytes]*2
 
-@examples(6, seeds, st.sampled_from(RULES), st.lists(st.integers(1, 40), min_size=2, max_size=5))
+@examples(10, seeds, st.sampled_from(RULES), st.lists(st.integers(1, 40), min_size=2, max_size=5))
 def test_a_function_of_the_text(seed, rule, lengths):
     "In any order of contexts the same rows, on trees; with a budget of the context the target's"
     target = toy(seed % 5)

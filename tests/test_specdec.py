@@ -43,7 +43,7 @@ class Blind(SpecDec):
 
 @proves("thm-slots")
 @pytest.mark.parametrize("draw", [likeliest_points, iid])
-@examples(7, kinds, seeds)
+@examples(12, kinds, seeds)
 def test_blocks_are_exact(draw, kind, seed):
     "Equal fractions for three tokens with an end token, whatever the slots; all edges are true"
     target, table = related_pair(kind, 3, seed)
@@ -62,7 +62,7 @@ def test_soft_rows_for_likeliest_tokens_are_detected():
     assert loop_law(target, Blind(TableSlots(table, 2)), reject, (0,), 2) != target_law(target, (0,), 2)
 
 @proves("thm-slots")
-@examples(6, seeds)
+@examples(10, seeds)
 def test_likeliest_tokens_are_accepted_by_the_targets_probability_of_the_block(seed):
     "At least i with probability p(y1 ... yi); at temperature 0 up to the first that is not greedy"
     target, drafter = random_table(3, seed), SpecDec(TableSlots(random_table(3, seed + 1), 3))

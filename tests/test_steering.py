@@ -35,7 +35,7 @@ def test_effective_particles(ws):
 
 @proves("thm-unbiased")
 @pytest.mark.parametrize("scheme", [multinomial, stratified, systematic])
-@examples(8, weights.filter(any))
+@examples(15, weights.filter(any))
 def test_schemes_are_unbiased(scheme, ws):
     "The mean number of copies is particles times share; systematic copies are off by less than one"
     n, shares = 3, np.array([w/sum(ws) for w in ws])
@@ -46,7 +46,7 @@ def test_schemes_are_unbiased(scheme, ws):
         if scheme is systematic: assert all(abs(k - n*share) < 1 for k in copies)
 
 @proves("thm-unbiased")
-@examples(13, seeds, st.sampled_from([multinomial, stratified, systematic]), st.sampled_from([prior, masked]),
+@examples(25, seeds, st.sampled_from([multinomial, stratified, systematic]), st.sampled_from([prior, masked]),
           st.sampled_from([0, HALF, 1]), st.sampled_from([None, 1]))
 def test_the_mass_of_every_text(seed, scheme, propose, threshold, end):
     "Not only the sum: every text's weight has its mean, in fractions"
@@ -94,7 +94,7 @@ def test_one_over_n(seed):
     assert offs == sorted(offs, reverse=True) and offs[2] > 0
 
 @proves("thm-survivors")
-@examples(31, st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any), st.integers(1, 5))
+@examples(60, st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any), st.integers(1, 5))
 def test_survivors(ws, n):
     "Exactly so many, each at most once, with the stated probabilities, without bias, none of weight 0"
     ws = [F(w) for w in ws]
@@ -139,7 +139,7 @@ def test_a_scale_with_the_wrong_set_is_too_small():
     assert survival_scale(shares, 4) == with_kept(2)
 
 @proves("thm-unbiased")
-@examples(8, seeds, st.integers(1, 3), st.sampled_from([None, 1, 2]))
+@examples(15, seeds, st.integers(1, 3), st.sampled_from([None, 1, 2]))
 def test_steering_is_unbiased(seed, n, extensions):
     draws = n * (extensions or 1)
     if extensions and draws > 4: return
@@ -159,7 +159,7 @@ def test_the_variance_is_that_of_all_particles(n):
     assert variance(n) == variance(1)/n > 0
 
 @proves("thm-unbiased")
-@examples(7, seeds, st.integers(1, 2), st.sampled_from([0, 1]))
+@examples(12, seeds, st.integers(1, 2), st.sampled_from([0, 1]))
 def test_drafted_blocks(seed, gamma, threshold):
     "Unbiased for a draft with full support; one particle is the draft's block, then a token of the target"
     problem, draft = toy(seed, length=3, zeros=False), random_table(3, seed + 1, zeros=False)

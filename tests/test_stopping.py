@@ -36,7 +36,7 @@ def rate(p, q, schedule, c, most):
 costs = st.sampled_from([F(1, 10), F(1, 3), F(3, 4)])
 
 @proves("thm-stopping")
-@examples(8, models(2), costs)
+@examples(15, models(2), costs)
 def test_no_schedule_is_better(pair, c):
     "The value by dynamic programming is that of the best of all sets of texts after which a draft goes on"
     texts = [(0,), (0, 0), (0, 1)]
@@ -46,7 +46,7 @@ def test_no_schedule_is_better(pair, c):
     assert ratio == best == rate(*pair, Listed(go), c, 2)
 
 @proves("thm-stopping")
-@examples(13, models(), costs)
+@examples(25, models(), costs)
 def test_where_the_best_schedule_stops(pair, c):
     "It stops where S <= ρc, and goes on where the next token gains more than its price"
     p, q = pair
@@ -60,7 +60,7 @@ def test_where_the_best_schedule_stops(pair, c):
                  if text in go for x in range(3) if q.law(text)[x]]
 
 @proves("thm-stopping")
-@examples(13, st.sampled_from([(exact(4, 3, 2), exact(2, 3, 4)), (exact(7, 2, 1), exact(4, 3, 3))]), costs)
+@examples(25, st.sampled_from([(exact(4, 3, 2), exact(2, 3, 4)), (exact(7, 2, 1), exact(4, 3, 3))]), costs)
 def test_one_acceptance_rate_everywhere(laws, c):
     "Then the rule S β > ρc is the best one, the last token's own acceptance included"
     p, q = (TableModel(3, lambda text, law=law: law) for law in laws)
@@ -92,7 +92,7 @@ class Included(SpecDecPP):
 @faithful("SpecDec++", plain={
     "newest token alone": drafted_until(Newest), "newest included": drafted_until(Included),
     "constant length": drafted_until(Five)})
-@examples(21, st.data())
+@examples(40, st.data())
 def test_the_product_of_predicted_acceptances(subject, data):
     "It ends at the first n >= 2 with 1 - Π_{i<n} a_i > h, at most 20"
     a = data.draw(st.lists(st.integers(5, 10).map(lambda x: x / 10), min_size=20, max_size=20))
@@ -136,7 +136,7 @@ def test_soft_labels_and_a_weight_of_six(subject):
     want = (no * (1 - a) + yes * a).sum() / (6 * (1 - a) + a).sum()
     assert torch.allclose(subject(z, a, 6.), want)
 
-@examples(16, st.floats(.01, .99), st.sampled_from([1., 6.]))
+@examples(30, st.floats(.01, .99), st.sampled_from([1., 6.]))
 def test_the_optimum_of_the_weighted_loss(a, w):
     "At the stated prediction the derivative is 0, and inverting it gives the label"
     found = a / (a + w * (1 - a))
@@ -199,7 +199,7 @@ class Peak(Disco):
     def more(self, tree, q): return len(tree) == 1 or max(tree.law[len(tree) - 1]) >= self.threshold
 
 @faithful("DISCO", plain={"largest probability": drafted_until(Peak), "constant": drafted_until(Three)})
-@examples(16, seeds)
+@examples(30, seeds)
 def test_disco_asks_its_classifier(subject, seed):
     "It ends after the first token whose row and position the classifier predicts to be rejected"
     rng = np.random.default_rng(seed)

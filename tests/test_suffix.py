@@ -64,7 +64,7 @@ class OneText(SuffixTree):
 
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding", part="SuffixTree", plain={"a trie": Trie, "one text": OneText})
-@examples(41, collections, texts, st.integers(1, 7))
+@examples(80, collections, texts, st.integers(1, 7))
 @example(((0, 1, 2),), (0, 1, 1), 3)
 def test_counts_of_every_string(subject, past, text, depth):
     "After every token each string of up to `depth` tokens with its count, in two nodes a token"
@@ -90,7 +90,7 @@ class Unmerged(SuffixTree):
 
 @proves("thm-suffix-tree")
 @faithful("SuffixDecoding", part="SuffixTree", plain={"texts stay": Kept, "branches stay": Unmerged})
-@examples(41, collections, collections, st.integers(1, 7), seeds)
+@examples(80, collections, collections, st.integers(1, 7), seeds)
 @example(((0, 1), (0, 2)), ((1,),), 3, 0)
 def test_removed_texts(subject, past, more, depth, seed):
     "Texts removed in any order leave the tree of the others; removed oldest first, no node refers to them"
@@ -163,7 +163,7 @@ def lookup(kind):
 @faithful("SuffixDecoding", plain={
     "the longest match": drafted(LongestMatch), "a fixed budget": drafted(FixedBudget),
     "its own text": drafted(OwnText), "prompt lookup": drafted(lookup(SuffixDecoding))})
-@examples(61, options(), collections, texts.filter(len))
+@examples(120, options(), collections, texts.filter(len))
 @example((4, 5, .5, .5, .1, 1, 0), ((2, 0, 0), (0, 2, 0)), (0, 2, 1, 1, 2, 1, 0, 2))
 def test_the_best_draft(subject, options, past, text):
     "The best of an enumeration: most expected tokens within the budget, over all matches and both trees"
@@ -221,7 +221,7 @@ class Counting(list):
 def ends(text, s): return tuple(i for i in range(len(text)) if i + 1 >= len(s) and text[i+1-len(s):i+1] == s)
 
 @proves("thm-automaton")
-@examples(31, st.lists(st.integers(0, 2), max_size=12).map(tuple))
+@examples(60, st.lists(st.integers(0, 2), max_size=12).map(tuple))
 @example((0, 1, 2, 1, 2))
 def test_states_are_classes_of_strings_with_the_same_ends(text):
     "After every token: one state a class, with its longest string, first end, link and transitions"
@@ -285,7 +285,7 @@ class ThreeGrams(SuffixAutomaton):
 
 @proves("cor-cursor")
 @faithful("SAM", part="SuffixAutomaton", plain={"without clones": Unsplit, "n-grams": ThreeGrams})
-@examples(41, texts, texts)
+@examples(80, texts, texts)
 @example((0, 1, 2, 0, 1, 2, 0, 2, 1), (1, 2, 0, 1))
 def test_matched_length(subject, text, other):
     "At every step the longest ending that occurred earlier, by the link and by a cursor; of another text too"
@@ -309,7 +309,7 @@ def copy_by_hand(texts, string, n):
     follow = [t[i+1:][:n] for t, i in places]
     return next((f for f in follow if len(f) == n), max(follow, key=len, default=()))
 
-@examples(41, texts.filter(len), st.integers(1, 5))
+@examples(80, texts.filter(len), st.integers(1, 5))
 def test_copied(text, n):
     "By the automaton and by hand"
     a = automaton(text)
@@ -320,7 +320,7 @@ class Unbiased(SAM):
     def matches(self, text): return SAM.matches(replace(self, len_bias=0), text)
 
 @faithful("SAM", plain={"prompt lookup": having(first=lookup(SAM)), "no bias": having(first=Unbiased)})
-@examples(41, collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
+@examples(80, collections, texts.filter(len), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 @example(((2, 1, 0, 0, 2), (2, 1, 0, 1)), (0, 1, 0, 1, 2, 1, 0), 3, 3, 1)
 def test_the_switch(subject, corpus, text, n, threshold, bias):
     "A copy only when the longer match reaches the threshold, the corpus less its bias; within its text"
@@ -368,7 +368,7 @@ def test_a_fallback_updates_both():
     assert after.first.rounds == after.second.rounds == ("round", "next") and not either.first.rounds
 
 @proves("prop-either")
-@examples(11, models(), contexts, options(), collections, collections, st.integers(1, 2),
+@examples(20, models(), contexts, options(), collections, collections, st.integers(1, 2),
           st.sampled_from([reject, match]))
 def test_exact(pair, ctx, options, past, corpus, threshold, verify):
     "Each, alone or with a fallback, is exact and has correct edges"

@@ -338,7 +338,7 @@ histories = st.lists(st.tuples(st.booleans(), st.integers(2, 10), nodes_of), min
 @proves("thm-unroll", "prop-refreshed", "prop-own-rows", "thm-chain-rows", "thm-paths", "prop-prefix-rows",
         "thm-anywhere", "thm-in-blocks")
 @cases
-@examples(5, st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
+@examples(8, st.lists(tokens, min_size=14, max_size=14), st.integers(0, 9), tokens, histories)
 def test_rows_are_those_of_a_plain_pass(name, one, place, other, history):
     """Contexts that grow, go back, or follow a text that differs in a token, and trees of any shape: every
     row is that of a plain pass over the whole text, whatever tokens come after it"""

@@ -65,7 +65,7 @@ def shares(seed):
 # Plans
 
 @proves("thm-plan")
-@examples(13, small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
+@examples(25, small, ways, st.integers(1, 2), st.sampled_from([match, reject, transport, importance]))
 def test_any_exact_rule_is_a_plan(pq, how, n, verify):
     "Accepted mass of an exact rule, by set of siblings: a plan whose total is its acceptance probability"
     p, draw = pq[0], WAYS[how](pq[1])
@@ -74,7 +74,7 @@ def test_any_exact_rule_is_a_plan(pq, how, n, verify):
     assert token_law(law) == as_dict(p) and is_plan(f, p, sets) and total(f) == acceptance(law)
 
 @proves("thm-plan")
-@examples(13, small, seeds, counts, st.data())
+@examples(25, small, seeds, counts, st.data())
 def test_any_plan_is_a_rule(pq, seed, n, data):
     "Accept x with probability f(S,x)/Q(S), else draw from the residual: the distribution is p, for any plan"
     p, draw = pq[0], depends(seed, len(pq[0]))
@@ -95,7 +95,7 @@ def test_any_plan_is_a_rule(pq, seed, n, data):
     assert law.of(lambda xk: xk[1]).get(True, 0) == total(f)
 
 @proves("thm-plan", "thm-canonical")
-@examples(11, models(), plans(3), st.integers(1, 2))
+@examples(20, models(), plans(3), st.integers(1, 2))
 def test_importance_on_trees(pair, steps, n):
     "The contract of every verifier; `transport` is listed in test_contracts"
     verifier_contract(pair[0], Plan(pair[1], steps), importance, (0,), n)
@@ -103,7 +103,7 @@ def test_importance_on_trees(pair, steps, n):
 # The optimum
 
 @proves("thm-optimum", "thm-canonical")
-@examples(13, small, seeds, counts)
+@examples(25, small, seeds, counts)
 def test_max_flow_is_min_cut(pq, seed, n):
     "A largest plan has the value of the minimum over all H and of the linear program; so has its choice"
     p = pq[0]
@@ -117,7 +117,7 @@ def test_max_flow_is_min_cut(pq, seed, n):
     assert overlap(p, law_of_choice(p, sets, share)) == best
 
 @proves("thm-optimum")
-@examples(13, small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
+@examples(25, small, ways, st.integers(1, 2), st.sampled_from([match, reject, importance]))
 def test_no_rule_accepts_more(pq, how, n, verify):
     "The acceptance probability of `transport` is the optimum, that of every other rule at most this"
     p, draw = pq[0], WAYS[how](pq[1])
@@ -125,7 +125,7 @@ def test_no_rule_accepts_more(pq, how, n, verify):
     assert acceptance(joint(verify, p, draw, n)) <= best == acceptance(joint(transport, p, draw, n))
 
 @proves("cor-always")
-@examples(13, small, counts)
+@examples(25, small, counts)
 def test_acceptance_one(pq, n):
     "Acceptance 1 if and only if p(H) >= q(H)^n for all H; so it is for siblings drawn from p itself"
     p, q = pq
@@ -134,7 +134,7 @@ def test_acceptance_one(pq, n):
     assert (optimal_acceptance_iid(p, q, n) == 1) == hall and optimal_acceptance_iid(p, p, n) == 1
 
 @proves("prop-more")
-@examples(13, small, ways, counts)
+@examples(25, small, ways, counts)
 def test_more_siblings_are_accepted_at_least_as_often(pq, how, n):
     "One more sibling never lowers the optimum; different siblings are never worse than independent ones"
     p, q = pq
@@ -154,13 +154,13 @@ def q_convex(q, sets):
                for x in support for y in support if len({*H, x, y}) == len(H) + 2)
 
 @proves("lem-clocks")
-@examples(13, st.integers(2, 5).flatmap(laws), counts)
+@examples(25, st.integers(2, 5).flatmap(laws), counts)
 def test_q_convexity(q, n):
     assert q_convex(q, sibling_sets(iid(q), n))
     if n <= np.count_nonzero(q): assert q_convex(q, sibling_sets(without_replacement(q), n))
 
 @proves("thm-prefix")
-@examples(13, pairs(st.integers(2, 5)), counts)
+@examples(25, pairs(st.integers(2, 5)), counts)
 def test_prefixes(pq, n):
     "The scan agrees with the search over all H, also beyond the support, with zeros and ties"
     p, q = pq
@@ -183,7 +183,7 @@ def law_of_choice(p, sets, share):
     return sum((w * one_hot(x, len(p), exact=True) * share[s][x] for s, w in sets.items() for x in s), 0*p)
 
 @proves("thm-canonical")
-@examples(13, small, ways, st.integers(1, 2), seeds)
+@examples(25, small, ways, st.integers(1, 2), seeds)
 def test_any_choice_is_exact(pq, how, n, seed):
     "Arbitrary shares: the token has distribution p, and a sibling is accepted with probability Σ min(p, z)"
     p, draw, choose = pq[0], WAYS[how](pq[1]), shares(seed)
@@ -197,7 +197,7 @@ ratios = st.fractions(1, 4, max_denominator=12)
 def at(rho): return lambda p, tree, rng: kseq(p, tree, rng, rho=lambda *_: rho)
 
 @proves("thm-kseq")
-@examples(13, small, counts, ratios)
+@examples(25, small, counts, ratios)
 def test_kseq_is_exact(pq, k, rho):
     "Every fraction with T(ρ) <= ρ is lossless and accepts with 1 - (1-β)^k; any other is refused"
     p, q = pq
@@ -208,7 +208,7 @@ def test_kseq_is_exact(pq, k, rho):
     assert token_law(law) == as_dict(p) and acceptance(law) == 1 - (1 - β)**k
 
 @proves("thm-kseq")
-@examples(7, small, counts)
+@examples(12, small, counts)
 def test_the_smallest_rho(pq, k):
     "`smallest_rho` is lossless, and nothing smaller by more than the last step of the bisection is"
     p, q = pq
@@ -229,7 +229,7 @@ def trials(p, q, k):
     return T
 
 @proves("thm-between")
-@examples(13, small, counts)
+@examples(25, small, counts)
 def test_the_order_of_the_rules(pq, k):
     "match <= reject = G(T_k) <= K-SEQ = G(ρ*) <= optimum <= G(k), with independent siblings"
     p, q = pq
@@ -241,7 +241,7 @@ def test_the_order_of_the_rules(pq, k):
     assert 1 - (1 - β)**k <= optimal_acceptance_iid(p, q, k) <= G(k)
 
 @proves("thm-kseq-guarantee")
-@examples(13, pairs(st.integers(2, 5)), st.integers(1, 8))
+@examples(25, pairs(st.integers(2, 5)), st.integers(1, 8))
 def test_guarantee(pq, k):
     "K-SEQ accepts at least 1 - (1 - 1/k)^k of the optimum, even with ρ = k"
     p, q = pq
@@ -252,7 +252,7 @@ def test_guarantee(pq, k):
 # Draws
 
 @proves("thm-greedy-draft")
-@examples(13, pairs(st.integers(2, 5)), counts)
+@examples(25, pairs(st.integers(2, 5)), counts)
 def test_greedy_draft(pq, n):
     "p(Top) + Σ min(p, tail) is the optimum, and `reject` accepts exactly that, the sampled token first"
     p, q = pq
@@ -272,13 +272,13 @@ def test_hub_pairs_have_the_greedy_sets(pq):
 
 new_draws = st.sampled_from([greedy_draft(2), greedy_draft(3), hub_pairs])
 
-@examples(7, models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
+@examples(12, models(), st.sampled_from([(1,), (2,), (3,), (2, 2)]), new_draws)
 def test_the_drafter_contract(pair, shape, draw): drafter_contract(Branching(pair[1], shape, draw), (0, 1))
 
 # SpecHub
 
 @proves("thm-spechub")
-@examples(61, pairs(st.integers(2, 5)))
+@examples(120, pairs(st.integers(2, 5)))
 def test_spechub_reaches_the_optimum_of_its_pairs(pq):
     "Exact; accepts p(hub) + Σ min(p, tail), as `reject` on the greedy draft; never less than on the pairs"
     p, q = pq
@@ -296,7 +296,7 @@ def test_spechub_accepts_more_than_reject():
     assert min(gains) >= 0 and sum(gain > 0 for gain in gains) > 100
 
 @proves("thm-spechub")
-@examples(7, models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
+@examples(12, models(), st.booleans(), st.sampled_from([(2, 2), (2, 1)]))
 def test_spechub_in_the_loop(pair, cold, shape):
     "Pairs and single children; in the cold the limit of the pairs, the two likeliest as points, or one"
     (target, draft), draw = pair, likeliest_points if cold else hub_pairs
@@ -317,7 +317,7 @@ def law_by_levels(p, q, levels, z, choose=lambda xs: xs[0]):
 def chosen(q, levels): return q * levels.ratio[levels.bin]
 
 @proves("thm-levels", "thm-clipped")
-@examples(13, small, counts)
+@examples(25, small, counts)
 def test_transport_iid_is_optimal(pq, k):
     "Exact; accepts as often as the closed form and as `transport` with all sets listed"
     (p, q), k = pq, min(k, 6 - len(pq[0]))
@@ -335,7 +335,7 @@ def test_known_values(pq, want):
         assert acceptance(law) == rate and token_law(law) == as_dict(pq[0])
 
 @proves("thm-levels")
-@examples(7, models(), st.sampled_from([(2,), (3,), (2, 1), (1, 2)]), st.sampled_from([1, 2, 9]))
+@examples(12, models(), st.sampled_from([(2,), (3,), (2, 1), (1, 2)]), st.sampled_from([1, 2, 9]))
 def test_levels_in_the_loop(pair, shape, bins):
     "Whole generations, with any number of bins"
     target, draft = pair
@@ -344,7 +344,7 @@ def test_levels_in_the_loop(pair, shape, bins):
     assert law == target_law(target, (0,), 2)
 
 @proves("thm-levels", "thm-clipped")
-@examples(51, pairs(st.integers(2, 30)), st.integers(1, 6), st.sampled_from([1, 2, 5, 99]))
+@examples(100, pairs(st.integers(2, 30)), st.integers(1, 6), st.sampled_from([1, 2, 5, 99]))
 def test_exchanges(pq, k, bins):
     "Probabilities that preserve the levels; z adds up to one; the optimum, or less by at most the bound"
     p, q = pq
@@ -405,7 +405,7 @@ def test_levels_of_a_point_mass():
     assert len(levels.ratio) == 1 and not levels.exchanges and (chosen(q, levels) == q).all()
 
 @proves("prop-pair")
-@examples(51, pairs(st.integers(2, 5)))
+@examples(100, pairs(st.integers(2, 5)))
 def test_pairs_without_replacement(pq):
     "The closed form against the list of sets, also for point masses"
     p, q = pq

@@ -30,14 +30,14 @@ def off(setting, **parts):
 # Blind tables
 
 @proves("prop-blind")
-@examples(11, pairs(st.just(2)), st.integers(1, 2))
+@examples(20, pairs(st.just(2)), st.integers(1, 2))
 def test_two_tokens_hide_a_wrong_residual(pq, gamma):
     "On two tokens the residual is p without the rejected token, for one draft token after another"
     wrong = Rule(after=lambda t: without_token(t.r, t.x))
     assert off(on_chain([constant(*law) for law in pq], gamma), verify=wrong) == 0
 
 @proves("prop-blind")
-@examples(11, laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
+@examples(20, laws(3), laws(3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_tables_without_context_hide_a_wrong_row(p, q, rows):
     "Any row at any node, for p or for the bonus token, is correct; not on a table that depends on the text"
     wrong = Rule(row=lambda p, tree, i: p[rows[i]], bonus=lambda p, tree, i: p[rows[0]])
@@ -51,7 +51,7 @@ def test_short_texts_hide_what_comes_later():
     wrong = Rule(bonus=parent_row)
     assert off(on_chain(KILLER, 1, n=1), verify=wrong) == 0 < off(on_chain(KILLER, 1, n=2), verify=wrong)
 
-@examples(13, laws(4), laws(4))
+@examples(25, laws(4), laws(4))
 def test_two_descriptions_of_one_bug(p, q):
     "xllm#2175: q subtracted at the rejected token alone is p without that token"
     for x in np.flatnonzero(p < q):
@@ -61,7 +61,7 @@ def test_two_descriptions_of_one_bug(p, q):
 # Dropping and withholding a draft token
 
 @proves("thm-dropping")
-@examples(26, pairs(), st.data())
+@examples(50, pairs(), st.data())
 def test_dropping(pq, data):
     "The output distribution when draft tokens in D are dropped, and its distance for a perfect draft"
     (p, q), D = pq, data.draw(st.sets(st.integers(0, len(pq[0]) - 1)))
@@ -85,7 +85,7 @@ def growing(model, gamma, go_on):
     return draft
 
 @proves("thm-silence")
-@examples(13, models(), st.integers(0, 999), st.integers(1, 3))
+@examples(25, models(), st.integers(0, 999), st.integers(1, 3))
 def test_a_decision_by_earlier_tokens_is_lossless(pair, seed, n):
     "(i) Any decision by the tokens before and by independent noise: stated edges, lossless"
     def go_on(seen, noise):
@@ -103,7 +103,7 @@ def cut(chain, K):
     return draft
 
 @proves("thm-silence")
-@examples(13, models(), st.integers(0, 999), st.integers(1, 3))
+@examples(25, models(), st.integers(0, 999), st.integers(1, 3))
 def test_a_deterministic_draft_and_match_allow_any_decision(pair, seed, n):
     "(ii) A draft that is a function of the context, and (iii) `match` with any draft, cut by the whole chain"
     def K(tokens): return int(np.random.default_rng([seed, *tokens]).integers(0, len(tokens) + 1))
@@ -229,7 +229,7 @@ def test_reused_noise_by_another_path():
     m = named("draft and recovered token share a random number")
     assert m.wrong.law() == {(x,): w for x, w in enumerate(law)}
 
-@examples(13, pairs())
+@examples(25, pairs())
 def test_redraws_in_closed_form(pq):
     "Match, then p: pq + (1 - Σpq) p; match, then the residual: pq + (1 - Σpq) r"
     p, q = pq

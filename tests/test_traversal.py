@@ -80,7 +80,7 @@ def one_longer(found, p, n):
     return after
 
 @proves("thm-leaf")
-@examples(13, models(), shapes(4), st.data(), seeds)
+@examples(25, models(), shapes(4), st.data(), seeds)
 def test_one_more_leaf(pair, parents, data, seed):
     "For any tree, leaf distribution and donors: the text's distribution is the same, C β more are accepted"
     p, gives = pair[0], data.draw(st.sampled_from([*DONORS.values(), some(seed)]))
@@ -115,7 +115,7 @@ class Adaptive(Drafter):
         return tree
 
 @proves("cor-leaves")
-@examples(13, models(), seeds, st.data(), st.integers(1, 3))
+@examples(25, models(), seeds, st.data(), st.integers(1, 3))
 def test_a_draft_grown_by_its_own_tokens(pair, seed, data, n):
     "Any tree whose growth depends on earlier tokens, under every rule and with arbitrary donors"
     verify = data.draw(st.sampled_from([*RULES.values(), by_transfer(some(seed))]))
@@ -124,7 +124,7 @@ def test_a_draft_grown_by_its_own_tokens(pair, seed, data, n):
 # Verdicts
 
 @proves("thm-traversal", "prop-alone")
-@examples(13, models(st.integers(2, 4)), shapes(5), seeds)
+@examples(25, models(st.integers(2, 4)), shapes(5), seeds)
 def test_a_verdict_has_the_distribution_of_its_masses(pair, parents, seed):
     "On every tree, by enumeration of its coins: `traversal`, `reject` and the others"
     p = pair[0](tree := any_tree(parents, pair[0].V, seed))
@@ -134,7 +134,7 @@ def test_a_verdict_has_the_distribution_of_its_masses(pair, parents, seed):
         assert law_of(lambda rng: verify(p, tree, rng)) == ends(p, tree, gives)
 
 @proves("thm-traversal")
-@examples(13, models(st.integers(2, 4)), st.integers(0, 4), seeds)
+@examples(25, models(st.integers(2, 4)), st.integers(0, 4), seeds)
 def test_on_chains_and_stars(pair, n, seed):
     "On a chain all but `parent_donates` are block verification; on one layer `traversal` is `reject`"
     V = pair[0].V
@@ -149,7 +149,7 @@ def test_on_chains_and_stars(pair, n, seed):
 # The bound
 
 @proves("thm-bound", "thm-layers")
-@examples(11, models(), st.sampled_from(sorted(SHAPES)), draws)
+@examples(20, models(), st.sampled_from(sorted(SHAPES)), draws)
 def test_no_rule_exceeds_the_bound(pair, shape, how):
     "Every rule of the family is at most the optimum by layers, and that at most the optimum of all rules"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
@@ -159,7 +159,7 @@ def test_no_rule_exceeds_the_bound(pair, shape, how):
     assert max(rates) <= limits[0] + 1e-9 and limits[0] <= limits[1] + 1e-9
 
 @proves("thm-bound")
-@examples(13, models(st.integers(2, 3)), st.integers(1, 3))
+@examples(25, models(st.integers(2, 3)), st.integers(1, 3))
 def test_on_chains_block_attains_the_bound(pair, gamma):
     "Block verification in closed form and by enumeration, and the linear program"
     target, draft = pair
@@ -169,7 +169,7 @@ def test_on_chains_block_attains_the_bound(pair, gamma):
     assert float(mean_accepted(target, drafter, traversal, (0,))) == pytest.approx(want, abs=1e-12)
 
 @proves("thm-bound")
-@examples(11, pairs(st.integers(2, 4)), st.sampled_from([iid, without_replacement]), st.integers(1, 3))
+@examples(20, pairs(st.integers(2, 4)), st.sampled_from([iid, without_replacement]), st.integers(1, 3))
 def test_on_one_layer_the_bound_is_the_optimal_coupling(pq, draw, k):
     "1 + min over sets H of p(H) - P(all children in H) (verification.md §7.1)"
     p, q = pq
@@ -188,7 +188,7 @@ def looked_up(plan):
     return verify
 
 @proves("thm-bound")
-@examples(7, models(), st.sampled_from(["siblings", "asymmetric", "delayed"]), draws)
+@examples(12, models(), st.sampled_from(["siblings", "asymmetric", "delayed"]), draws)
 def test_the_bound_is_attained(pair, shape, how):
     "By a lossless rule, the solution of the linear program"
     target, drafter = pair[0], Grown(pair[1], SHAPES[shape], DRAWS[how])
@@ -249,7 +249,7 @@ class Flow:
                 return Verdict(u, rng.pick(R[u] / R[u].sum()))
 
 @proves("thm-layers")
-@examples(6, models(), st.sampled_from([(-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 1, 1)]), two_draws, seeds)
+@examples(10, models(), st.sampled_from([(-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 1, 1)]), two_draws, seeds)
 def test_any_feasible_weights(pair, shape, draw, seed):
     "The sweep has the target's distribution, and accepts each layer's weights"
     target, drafter = pair[0], Grown(pair[1], shape, draw)
@@ -260,7 +260,7 @@ def test_any_feasible_weights(pair, shape, draw, seed):
     assert mean_accepted(target, drafter, flow, (0,)) == want
 
 @proves("thm-layers")
-@examples(16, models(), st.sampled_from(sorted(SHAPES)), two_draws, donors)
+@examples(30, models(), st.sampled_from(sorted(SHAPES)), two_draws, donors)
 def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
     "Given a layer, the mean mass of texts that continue a node with a token is the node's weight times p"
     target, drafter, gives = pair[0], Grown(pair[1], SHAPES[shape], draw), DONORS[name]
@@ -280,7 +280,7 @@ def test_the_family_is_lossless_given_the_layers(pair, shape, draw, name):
 # No order among the rules
 
 @proves("prop-alike")
-@examples(11, models(), st.sampled_from([(2, 1), (1, 2), (3,), (1, 2, 1), (3, 1)]))
+@examples(20, models(), st.sampled_from([(2, 1), (1, 2), (3,), (1, 2, 1), (3, 1)]))
 def test_siblings_with_equal_subtrees(pair, shape):
     "Independent siblings with equal subtrees: `traversal` accepts at least as many as `reject`"
     trees = law_of(lambda rng: Branching(pair[1], shape, iid)((0,), rng))
@@ -296,7 +296,7 @@ def test_no_rule_is_always_best():
 
 # Floats, size, rows read
 
-@examples(13, models(), plans(3), rules, st.integers(0, 2))
+@examples(25, models(), plans(3), rules, st.integers(0, 2))
 def test_floats(pair, steps, name, ulps):
     "In float64, and with a draft a few ulps from the target, the distribution is exact to twelve digits"
     soft = [TableModel(3, lambda text, m=m: m.law(text).astype(float)) for m in pair]

@@ -20,7 +20,7 @@ def grown(parent, token=lambda i: i, ctx=(0,), probe=()):
         tree.add(u, token(i), None if i in probe else one_hot(token(i), V, exact=True))
     return tree
 
-@examples(16, pairs(), st.data())
+@examples(30, pairs(), st.data())
 def test_without_replacement_is_conditional_on_the_others(pq, data):
     "q without the earlier tokens, renormalized; without support, uniform over the untried; then None"
     q, taken, draw = pq[1], [], without_replacement(pq[1])
@@ -31,7 +31,7 @@ def test_without_replacement_is_conditional_on_the_others(pq, data):
         taken.append(data.draw(st.sampled_from([x for x, w in enumerate(law) if w])))
     assert sorted(taken) == list(range(len(q))) and draw(tuple(taken)) is None
 
-@examples(16, laws(4), st.lists(st.integers(0, 3), max_size=6, unique=True))
+@examples(30, laws(4), st.lists(st.integers(0, 3), max_size=6, unique=True))
 def test_the_other_draws(q, tokens):
     "iid ignores earlier siblings; points gives each token once, in order; in_sequence has a draw for each"
     other, draw = without_replacement(q), points(tokens * 2, 4, exact=True)
@@ -42,7 +42,7 @@ def test_the_other_draws(q, tokens):
     assert [tuple(both(e)) for e in ((), (0,), (0, 2))] == [tuple(q), (0, 0, 1, 0), tuple(other((0, 2)))]
 
 @proves("lem-cold")
-@examples(16, st.lists(st.integers(1, 9), min_size=3, max_size=5, unique=True), st.integers(1, 3),
+@examples(30, st.lists(st.integers(1, 9), min_size=3, max_size=5, unique=True), st.integers(1, 3),
           st.integers(1, 9))
 def test_siblings_at_temperature_zero_are_the_likeliest(weights, k, power):
     "Siblings at T = 1/power, enumerated, against the points; and the bound of the lemma, which tightens"
@@ -71,7 +71,7 @@ def test_draws_of_float_rows_are_floats(how):
     assert draw(()).dtype == draw((0,)).dtype == float and draw((0,)).sum() == 1
 
 @proves("thm-edges")
-@examples(13, models(), plans())
+@examples(25, models(), plans())
 def test_edges_give_the_probability_of_the_tree(pair, steps):
     "A tree's probability is the product of its edges; every edge states its conditional distribution"
     trees = law_of(lambda rng: Plan(pair[1], steps)((0,), rng))
@@ -96,7 +96,7 @@ def test_drafters_with_wrong_edges_are_detected(break_it):
         return tree
     assert any(stated != true for _, stated, true in edge_laws(law_of(draft)))
 
-@examples(16, shapes())
+@examples(30, shapes())
 def test_paths_and_texts(parent):
     "A path follows the parents up to the root; depth is its length; probes are no children"
     tree = grown(parent, ctx=(7, 8), probe={1})
@@ -127,7 +127,7 @@ def test_the_stored_draw_of_a_nodes_children():
     tree.add(a, 1, q)
     assert a not in tree.draw
 
-@examples(16, models(), draws, st.integers(1, 4), st.integers(0, 99))
+@examples(30, models(), draws, st.integers(1, 4), st.integers(0, 99))
 def test_grow_draws_children_in_turn(pair, how, k, seed):
     "Children come from the draw, given their earlier siblings, until it ends"
     q = pair[1].law((0,))
@@ -138,7 +138,7 @@ def test_grow_draws_children_in_turn(pair, how, k, seed):
     assert len(new) == k or draw(tuple(tree.token[1:])) is None
 
 @proves("thm-prefixes")
-@examples(16, shapes(), st.integers(1, 4))
+@examples(30, shapes(), st.integers(1, 4))
 def test_a_tree_is_its_set_of_prefixes(parent, n):
     "Without equal siblings: nodes and paths are one to one, the mask is `is a prefix of`"
     tree, V = grown(parent, ctx=range(n)), len(parent) + 1
@@ -154,7 +154,7 @@ def test_equal_siblings_share_a_path():
     tree = grown([-1, 0, 0], token=lambda i: 1)
     assert tree.path(1) == tree.path(2) and not ancestor_mask(tree)[1, 2] and tree.children(0) == [1, 2]
 
-@examples(16, shapes(12), st.randoms(use_true_random=False))
+@examples(30, shapes(12), st.randoms(use_true_random=False))
 def test_encodings_round_trip(parent, random):
     "Links give each node's children in order; choices name each node once and give the tree in any order"
     child, sibling = to_links(parent)
@@ -173,7 +173,7 @@ def verified(parent):
     def ends(probe): return st.sampled_from([i for i in range(len(parent)) if i not in probe])
     return probes.flatmap(lambda probe: st.tuples(st.just(parent), st.just(probe), ends(probe)))
 
-@examples(16, shapes().flatmap(verified))
+@examples(30, shapes().flatmap(verified))
 def test_status_and_picture(case):
     "Accepted: the path; rejected: earlier siblings of it, and all children of its end. In letters and words"
     parent, probe, end = case

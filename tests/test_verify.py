@@ -404,7 +404,7 @@ def offered(batch, i, visited):
         c = int(batch.sibling[c])
     return found
 
-@examples(13, st.integers(0, 2**32))
+@examples(25, st.integers(0, 2**32))
 @proves("cor-no-pass")
 def test_only_visited_rows_are_read(seed):
     "In full: p at the end and where a sibling follows a rejected draw; of q, rows of visited nodes alone"

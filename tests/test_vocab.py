@@ -60,7 +60,7 @@ def first_words(draft, pair, ctx):
 # Exactness
 
 @proves("thm-string-match", "thm-intersection", "thm-string-law")
-@examples(13, cases(), st.sampled_from([reject, match]), st.integers(1, 2))
+@examples(25, cases(), st.sampled_from([reject, match]), st.integers(1, 2))
 def test_exact(case, verify, gamma):
     "Every rule, with any tokenizers, keeps the distribution of two tokens; sampled rules state their edges"
     pair, target, draft, ctx = case
@@ -71,7 +71,7 @@ def test_exact(case, verify, gamma):
     for drafter in (*chains, *points): assert loop_law(target, drafter, verify, ctx, 2) == truth
     for drafter in (*chains, points[0]): drafter_contract(drafter, ctx)
 
-@examples(13, cases())
+@examples(25, cases())
 def test_views_are_functions_of_the_text(case):
     "The row of a node is that of its text, so that a view drafts in every shape"
     pair, target, draft, ctx = case
@@ -133,7 +133,7 @@ def test_intersection(subject):
 @proves("thm-string-law")
 @faithful("SLRS", plain={"intersection": "TLI", "one tokenisation": instead(one_tokenisation),
                          "exact match": instead(sampled_points)})
-@examples(13, seeds, contexts)
+@examples(25, seeds, contexts)
 @example(0, (0,))
 @example(1, (0, 2))
 def test_string_law(subject, seed, ctx):
@@ -143,7 +143,7 @@ def test_string_law(subject, seed, ctx):
     assert accepted(subject.drafter(draft, gamma=1), target, ctx) == overlap(target.law(ctx), psi)
 
 @proves("thm-string-law")
-@examples(21, cases())
+@examples(40, cases())
 def test_string_law_by_prefixes(case):
     "With any tokenizers: the enumeration, and the formula in the probabilities of prefixes"
     pair, target, draft, ctx = case
@@ -159,7 +159,7 @@ def test_string_law_by_prefixes(case):
     assert sampled <= overlap(target.law(ctx), row)
 
 @proves("thm-string-match")
-@examples(13, laws(3), seeds, contexts)
+@examples(25, laws(3), seeds, contexts)
 def test_acceptance_of_strings(p, seed, ctx):
     "Σ p ψ for a sampled draft, long enough to decide the first token; p of the first token for a greedy one"
     draft = random_table(3, seed)
@@ -230,7 +230,7 @@ def test_a_text_that_both_write(subject):
     rejected = [r.drafted - r.accepted for r in out.ledger.rounds]
     assert max(rejected) <= 2 and out.ledger.mean_acceptance_length > 4.5
 
-@examples(31, texts, texts.filter(bool))
+@examples(60, texts, texts.filter(bool))
 def test_every_proposal_spells_its_draft(before, new):
     "Any bytes: valid tokens that spell the draft's text; every text is its tokens' strings"
     pair = real_pair()
@@ -241,7 +241,7 @@ def test_every_proposal_spells_its_draft(before, new):
 @cache
 def noise(V, seed): return TableModel(V, lambda text: one_hot(hash((seed, text)) % V, V))
 
-@examples(21, texts.filter(bool), seeds)
+@examples(40, texts.filter(bool), seeds)
 @example("\xe9", 0)
 def test_greedy_text_is_the_targets(prompt, seed):
     "Whatever the draft returns after whatever text, ends and half characters included"

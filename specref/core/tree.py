@@ -197,7 +197,7 @@ class Tree:
             up.append(node)
             node = self.parent[node]
         return tuple(reversed(up))
-    def path(self, node: int) -> Tokens: return tuple(map(self.token.__getitem__, self.ancestors(node)))
+    def path(self, node: int) -> Tokens: return tuple(self.token[i] for i in self.ancestors(node))
     def text(self, node: int) -> Tokens: return self.ctx + self.path(node)
 
 # %% ../../nbs/02_tree.ipynb #b41f24c7
