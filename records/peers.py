@@ -24,11 +24,16 @@ from specref.app.benchmarks import CONSTANT, quiet, transformers_generate
 from specref.app.tour import CONTESTANTS, KINDS, decode_cold
 from specref.certify.black_boxes import ask_llama, llama_server
 from specref.core.check import write_record
+from specref.core.loop import autoregressive
+from specref.core.rng import Seeded
+from specref.models.compiled import serve_model
 from specref.models.embedded import DATA, raw_model
+from specref.models.recipe import llama
 from specref.train import checkpoints
-from specref.train.checkpoints import convert
+from specref.train.checkpoints import convert, to_gguf
 
 GAMMA = CONSTANT["num_assistant_tokens"]
+RANDOM = "random tokens"   # of a Llama of 340 million
 NGRAMS = dict(size_n=2, size_m=4)   # shorter ones than usual, for short texts
 TRAINED = dict(eagle3="DRAFT_EAGLE3", dflash="DRAFT_DFLASH", dspark="DRAFT_DSPARK")   # llama.cpp's names
 LLAMA = {   # of llama.cpp: options of its server; all lengths are ours
@@ -122,6 +127,7 @@ def contestants(folder):  # -> {name: contestant}
         **{f"llama.cpp, {name}": partial(llama_cpp, server(**how)) for name, how in LLAMA.items()},
         **{f"specref, {name}": partial(ours, *which) for name, which in OURS.items()}}
 
+BASELINES = "transformers, generate", "llama.cpp, plain", "llama.cpp, plain, float16"
 COLD = "mlx-lm", "onnxruntime-genai", "llama.cpp, n-grams"   # are run at temperature 0 alone
 
 def timed(run, prompt, n, temperature):  # -> tokens or None, seconds
@@ -129,11 +135,23 @@ def timed(run, prompt, n, temperature):  # -> tokens or None, seconds
     found = run(prompt, n, temperature)
     return found if isinstance(found, tuple) else (found, perf_counter() - start)
 
-def measured_cell(runs, kind, temperature, laps, n):  # -> rows
+def random_llama(folder):  # -> {name: contestant}
+    "A Llama of 340 million random weights, as in `make record-passes`, with llama.cpp and by us"
+    torch.manual_seed(0)
+    model = llama(24, 1024, 2816, 32000).eval()
+    to_gguf(model, folder/"random")
+    ours = serve_model(model, 0)
+    def plain(prompt, n, temperature): return [*autoregressive(ours, (*prompt,), n, Seeded(0))]
+    return {"llama.cpp, plain": partial(llama_cpp, llama_server(folder, "random")), "specref, plain": plain}
+
+def random_prompts(count, V=32000, tokens=64):
+    return np.random.default_rng(0).integers(1, V, (count, tokens)).tolist()
+
+def measured_cell(runs, kind, temperature, laps, n, prompts=None):  # -> rows
     "Each prompt in a lap of its own; the first lap warms up"
     runs = {name: run for name, run in runs.items() if not (temperature and name.startswith(COLD))}
     found = {name: [] for name in runs}
-    for lap, prompt in enumerate(KINDS[kind](laps + 1, seed=3)):
+    for lap, prompt in enumerate(prompts or KINDS[kind](laps + 1, seed=3)):
         order = [*runs.items()]
         for name, run in order[::1 - 2*(lap % 2)]:
             if lap: found[name].append(timed(run, prompt, n, temperature))
@@ -143,8 +161,7 @@ def measured_cell(runs, kind, temperature, laps, n):  # -> rows
     for name, texts in found.items():
         known = not temperature and texts[0][0] is not None
         equal = sum(a == b for (a, _), b in zip(texts, plain)) if known else None
-        over = {other: float(np.median(took[other] / took[name]))
-                for other in ("transformers, generate", "llama.cpp, plain", "llama.cpp, plain, float16")}
+        over = {other: float(np.median(took[other] / took[name])) for other in BASELINES if other in took}
         yield dict(kind=kind, temperature=temperature, contestant=name, over=over, equal_texts=equal,
                    tokens_per_s=float(n / np.median(took[name])))
 
@@ -157,7 +174,8 @@ def measure_peers(path, laps=8, n=64, threads=1):
         runs = contestants(Path(folder))
         rows = [row for kind in KINDS for temperature in (0., 1.)
                 for row in measured_cell(runs, kind, temperature, laps, n)]
-    got = dict(threads=threads, prompts=laps, tokens=n, rows=rows)
+        random = [*measured_cell(random_llama(Path(folder)), RANDOM, 0., laps, n, random_prompts(laps + 1))]
+    got = dict(threads=threads, prompts=laps, tokens=n, rows=rows, random=random)
     write_record(path, "make peers", got, "mlx-lm", "onnxruntime-genai", "xllamacpp", "numba")
 
 if __name__ == "__main__": measure_peers(Path(__file__).with_suffix(".json"))

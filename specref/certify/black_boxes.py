@@ -217,15 +217,15 @@ def set_options(part, options):
         if isinstance(value, dict): set_options(getattr(part, name), value)
         else: setattr(part, name, value)
 
-def llama_server(folder, target, drafter="", kind="", slots=1, cache="F32", flash="DISABLED", **options):
+def llama_server(folder, target, drafter="", kind="", slots=1, positions=512, cache="F32", flash="DISABLED",
+                 **options):
     "llama.cpp's server of a file of `specref convert`, and of a drafter, used as `kind` and `options` say"
-    from specref.models.embedded import raw_model
     x, one = import_module("xllamacpp"), dict(n_threads=1)
     full, params = getattr(x.ggml_type, f"GGML_TYPE_{cache}"), x.CommonParams()
     def file(name): return dict(path=str(Path(folder)/name/"model.gguf"))
     near = dict(cache_type_k=full, cache_type_v=full, cpuparams=one, cpuparams_batch=one)
     set_options(params, near | dict(
-        model=file(target), n_ctx=raw_model(target).config.max_position_embeddings*slots, n_parallel=slots,
+        model=file(target), n_ctx=positions*slots, n_parallel=slots,
         warmup=False, fit_params=False, verbosity=1, cache_ram_mib=0,
         flash_attn_type=getattr(x.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{flash}")))
     set_options(params.speculative, dict(draft=near | dict(n_max=4)))
