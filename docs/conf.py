@@ -7,7 +7,8 @@ import pybtex.plugin
 import stage
 import yaml
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import pending_xref, toctree
+from sphinx.highlighting import PygmentsBridge
 from sphinx.search.en import SearchEnglish
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
@@ -34,7 +35,9 @@ html_theme_options = dict(
     footer_content_items=['cite.html'])
 templates_path = ['_templates']
 
-pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)   # else found anew for each citation
+# else found anew for each citation, and a style sheet made for each cell
+pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)
+PygmentsBridge.get_formatter = cache(PygmentsBridge.get_formatter)
 
 
 class Search(SearchEnglish):
@@ -43,7 +46,7 @@ class Search(SearchEnglish):
     def stem(self, word): return super().stem(word)
     def split(self, said): return super().split(said) + [w.replace('-', '') for w in HYPHENED.findall(said)]
 
-HYPHENED = re.compile(r'[^\W\d_]+(?:-[^\W_]+)+')
+HYPHENED = re.compile(r'(?<![^\W\d_])[^\W\d_]+(?:-[^\W_]+)+')   # tried once a word
 
 
 @cache
@@ -143,11 +146,15 @@ def single(app, doctree, docname):
 # from `Args:` to `See also:`, which the page of names shows
 DESCRIBED = re.compile(rf'(?<=\n\n)<span class="sd"> {{4}}(?:{"|".join(stage.DOC_PARTS)}):.*?\n(?=\n)', re.S)
 
+@cache
+def statement_pages(app):
+    "The page of each statement, by its anchor"
+    numbered = app.env.toc_fignumbers.items()
+    return {anchor: doc for doc, kinds in numbered for ids in kinds.values() for anchor in ids}
+
 def docstrings(app, pagename, templatename, context, doctree):
     "Theorems that a docstring cites are linked too; what it says of parameters, result and errors is folded"
-    known = book(app)
-    numbered = app.env.toc_fignumbers.items()
-    where = {anchor: doc for doc, kinds in numbered for ids in kinds.values() for anchor in ids}
+    known, where = book(app), statement_pages(app)
     def link(m):
         out, done = '', 0
         for a, b, anchor in stage.mentions(m[0], known['statements']):
@@ -169,6 +176,19 @@ def cited(app, pagename, templatename, context, doctree):
                     released=cite['date-released'], repository=known['addresses'].get('Repository'))
 
 
+@cache
+def contents(app):  # -> [(part, {page: title})]
+    "What the sidebar of every page lists, gathered once: Sphinx would do it anew for each page"
+    def title(page): return app.builder.render_partial(app.env.titles[page])['title']
+    trees = app.env.master_doctree.findall(toctree)
+    return [(tree.get('caption'), {page: title(page) for _, page in tree['entries']}) for tree in trees]
+
+
+def listed(app, pagename, templatename, context, doctree):
+    "What the template of the sidebar reads"
+    context['contents'] = contents(app)
+
+
 def setup(app):
     app.config.html_baseurl = book(app)['addresses'].get('Documentation', '')
     app.config.mathjax_path = 'mathjax/tex-svg.js'   # drawn glyphs: a page opened from disk may load no fonts
@@ -181,5 +201,6 @@ def setup(app):
     app.connect('doctree-resolved', single)
     app.connect('html-page-context', docstrings)
     app.connect('html-page-context', cited)
+    app.connect('html-page-context', listed)
     app.connect('html-page-context', searched)
     return dict(parallel_read_safe=True, parallel_write_safe=True)

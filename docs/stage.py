@@ -73,10 +73,16 @@ def default(value):
     if not (made := re.fullmatch(r'field\((?:default(_factory)?=([\w.]+))?.*\)', value)): return value
     return (made[2] or '') + '()' * bool(made[1])
 
+@cache
+def parsed(source):
+    "The statements of a cell, read once; magics and shell lines are left out"
+    try: return ast.parse(source).body
+    except SyntaxError: return ast.parse(re.sub(r'^(\s*)[%!].*', r'\1pass', source, flags=re.M)).body
+
 def definitions(cell):
     "Each public name that an exported cell defines: what it is, how it is called, what it does"
     source = DIRECTIVE.sub('', cell['source'])
-    for node in ast.parse(source).body:
+    for node in parsed(source):
         if isinstance(node, ast.Assign):
             found = [n for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
             names = [n.id for n in found if isinstance(n.ctx, ast.Store)]
@@ -91,7 +97,7 @@ def definitions(cell):
 def methods(cell):  # -> {class: texts}
     "The methods and properties that the classes of an exported cell define: how each is called, what it does"
     found = {}
-    for kind in (n for n in ast.parse(DIRECTIVE.sub('', cell['source'])).body if isinstance(n, ast.ClassDef)):
+    for kind in (n for n in parsed(DIRECTIVE.sub('', cell['source'])) if isinstance(n, ast.ClassDef)):
         own = [f for f in kind.body if isinstance(f, ast.FunctionDef) and f.name[0] != '_']
         for f in own:
             plain = any('property' in ast.unparse(d) for d in f.decorator_list)
@@ -119,6 +125,7 @@ def search_words(nb):
     declared = [name for c in nb.exported for _, name in DECLARED.findall(c['source'])]
     return [*(typed[1].split(', ') if typed else ()), *declared]
 
+@cache
 def stand_ins():
     "A table of the simpler versions for which the tests of each system must fail"
     rows = json.loads((DOCS/'stand_ins.json').read_text(encoding='utf-8')).items()
@@ -212,7 +219,7 @@ def first_uses(cells, words):
             yield cell
             continue
         md = cell['source']
-        for word, phrases in [*left.items()]:
+        for word, phrases in [x for x in left.items() if x[0] in md]:
             safe = [m.span() for m in PROTECTED.finditer(md)]
             uses = in_sense(md, word, *phrases)
             use = next((m for m in uses if not any(a <= m.start() < b for a, b in safe)), None)
@@ -234,13 +241,11 @@ def linked(output):
 def folded(cell):
     "The words on the fold of a cell that a reader may open, and the tag that folds it; None for an open one"
     dirs = directives(cell['source'])
-    nodes = ast.parse(without_magics(cell['source'])).body
+    nodes = parsed(DIRECTIVE.sub('', cell['source']))
     imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
     if 'solution' in dirs: return 'Solution', 'hide-cell'
     if 'hide' in dirs and nodes: return 'Imports' if imports else 'Set-up', 'hide-cell'
     return ('Library code', 'hide-input') if 'fold' in dirs else None
-
-def without_magics(source): return re.sub(r'^(\s*)[%!].*', r'\1pass', source, flags=re.M)
 
 def metadata(cell, nb):
     "The metadata that myst-nb reads: tags, the words for pictures and for a fold, the names it defines"
@@ -275,7 +280,7 @@ def shown(cell): return cell['cell_type'] == 'code' and 'remove-input' not in ce
 def scopes(source):  # -> bound, read, called
     "The global names that a cell binds, those it reads from earlier cells, and those its functions read"
     bound, read, called = set(), set(), set()
-    for node in ast.parse(without_magics(source)).body:
+    for node in parsed(source):
         names, now, later = globals_of(ast.unparse(node))
         read |= now - bound - (set() if isinstance(node, (ast.Assign, ast.AugAssign)) else names)
         bound |= names
@@ -402,8 +407,8 @@ def api(nbs, names):
     keys = references(ROOT)
     for nb in nbs:
         module = f'specref.{nb.module}'
-        defined = ((d, methods(c)) for c in nb.exported if nb.module for d in definitions(c))
-        here = [(*d, own.get(d[0], [])) for d, own in defined if names.get(d[0]) == nb.module]
+        found = ((d, c) for c in nb.exported if nb.module for d in definitions(c))
+        here = [(*d, methods(c).get(d[0], [])) for d, c in found if names.get(d[0]) == nb.module]
         if here: yield f'\n## {module}'
         for name, _, *said in here: yield from described(name, f'{module}.{name}', *said, keys)
 
