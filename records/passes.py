@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch._inductor.utils import fresh_cache
 
 from specref.core.check import provenance_of_run, write_record
 from specref.models import llama as module
@@ -81,7 +82,7 @@ class FixedPass(torch.nn.Module):
 def inductor_pass(model, m):
     "The same pass by AOTInductor, its weights as constants of the compiled program"
     net, ids = FixedPass(model, m).eval(), torch.arange(CONTEXT, CONTEXT + m) % model.config.vocab_size
-    with TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
+    with TemporaryDirectory() as folder, fresh_cache(), torch.inference_mode(False), torch.no_grad():
         exported = torch.export.export(deepcopy(net), (ids,))
         file = torch._inductor.aoti_compile_and_package(
             exported, package_path=f"{folder}/pass.pt2", inductor_configs=dict(freezing=True))
@@ -146,13 +147,15 @@ def measured_shape(name, shape, laps):  # -> rows
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     for m in ROWS:
         calls = dict(transformers=module_pass(model, m)) | {k: joined_pass(x, m) for k, x in nets.items()}
+        start = perf_counter()
         if which("g++"): calls["AOTInductor"] = inductor_pass(model, m)
+        built = perf_counter() - start
         runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
         alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
         layer = {part: ms / (len(net.layers) if part == "products" else 50)
                  for part, ms in medians(alone, laps).items()}
         yield dict(model=name, rows=m, **medians(calls, laps), layer=layer, layers=len(net.layers),
-                   weight_bytes=4*size)
+                   weight_bytes=4*size, seconds_of_inductor=built)
 
 def measure_passes(path, laps=40, threads=1):
     "Medians over paired laps, written to `path` beside the runs on processors of other kinds"

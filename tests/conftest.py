@@ -52,9 +52,10 @@ def small_layer():
 
 
 def yardstick():
-    """CPU seconds of a fixed piece of what the suite does: passes of a small layer, and a law in fractions. Where
-    neighbours share the cores, small operations of torch take up to 1.9 times as long, fractions 1.15 times, the
-    suite 1.4 times; large products of matrices and short loops, which stay in their caches, only 1.1 times"""
+    """CPU seconds of a fixed piece of what the suite does: passes of a small layer, a law in fractions
+
+    Where neighbours share the cores, small operations of torch take up to 1.9 times as long, fractions 1.15
+    times, the suite 1.4 times; large products of matrices and short loops, which caches hold, 1.1 times"""
     (layer, x), start = small_layer(), process_time()
     for _ in range(500): layer(x)
     for _ in range(160):

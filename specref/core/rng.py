@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import cache, cached_property, partial
+from itertools import groupby
 from time import perf_counter
 from types import FunctionType
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -83,7 +84,11 @@ class Enumerator:
     def at(self, i: int) -> Streams: return Streams(self, self)
 
     def choose(self, weights: Sequence[Number] | Law) -> int:  # (k,)
-        i, possible = len(self.taken), [k for k, w in enumerate(weights) if w > 0]
+        return self.take([k for k, w in enumerate(weights) if w > 0], weights)
+
+    def take(self, possible: Sequence[int], weights: Sequence[Number] | Law) -> int:
+        "One of the `possible` outcomes, and its mass"
+        i = len(self.taken)
         if i > self.limit:
             raise ValueError(f"limit: walked more than {self.limit:,} forks along one path; "
                              "wanted a program that ends")
@@ -94,7 +99,7 @@ class Enumerator:
         self.mass *= weights[answer]
         return answer
 
-    def branch(self, i: int, possible: list[int]) -> int:
+    def branch(self, i: int, possible: Sequence[int]) -> int:
         "The outcome of the fork number `i`"
         if i >= len(self.prefix):
             self.others += [(i, k) for k in possible[1:]]
@@ -129,7 +134,7 @@ class Enumerator:
         "True with probability min(1, a/of)"
         if a >= of or a <= 0: return bool(a > 0)
         yes = Fraction(a) / of if isinstance(a, int) else a / of
-        return self.choose((1 - yes, yes)) == 1
+        return self.take((0, 1), (1 - yes, yes)) == 1
 
 # %% ../../nbs/01_chance.ipynb #385cf0db
 MAX_PATHS = 200_000  # paths that law_of enumerates before it stops with an error
@@ -413,17 +418,20 @@ class Replay:
     "Replays about `most` paths of a step, or all if it has fewer"
     most = 1
     def __init__(self): self.paths = []
-    def note(self, out, rng): self.paths.append((rng.path, rng.mass, out))
+    def note(self, out, rng): self.paths.append((out, rng))
     def compare(self, a, b): pass
-    def replay(self, f):
-        "Run paths of `f` again, in reverse order, evenly spaced"
+    def replay(self, first, then):
+        "Run paths again, in reverse order, evenly spaced; `first` once for the paths that share its draws"
         paths, self.paths = self.paths[::-1], []
-        for path, mass, out in paths[::max(1, len(paths) // self.most)]:
-            rng = Enumerator(path)
-            again = f(rng)
-            if rng.path != path or rng.mass != mass: raise Irreproducible(OUTSIDE.format("other draws"))
-            if again == out: self.compare(out, again)
-            elif difference(out, again): raise Irreproducible(OUTSIDE.format("another outcome"))
+        some = paths[::max(1, len(paths) // self.most)]
+        for before, sharing in groupby(some, lambda path: path[1].before):
+            x = first(begun := Enumerator(before.path))
+            for out, rng in sharing:
+                again = then(x, ended := Enumerator(rng.taken, before=begun))
+                if (ended.path, ended.mass) != (rng.path, rng.mass):
+                    raise Irreproducible(OUTSIDE.format("other draws"))
+                if again == out: self.compare(out, again)
+                elif difference(out, again): raise Irreproducible(OUTSIDE.format("another outcome"))
 
 class Careful(Replay):
     "More replays, and merged states are compared in all their attributes"
@@ -472,5 +480,5 @@ def step_law(first, then, limit, check=None):  # -> Outcomes
     "Distribution of `then(first(rng), rng)`; `check` replays its paths"
     def whole(rng): return then(first(rng), rng)
     law = law_of_paths(paths_in_stages(first, then, limit), limit, whole, check and check.note)
-    if check: check.replay(whole)
+    if check: check.replay(first, then)
     return law

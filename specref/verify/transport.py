@@ -261,8 +261,9 @@ def best_chosen_law(p, q, k):  # (n,), (n,) by p/q -> (n,)
 
 def highest_level(m, k):  # (B,) -> (B,)
     "r: the probability that a level is the highest of `k`, divided by its mass"
-    v = m.cumsum()
-    return sum((v - m)**s * v**(k - 1 - s) for s in range(k))
+    v, r = m.cumsum(), 1 + 0*m
+    for s in range(1, k): r = r * v + (v - m)**s
+    return r
 
 def exchanges(m, r, wanted):  # -> [(i, j, a, b)], z/q of each bin
     "The exchanges that lead from the ratios `r` of the highest level to those `wanted`"
@@ -437,7 +438,7 @@ def hub_and_tail(tree, i):  # -> (V,), token, (V,) or None
     hub, pairs, tail = int(np.argmax(q)), hub_pairs(q), draw((int(np.argmax(q)),))
     cold = q[hub] == 1 and (tail is None or tail[hub] == 0)   # then any tail, the limit of warmer ones
     def second(x): return (tail if cold else pairs((hub,))) if x == hub else pairs((x,))
-    probes = [first, hub, *np.flatnonzero(q)[:2].tolist()]   # one of them is not the hub
+    probes = {first, hub, *np.flatnonzero(q)[:2].tolist()}   # one of them is not the hub
     drawn = [tree.law[c] for c in kids] + [draw(()), *(draw((x,)) for x in probes)]
     wanted = [q, second(first)][:len(kids)] + [q, *map(second, probes)]
     if len(kids) > 2 or not all(map(same_law, drawn, wanted)):
