@@ -227,3 +227,5 @@ def test_plain_decoding_is_ahead_of_llama_cpp_and_of_generate():
         if row["contestant"] != "specref, plain": continue
         assert row["over"]["llama.cpp, plain"] > 1.3 and row["over"]["llama.cpp, plain, float16"] > 1.2
         assert row["over"]["transformers, generate"] > 4
+    theirs, ours = read_record("peers")["random"]
+    assert ours["over"][theirs["contestant"]] > 1 and ours["equal_texts"] == read_record("peers")["prompts"]

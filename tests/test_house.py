@@ -245,7 +245,7 @@ def test_a_faithful_system_violates_nothing(small):
     none(house.unfaithful(small))
 
 def test_numbers_of_others_and_of_formulas_may_be_typed(small):
-    read(prose('The paper reports 1.25 tokens. Let $x=1.25$.'))(small)
+    read(prose('The paper reports 1.25 tokens. Python 1.25 suffices. Let $x=1.25$.'))(small)
     none((*house.typed(small), *house.unrecorded(small)))
 
 @pytest.mark.parametrize('what', PLANTS)
