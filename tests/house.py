@@ -508,7 +508,7 @@ def numbers_in(x):
         yield from numbers_in(y)
 
 DECIMALS = re.compile(r'(?<![\w.,-])-?(\d*\.(\d\d+))(?!\w|\.\d)')
-OTHERS = re.compile(r'paper|report|authors|model card|version|since|Python \d')   # sentences on others' numbers
+OTHERS = re.compile(r'paper|report|authors|model card|version|since|Python \d')   # in sentences on others
 TYPED = {'.999': 'the power of the tests', 'questions': 'its cells assert the numbers of its answers'}
 
 def decimals(source):
