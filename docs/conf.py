@@ -8,7 +8,6 @@ import stage
 import yaml
 from docutils import nodes
 from sphinx.addnodes import pending_xref, toctree
-from sphinx.highlighting import PygmentsBridge
 from sphinx.search.en import SearchEnglish
 
 cite = yaml.safe_load((stage.ROOT/'CITATION.cff').read_text(encoding='utf-8'))
@@ -35,9 +34,7 @@ html_theme_options = dict(
     footer_content_items=['cite.html'])
 templates_path = ['_templates']
 
-# else found anew for each citation, and a style sheet made for each cell
-pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)
-PygmentsBridge.get_formatter = cache(PygmentsBridge.get_formatter)
+pybtex.plugin.find_plugin = cache(pybtex.plugin.find_plugin)   # else found anew for each citation
 
 
 class Search(SearchEnglish):

@@ -1,13 +1,12 @@
 """Milliseconds of a forward pass (`make record-passes`): transformers, `LlamaPass` and its parts, with all
 weights transposed, with all packed, and in bfloat16 where the processor has it; `CompiledPass`, also with
-weights rounded to float16; and where there is a C++ compiler the pass as torch's AOTInductor compiles it.
-A record has one run for each kind of vectors that torch finds, which decide how the weights are stored"""
+weights rounded to float16; and the pass as torch's AOTInductor compiles it, with a C++ compiler. A record has
+one run for each kind of vectors that torch finds, which decide how the weights are stored"""
 import json
 from copy import deepcopy
 from functools import partial
 from math import prod
 from pathlib import Path
-from shutil import which
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from unittest.mock import patch
@@ -79,16 +78,18 @@ class FixedPass(torch.nn.Module):
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.head(self.inner.norm(x))
 
-def inductor_pass(model, m):
+def inductor_pass(model, m):  # -> the pass, seconds until it was compiled
     "The same pass by AOTInductor, its weights as constants of the compiled program"
-    net, ids = FixedPass(model, m).eval(), torch.arange(CONTEXT, CONTEXT + m) % model.config.vocab_size
+    start, net = perf_counter(), FixedPass(model, m).eval()
+    ids = torch.arange(CONTEXT, CONTEXT + m) % model.config.vocab_size
     with TemporaryDirectory() as folder, fresh_cache(), torch.inference_mode(False), torch.no_grad():
         exported = torch.export.export(deepcopy(net), (ids,))
         file = torch._inductor.aoti_compile_and_package(
             exported, package_path=f"{folder}/pass.pt2", inductor_configs=dict(freezing=True))
         made = torch._inductor.aoti_load_package(file)
+    took = perf_counter() - start
     torch.testing.assert_close(made(ids), net(ids), rtol=1e-3, atol=1e-3)
-    return lambda: made(ids)
+    return partial(made, ids), took
 
 def parts(net, m):  # -> {part: function}: what one layer does
     "The operations of one layer for m rows, timed alone; `products` read the weights of all layers in turn"
@@ -147,9 +148,7 @@ def measured_shape(name, shape, laps):  # -> rows
         prod(w.shape) for x in net.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     for m in ROWS:
         calls = dict(transformers=module_pass(model, m)) | {k: joined_pass(x, m) for k, x in nets.items()}
-        start = perf_counter()
-        if which("g++"): calls["AOTInductor"] = inductor_pass(model, m)
-        built = perf_counter() - start
+        calls["AOTInductor"], built = inductor_pass(model, m)
         runs = {part: 1 if part == "products" else 50 for part in parts(net, m)}
         alone = {part: partial(many, call, runs[part]) for part, call in parts(net, m).items()}
         layer = {part: ms / (len(net.layers) if part == "products" else 50)

@@ -32,8 +32,9 @@ from specref.models.recipe import llama
 from specref.train import checkpoints
 from specref.train.checkpoints import convert, to_gguf
 
+from passes import SHAPES
+
 GAMMA = CONSTANT["num_assistant_tokens"]
-RANDOM = "random tokens"   # of a Llama of 340 million
 NGRAMS = dict(size_n=2, size_m=4)   # shorter ones than usual, for short texts
 TRAINED = dict(eagle3="DRAFT_EAGLE3", dflash="DRAFT_DFLASH", dspark="DRAFT_DSPARK")   # llama.cpp's names
 LLAMA = {   # of llama.cpp: options of its server; all lengths are ours
@@ -138,20 +139,21 @@ def timed(run, prompt, n, temperature):  # -> tokens or None, seconds
 def random_llama(folder):  # -> {name: contestant}
     "A Llama of 340 million random weights, as in `make record-passes`, with llama.cpp and by us"
     torch.manual_seed(0)
-    model = llama(24, 1024, 2816, 32000).eval()
+    model = llama(*SHAPES["Llama of 340 million"]).eval()
     to_gguf(model, folder/"random")
     ours = serve_model(model, 0)
     def plain(prompt, n, temperature): return [*autoregressive(ours, (*prompt,), n, Seeded(0))]
     return {"llama.cpp, plain": partial(llama_cpp, llama_server(folder, "random")), "specref, plain": plain}
 
-def random_prompts(count, V=32000, tokens=64):
+def random_prompts(count, tokens=64):
+    *_, V = SHAPES["Llama of 340 million"]
     return np.random.default_rng(0).integers(1, V, (count, tokens)).tolist()
 
-def measured_cell(runs, kind, temperature, laps, n, prompts=None):  # -> rows
+def measured_cell(runs, kind, temperature, prompts, n):  # -> rows
     "Each prompt in a lap of its own; the first lap warms up"
     runs = {name: run for name, run in runs.items() if not (temperature and name.startswith(COLD))}
     found = {name: [] for name in runs}
-    for lap, prompt in enumerate(prompts or KINDS[kind](laps + 1, seed=3)):
+    for lap, prompt in enumerate(prompts):
         order = [*runs.items()]
         for name, run in order[::1 - 2*(lap % 2)]:
             if lap: found[name].append(timed(run, prompt, n, temperature))
@@ -173,9 +175,10 @@ def measure_peers(path, laps=8, n=64, threads=1):
         exported(Path(folder))
         runs = contestants(Path(folder))
         rows = [row for kind in KINDS for temperature in (0., 1.)
-                for row in measured_cell(runs, kind, temperature, laps, n)]
-        random = [*measured_cell(random_llama(Path(folder)), RANDOM, 0., laps, n, random_prompts(laps + 1))]
-    got = dict(threads=threads, prompts=laps, tokens=n, rows=rows, random=random)
+                for row in measured_cell(runs, kind, temperature, KINDS[kind](laps + 1, seed=3), n)]
+        random = random_llama(Path(folder))
+        alone = [*measured_cell(random, "random tokens", 0., random_prompts(laps + 1), n)]
+    got = dict(threads=threads, prompts=laps, tokens=n, rows=rows, random=alone)
     write_record(path, "make peers", got, "mlx-lm", "onnxruntime-genai", "xllamacpp", "numba")
 
 if __name__ == "__main__": measure_peers(Path(__file__).with_suffix(".json"))
